@@ -1,0 +1,77 @@
+# All set-up is done by the targets that need it: `make demo` and `make test`
+# work in a fresh clone. The work itself is in scripts/setup.py.
+
+# auto looks at the machine; a login node names what its compute nodes have.
+ACCELERATOR ?= auto
+# PYTHON=... overrides the search for one that will do.
+PYTHON ?=
+# For example PYTEST_ARGS='-n 2' or PYTEST_ARGS='-k order'.
+PYTEST_ARGS ?=
+
+MARKED := multiprocess or slurm or slow
+VENV_PYTHON := .venv/bin/python
+STAMP := .venv/anp_jax-setup.json
+# A named accelerator or Python has to be compared with what .venv has; without
+# one the stamp's age says enough.
+ifeq ($(ACCELERATOR)$(PYTHON),auto)
+  READY := $(STAMP)
+else
+  READY := setup
+endif
+
+# A cluster's modules put their own packages on this path, before .venv's.
+unexport PYTHONPATH
+
+define run_setup
+@for python in \
+    $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11); do \
+  if "$$python" scripts/setup.py --check-python >/dev/null 2>&1; then \
+    exec "$$python" scripts/setup.py --accelerator=$(ACCELERATOR) \
+      $(if $(PYTHON),--pin-python) $(1); \
+  fi; \
+done; \
+echo "No Python 3.11, 3.12 or 3.13 with venv found$(if $(PYTHON), at\
+ $(PYTHON)): install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint bench wheelhouse clean
+
+help:  ## Show this.
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(firstword $(MAKEFILE_LIST)) | \
+	  while IFS='	' read -r name text; do \
+	    printf '  make %-11s %s\n' "$$name" "$$text"; done
+	@echo '  with ACCELERATOR=auto|cpu|cuda12|cuda13|tpu PYTHON=... PYTEST_ARGS=...'
+
+setup:  ## Make .venv for this machine's accelerator (done once).
+	$(call run_setup)
+
+$(STAMP): requirements.txt pyproject.toml scripts/setup.py
+	$(call run_setup)
+
+demo: $(READY)  ## Train a small model on made-up data, on any machine.
+	$(VENV_PYTHON) main.py --config=configs/resnet_anp.py:demo \
+	  --workdir=runs/demo
+
+test: $(READY)  ## Run the quick tests.
+	$(VENV_PYTHON) -m pytest -q -m "not ($(MARKED))" $(PYTEST_ARGS)
+
+# Not the quick ones again: `make test test-all` runs every test once. That no
+# test carries a mark (pytest's status 5) is no failure.
+test-all: $(READY)  ## Run the other tests: several processes, Slurm, slow.
+	$(VENV_PYTHON) -m pytest -q -m "$(MARKED)" $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+lint: $(READY)  ## Check style and format.
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+
+bench: $(READY)  ## Run every benchmark in scripts/bench, one after another.
+	@set -e; for script in scripts/bench/[!_]*.py; do \
+	  echo "== $$script"; $(VENV_PYTHON) "$$script"; done
+
+wheelhouse:  ## Pack all wheels into ./wheelhouse, for machines off the network.
+	$(call run_setup,--wheelhouse)
+
+clean:  ## Remove .venv and caches; runs and ./wheelhouse stay.
+	rm -rf .venv .venv.lock .pytest_cache .ruff_cache build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
