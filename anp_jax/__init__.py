@@ -1,0 +1,1 @@
+"""anp_jax: image classifiers trained on clusters with JAX."""

@@ -1,0 +1,153 @@
+"""From what a person types to a config that is valid."""
+
+import ast
+import importlib.util
+import os
+import re
+import time
+
+import ml_collections
+
+from anp_jax import config as config_lib
+from anp_jax import validation
+
+
+def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+  """Takes `--config.KEY=VALUE` and `--config.KEY VALUE` out of a command line.
+
+  Returns:
+    Overrides by dotted key, and the arguments that are left.
+
+  Raises:
+    ConfigError: for a key without a value.
+  """
+  overrides, rest = {}, []
+  arguments = iter(argv)
+  for argument in arguments:
+    match = re.fullmatch(r'--?config\.([^=]+)(?:=(.*))?', argument, re.DOTALL)
+    if not match:
+      rest.append(argument)
+      continue
+    value = match[2] if match[2] is not None else next(arguments, None)
+    if value is None:
+      raise config_lib.ConfigError(f'{argument}: expected a value')
+    overrides[match[1]] = value
+  return overrides, rest
+
+
+def from_flags(flags, overrides: dict[str, str]):
+  """The config and the workdir that a command line asks for.
+
+  Args:
+    flags: with config, workdir, mode and checkpoint.
+    overrides: from `split_overrides`.
+
+  Returns:
+    A resolved config, and the workdir's path.
+
+  Raises:
+    ConfigError: for a missing flag, or whatever is wrong with the config.
+  """
+  if not flags.config:
+    raise config_lib.ConfigError(
+      '--config=FILE[:VARIANT] is missing; see configs/'
+    )
+  config = load(flags.config, overrides)
+  chosen = flags.checkpoint
+  if chosen not in ('newest', 'best') and not chosen.isdigit():
+    raise config_lib.ConfigError(
+      f'--checkpoint={chosen!r}: expected newest, best or a step'
+      f'{config_lib.nearest(chosen, ("newest", "best"))}'
+    )
+  workdir = flags.workdir
+  if flags.mode == 'evaluate' and not os.path.isdir(workdir or ''):
+    raise config_lib.ConfigError(
+      f'--mode=evaluate needs the --workdir of a run, not {workdir!r}'
+    )
+  if not workdir:
+    name = os.path.basename(flags.config).replace('.py', '').replace(':', '-')
+    workdir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
+  if os.path.exists(workdir) and not os.path.isdir(workdir):
+    raise config_lib.ConfigError(
+      f'--workdir={workdir!r} is a file, expected a folder'
+    )
+  return config, os.path.normpath(workdir)
+
+
+def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:
+  """Reads `FILE[:VARIANT]`, applies overrides, checks every key and value.
+
+  Args:
+    spec: path of a config file, optionally with a variant after a colon.
+    overrides: dotted key to text, as typed after --config.
+
+  Returns:
+    The resolved config; every key of `base()`, and no other.
+
+  Raises:
+    ConfigError: in one line that names the file or key at fault.
+  """
+  path, _, variant = spec.partition(':')
+  if not os.path.isfile(path):
+    folder = os.path.dirname(path) or '.'
+    others = []
+    if os.path.isdir(folder):
+      others = [
+        os.path.join(os.path.dirname(path), f)
+        for f in sorted(os.listdir(folder))
+        if f.endswith('.py')
+      ]
+    raise config_lib.ConfigError(
+      f'--config: no file {path!r}{config_lib.nearest(path, others)}'
+    )
+  module_spec = importlib.util.spec_from_file_location('anp_config', path)
+  module = importlib.util.module_from_spec(module_spec)
+  try:
+    module_spec.loader.exec_module(module)
+    config = module.get_config(variant)
+  except config_lib.ConfigError:
+    raise
+  except Exception as e:  # whatever the user's file raises
+    text = str(e).splitlines()[0] if str(e) else ''
+    raise config_lib.ConfigError(f'{path}: {type(e).__name__}: {text}') from e
+  if not isinstance(config, ml_collections.ConfigDict):
+    raise config_lib.ConfigError(f'{path}: get_config must return a ConfigDict')
+  for key, text in overrides.items():
+    _override(config, key, text)
+  validation.validate(config)
+  return config
+
+
+def _override(config, key: str, text: str) -> None:
+  """Sets one dotted key from the text typed for it."""
+  known = config_lib.flat(config)
+  if key not in known:
+    groups = sorted({k.rpartition('.')[0] for k in known} - {''})
+    if key in groups:
+      raise config_lib.ConfigError(
+        f'config.{key} is a group; its keys are '
+        + ', '.join(k for k in known if k.startswith(key + '.'))
+      )
+    raise config_lib.ConfigError(
+      f'unknown key config.{key}{config_lib.nearest(key, known)}'
+    )
+  default = known[key]
+  value = text
+  if not isinstance(default, str):
+    try:
+      value = ast.literal_eval(text.strip().capitalize() if isinstance(
+        default, bool) else text)  # fmt: skip
+    except (ValueError, SyntaxError):
+      raise config_lib.ConfigError(
+        validation.expected(key, text, default)
+      ) from None
+    if isinstance(default, tuple) and isinstance(value, list):
+      value = tuple(value)
+  if type(default) is float and type(value) is int:
+    value = float(value)
+  validation.check_type(key, value, default)
+  group, _, leaf = key.rpartition('.')
+  target = config
+  for part in group.split('.') if group else ():
+    target = target[part]
+  target[leaf] = value

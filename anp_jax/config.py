@@ -1,0 +1,243 @@
+"""Configs: the base with every key, durations, golden text.
+
+Nothing heavy is imported here: a typing mistake is answered in well under a
+second. A config file is Python with `get_config(variant='') -> ConfigDict`; it
+starts from `base()` and says only what differs.
+"""
+
+import difflib
+import json
+import math
+import os
+import re
+
+import ml_collections
+
+
+class ConfigError(ValueError):
+  """A config, flag or workdir the run cannot start with; one clear line."""
+
+
+# The keys that may differ when a run is resumed: where, how long, how often.
+# Everything else must equal what the checkpoint was made with. A new duration
+# also moves a schedule that ends with the run (cosine, polynomial).
+RESUMABLE = (
+  'duration',
+  'checkpoint',
+  'eval',
+  'log',
+  'mesh',
+  'sharding',
+  'data.dir',
+  'data.path',
+  'data.prefetch',
+  'data.threads',
+  'compile_cache',
+)
+
+_UNITS = ('steps', 'epochs', 'examples')
+_DURATION = re.compile(r'\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z]+)\s*')
+
+
+def base() -> ml_collections.ConfigDict:
+  """Every key with its default; a recipe overrides what differs.
+
+  Durations are texts with a unit: '90 epochs', '1000 steps', '2e6 examples'.
+  """
+  c = ml_collections.ConfigDict()
+  c.seed = 0  # of the weights, the order of the data and all augmentation
+  c.duration = '10 epochs'  # of the whole run
+  c.batch_size = 64  # images a step over all devices; 0: per device x devices
+  c.batch_size_per_device = 32  # images; used when batch_size is 0
+  c.accumulate = 1  # micro-batches a device computes one after another
+  c.label_smoothing = 0.0  # share of the target spread over all classes
+  c.ema = 0.0  # decay of the averaged weights and statistics; 0: none
+
+  c.data = d = ml_collections.ConfigDict()
+  d.source = 'anp_shapes'  # or folder, tfds:NAME, arrays, synthetic
+  d.dir = ''  # where sets are built; '': $ANP_DATA, else a cache folder
+  d.path = ''  # of the source folder (a tree) or arrays (.npz or folder)
+  d.train_split = 'train'
+  d.eval_split = 'validation'
+  d.image_size = 64  # pixels a side that the network sees
+  d.resize = 72  # pixels of the shorter side before the crop in evaluation
+  d.augment = 'crop'  # crop: area and aspect; scale: shorter side; none
+  d.crop_area = (0.35, 1.0)  # of the image, for augment=crop
+  d.crop_ratio = (0.75, 4 / 3)  # width over height, for augment=crop
+  d.scale_range = (256, 512)  # pixels of the shorter side, for augment=scale
+  d.flip = 0.5  # probability of a horizontal flip
+  d.mixup = 0.0  # alpha of the Beta distribution; 0: none
+  d.cutmix = 0.0  # alpha; with both, each group of images takes one of them
+  d.mean = (123.68, 116.78, 103.94)  # RGB, 0..255, subtracted on the device
+  d.std = (58.4, 57.1, 57.4)  # RGB, 0..255, divided by on the device
+  d.prefetch = 2  # batches that wait on the device
+  d.threads = 0  # decoding threads; 0: as many as cores
+  d.synthetic_examples = 1280  # a split, for source=synthetic
+  d.synthetic_classes = 1000
+
+  c.model = m = ml_collections.ConfigDict()
+  m.name = 'resnet50'  # or package.module:Class, called (images, train)
+  m.version = 'v1.5'  # where a bottleneck strides: v1.5 3x3, v1 first 1x1
+  m.width = 64  # channels of the first stage
+  m.dtype = 'float32'  # of the computation; bfloat16 on accelerators
+  m.param_dtype = 'float32'  # of parameters and statistics
+  m.norm_group = 32  # images that share batch statistics; 0: whole batch
+  m.norm_momentum = 0.9  # of the running statistics
+  m.zero_init = True  # last scale of each block starts at zero
+
+  c.optimizer = o = ml_collections.ConfigDict()
+  o.name = 'nesterov'
+  o.learning_rate = 0.05  # at the peak of the schedule
+  o.momentum = 0.9
+  o.decay = 0.9  # of the squared gradient, for rmsprop
+  o.beta1 = 0.9  # for adam, adamw, lamb
+  o.beta2 = 0.999
+  o.epsilon = 1e-8
+  o.weight_decay = 5e-4  # of kernels only; in the gradient, or decoupled
+  o.clip_norm = 0.0  # largest global norm of the gradient; 0: no limit
+  o.clip_value = 0.0  # largest element of the gradient; 0: no limit
+
+  c.schedule = s = ml_collections.ConfigDict()
+  s.name = 'cosine'
+  s.warmup = '0 steps'  # linear, from 0
+  s.every = '30 epochs'  # between decays, for step and exponential
+  s.factor = 0.1  # of each decay
+  s.power = 1.0  # for polynomial
+  s.end = 0.0  # last learning rate over the peak, for cosine and polynomial
+
+  c.strategy = t = ml_collections.ConfigDict()
+  t.name = 'sync'  # how gradients travel
+  t.reduce_dtype = 'float32'  # of the gradient sums between devices
+
+  c.mesh = x = ml_collections.ConfigDict()
+  x.data = -1  # devices that divide the batch; -1: all that remain
+  x.model = 1  # devices that divide the network
+  # Ordered (regex of the parameter's path, rule) pairs; the first match wins.
+  c.sharding = (('.*', 'replicate'),)  # or fsdp: divided over mesh.data
+
+  c.eval = e = ml_collections.ConfigDict()
+  e.every = '1 epochs'
+  e.batch_size = 256  # images over all devices
+
+  c.checkpoint = k = ml_collections.ConfigDict()
+  k.every = '1 epochs'  # also at the end and when stopped
+  k.keep = 2  # newest
+  k.keep_best = 1  # best by best_metric, after evaluations
+  k.best_metric = 'anp_top1'
+
+  c.log = g = ml_collections.ConfigDict()
+  g.every = '20 steps'
+  g.tensorboard = True
+
+  c.compile_cache = p = ml_collections.ConfigDict()
+  p.dir = 'auto'  # $JAX_COMPILATION_CACHE_DIR, else a cache folder; '': off
+  p.max_gigabytes = 4.0  # the least recently used entries go first
+  return c
+
+
+def nearest(name: str, valid) -> str:
+  """The valid name nearest to `name`, as text for an error line."""
+  valid = [str(v) for v in valid]
+  found = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.4)
+  if not found:  # a leaf typed without its group, say: learning_rate
+    tails = [v for v in valid if v.split('.')[-1] == str(name).split('.')[-1]]
+    found = tails[:1]
+  return f'; did you mean {found[0]!r}?' if found else ''
+
+
+def flat(config) -> dict[str, object]:
+  """The config as {dotted key: value}, tuples kept, in the file's order."""
+  result = {}
+  for key, value in config.items(preserve_field_references=False):
+    if isinstance(value, ml_collections.ConfigDict):
+      result.update({f'{key}.{k}': v for k, v in flat(value).items()})
+    else:
+      result[key] = value
+  return result
+
+
+def golden(config) -> str:
+  """One line a key, sorted: what a golden file holds and a diff shows."""
+  lines = [f'{k} = {v!r}' for k, v in sorted(flat(config).items())]
+  return '\n'.join(lines) + '\n'
+
+
+def to_json(config) -> str:
+  """The resolved config as JSON text, one flat object."""
+  return json.dumps(flat(config), indent=1)
+
+
+def variant(name: str, variants: dict) -> dict:
+  """The overrides of variant `name`; '' is the plain recipe.
+
+  Raises:
+    ConfigError: for an unknown variant, with the nearest one.
+  """
+  if name and name not in variants:
+    raise ConfigError(
+      f'no variant {name!r} (have: {", ".join(variants)})'
+      f'{nearest(name, variants)}'
+    )
+  return variants.get(name, {})
+
+
+def steps(text: str, batch_size: int, examples: int) -> int:
+  """Durations in one unit: steps, rounded up so that nothing is cut short.
+
+  Args:
+    text: a number and steps, epochs or examples ('1.5 epochs', '2e6 examples').
+    batch_size: images a step.
+    examples: images an epoch.
+
+  Returns:
+    Number of steps.
+
+  Raises:
+    ConfigError: if the text is not of that form.
+  """
+  match = _DURATION.fullmatch(str(text))
+  unit = match and (match[2] if match[2].endswith('s') else match[2] + 's')
+  if unit not in _UNITS or not math.isfinite(float(match[1])):
+    word = match[2] if match else text
+    raise ConfigError(
+      f'{text!r} is not a duration: expected a number and a unit, such as '
+      f"'10 epochs', '500 steps' or '1e6 examples'{nearest(word, _UNITS)}"
+    )
+  number = float(match[1])
+  images = {'steps': batch_size, 'epochs': examples, 'examples': 1}[unit]
+  # Rounded first: 0.1 x 30 must not become 4 steps by its last bit.
+  return math.ceil(round(number * images / batch_size, 6))
+
+
+def difference(saved: dict, config) -> str:
+  """What keeps a checkpoint's config from being continued; '' if nothing.
+
+  Args:
+    saved: `flat()` of the run that wrote the checkpoint, after JSON.
+    config: the config of this run.
+
+  Returns:
+    One line that names the first key that differs and is not in RESUMABLE.
+  """
+  have = json.loads(to_json(config))
+  for key in sorted(set(saved) | set(have)):
+    if any(key == r or key.startswith(r + '.') for r in RESUMABLE):
+      continue
+    if saved.get(key) != have.get(key):
+      return (
+        f'config.{key} is {have.get(key)!r}, but the run in this workdir was '
+        f'started with {saved.get(key)!r}'
+      )
+  return ''
+
+
+def cache_dir() -> str:
+  """The folder for what can be made again: data sets, compiled programs."""
+  root = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+  return os.path.join(root, 'anp_jax')
+
+
+def data_dir(config) -> str:
+  """Where data sets live: config.data.dir, $ANP_DATA, a cache folder."""
+  chosen = config.data.dir or os.environ.get('ANP_DATA')
+  return os.path.expanduser(chosen or os.path.join(cache_dir(), 'data'))

@@ -1,0 +1,219 @@
+"""Checks of a config: names, types, values; each error is one line."""
+
+import math
+import os
+import re
+
+from anp_jax import config as config_lib
+
+SOURCES = ('anp_shapes', 'folder', 'tfds:NAME', 'arrays', 'synthetic')
+MODELS = ('resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152')
+OPTIMIZERS = (
+  'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
+)  # fmt: skip
+SCHEDULES = ('constant', 'cosine', 'step', 'exponential', 'polynomial')
+STRATEGIES = ('sync',)
+SHARDING_RULES = ('replicate', 'fsdp')
+
+# Of these keys, the values that are allowed (None: checked elsewhere).
+_CHOICES = {
+  'optimizer.name': OPTIMIZERS,
+  'schedule.name': SCHEDULES,
+  'strategy.name': STRATEGIES,
+  'strategy.reduce_dtype': ('float32', 'bfloat16', 'float64'),
+  'model.dtype': ('float32', 'bfloat16', 'float64'),
+  'model.param_dtype': ('float32', 'float64'),
+  'model.version': ('v1.5', 'v1'),
+  'data.augment': ('crop', 'scale', 'none'),
+  'checkpoint.best_metric': (
+    'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1', 'loss',
+  ),
+}  # fmt: skip
+_POSITIVE = (
+  'data.image_size',
+  'data.resize',
+  'data.synthetic_examples',
+  'data.synthetic_classes',
+  'data.prefetch',
+  'model.width',
+  'accumulate',
+  'eval.batch_size',
+  'optimizer.epsilon',
+  'schedule.factor',
+  'schedule.power',
+  'checkpoint.keep',
+)
+_NOT_NEGATIVE = (
+  'seed',
+  'batch_size',
+  'batch_size_per_device',
+  'model.norm_group',
+  'data.mixup',
+  'data.cutmix',
+  'data.threads',
+  'checkpoint.keep_best',
+  'optimizer.learning_rate',
+  'optimizer.weight_decay',
+  'optimizer.clip_norm',
+  'optimizer.clip_value',
+  'compile_cache.max_gigabytes',
+)
+_FRACTIONS = (
+  'label_smoothing',
+  'ema',
+  'schedule.end',
+  'model.norm_momentum',
+  'data.flip',
+)
+# At 1 these forget nothing: sums grow for ever, and Adam's divide by 0.
+_BELOW_ONE = (
+  'optimizer.momentum',
+  'optimizer.decay',
+  'optimizer.beta1',
+  'optimizer.beta2',
+)
+_DURATIONS = (
+  'duration',
+  'schedule.warmup',
+  'schedule.every',
+  'eval.every',
+  'checkpoint.every',
+  'log.every',
+)
+
+
+def validate(config) -> None:
+  """Checks names, types and values against `base()`.
+
+  Raises:
+    ConfigError: naming the key, the value and what was expected.
+  """
+  known = config_lib.flat(config_lib.base())
+  have = config_lib.flat(config)
+  for key in have:
+    if key not in known:
+      raise config_lib.ConfigError(
+        f'unknown key config.{key}{config_lib.nearest(key, known)}'
+      )
+  for key, default in known.items():
+    if key not in have:
+      raise config_lib.ConfigError(
+        f'config.{key} is missing (default: {default!r})'
+      )
+    check_type(key, have[key], default)
+  for key, choices in _CHOICES.items():
+    if have[key] not in choices:
+      raise config_lib.ConfigError(
+        f'config.{key}={have[key]!r}: expected one of {", ".join(choices)}'
+        f'{config_lib.nearest(have[key], choices)}'
+      )
+  for key in _POSITIVE:
+    _check(have[key] > 0, key, have[key], 'a number above 0')
+  for key in _NOT_NEGATIVE:
+    _check(have[key] >= 0, key, have[key], '0 or more')
+  for key in _FRACTIONS:
+    _check(0 <= have[key] <= 1, key, have[key], 'a number from 0 to 1')
+  for key in _BELOW_ONE:
+    _check(0 <= have[key] < 1, key, have[key], 'a number from 0, below 1')
+  for key in _DURATIONS:
+    try:
+      count = config_lib.steps(have[key], 1, 1)
+    except config_lib.ConfigError as e:
+      raise config_lib.ConfigError(f'config.{key}={e}') from None
+    if key != 'schedule.warmup':
+      _check(count > 0, key, have[key], 'more than nothing')
+  _validate_data(have)
+  _validate_sharding(have['sharding'])
+  for key in ('mesh.data', 'mesh.model'):
+    _check(
+      have[key] == -1 or have[key] > 0, key, have[key], 'a count of devices, '
+      'or -1 for all that remain',
+    )  # fmt: skip
+  _check(
+    have['batch_size'] or have['batch_size_per_device'],
+    'batch_size', 0, 'above 0 where batch_size_per_device is 0',
+  )  # fmt: skip
+  name = have['model.name']
+  if ':' not in name and name not in MODELS:
+    raise config_lib.ConfigError(
+      f'config.model.name={name!r}: expected one of {", ".join(MODELS)} or '
+      f'package.module:Class{config_lib.nearest(name, MODELS)}'
+    )
+
+
+def expected(key, value, default) -> str:
+  """The error line for a value that is not of its default's type."""
+  kind = {
+    bool: 'True or False',
+    int: 'a whole number',
+    float: 'a number',
+    str: 'a text',
+    tuple: f'a tuple like {default!r}',
+  }[type(default)]
+  return f'config.{key}={value!r}: expected {kind}'
+
+
+def check_type(key, value, default) -> None:
+  """Refuses a value of another type than its default, and NaN."""
+  good = type(value) is type(default) or (
+    type(default) is float and type(value) is int
+  )
+  if not good or (type(value) is float and not math.isfinite(value)):
+    raise config_lib.ConfigError(expected(key, value, default))
+
+
+def _check(good, key, value, expected) -> None:
+  if not good:
+    raise config_lib.ConfigError(f'config.{key}={value!r}: expected {expected}')
+
+
+def _validate_data(have) -> None:
+  source = have['data.source']
+  names = [s for s in SOURCES if s != 'tfds:NAME']
+  if source not in names and not re.fullmatch(r'tfds:\S+', source):
+    raise config_lib.ConfigError(
+      f'config.data.source={source!r}: expected one of {", ".join(SOURCES)}'
+      f'{config_lib.nearest(source, SOURCES)}'
+    )
+  if source in ('folder', 'arrays'):
+    path = have['data.path']
+    _check(path, 'data.path', path, f'the path of the {source}')
+    _check(os.path.exists(os.path.expanduser(path)), 'data.path', path,
+           'a path that exists')  # fmt: skip
+  for key, count in (
+    ('crop_area', 2), ('crop_ratio', 2), ('scale_range', 2), ('mean', 3),
+    ('std', 3),
+  ):  # fmt: skip
+    value = have[f'data.{key}']
+    good = len(value) == count and all(
+      isinstance(v, int | float) and (v > 0 or key == 'mean') for v in value
+    )
+    _check(good, f'data.{key}', value, f'{count} numbers above 0')
+    if count == 2:
+      _check(value[0] <= value[1], f'data.{key}', value, 'low before high')
+  _check(have['data.crop_area'][1] <= 1, 'data.crop_area',
+         have['data.crop_area'], 'shares of the image, at most 1')  # fmt: skip
+  _check(have['data.resize'] >= have['data.image_size'], 'data.resize',
+         have['data.resize'], 'at least data.image_size')  # fmt: skip
+  if have['data.augment'] == 'scale':
+    _check(have['data.scale_range'][0] >= have['data.image_size'],
+           'data.scale_range', have['data.scale_range'],
+           'at least data.image_size')  # fmt: skip
+
+
+def _validate_sharding(rules) -> None:
+  for rule in rules:
+    good = isinstance(rule, tuple | list) and len(rule) == 2
+    _check(good, 'sharding', rules, "pairs such as (('.*', 'fsdp'),)")
+    pattern, name = rule
+    try:
+      re.compile(pattern)
+    except (re.error, TypeError):
+      raise config_lib.ConfigError(
+        f'config.sharding: {pattern!r} is not a regular expression'
+      ) from None
+    if name not in SHARDING_RULES:
+      raise config_lib.ConfigError(
+        f'config.sharding: rule {name!r}: expected one of '
+        f'{", ".join(SHARDING_RULES)}{config_lib.nearest(name, SHARDING_RULES)}'
+      )

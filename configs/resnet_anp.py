@@ -1,0 +1,93 @@
+"""ResNets that name Adjective-Noun Pairs.
+
+  python main.py --config=configs/resnet_anp.py --workdir=runs/first
+
+trains ResNet-50 on the embedded set anp_shapes (60 pairs, 48 px, chance 2 %).
+Variants, as in --config=configs/resnet_anp.py:demo
+
+  demo    ResNet-18 at 48 px: minutes on two CPU cores
+  paper   the recipe of Torres et al. 2017 for 224 px photographs
+  modern  the recipe to start from on accelerators, 224 px, bfloat16
+  tiny    seconds; for tests
+
+A tree of your own images: --config.data.source=folder --config.data.path=DIR
+"""
+
+from anp_jax import config as config_lib
+
+VARIANTS = {
+  'demo': {
+    'model.name': 'resnet18',
+    'duration': '5 epochs',
+    'optimizer.learning_rate': 0.1,
+  },
+  # Torres et al., CCGrid 2017: 32 images an accelerator, RMSProp, rate 0.1
+  # times 0.9 every 10 epochs, averaged weights.
+  'paper': {
+    'batch_size': 0,  # 32 x accelerators
+    'batch_size_per_device': 32,
+    'duration': '100 epochs',
+    'ema': 0.9999,
+    'model.version': 'v1',
+    'model.zero_init': False,
+    'data.image_size': 224,
+    'data.resize': 256,
+    'data.augment': 'scale',
+    'data.scale_range': (256, 512),
+    'data.std': (1.0, 1.0, 1.0),  # only the mean is subtracted
+    'optimizer.name': 'rmsprop',
+    'optimizer.learning_rate': 0.1,
+    'optimizer.decay': 0.9,
+    'optimizer.momentum': 0.9,
+    'optimizer.epsilon': 1.0,
+    'optimizer.weight_decay': 1e-4,
+    'optimizer.clip_value': 2.0,
+    'schedule.name': 'exponential',
+    'schedule.every': '10 epochs',
+    'schedule.factor': 0.9,
+    'schedule.warmup': '0 steps',
+  },
+  'modern': {
+    'batch_size': 1024,
+    'duration': '90 epochs',
+    'label_smoothing': 0.1,
+    'ema': 0.9999,
+    'model.dtype': 'bfloat16',
+    'data.image_size': 224,
+    'data.resize': 256,
+    'data.crop_area': (0.08, 1.0),
+    'data.mixup': 0.2,
+    'optimizer.learning_rate': 2.0,  # 0.5 for each 256 images
+    'optimizer.weight_decay': 5e-5,
+    'schedule.warmup': '5 epochs',
+    'log.every': '100 steps',
+  },
+  'tiny': {
+    'batch_size': 16,
+    'duration': '12 steps',
+    'model.name': 'resnet18',
+    'model.width': 8,
+    'model.norm_group': 8,
+    'data.source': 'synthetic',
+    'data.image_size': 32,
+    'data.resize': 32,
+    'data.synthetic_examples': 64,
+    'data.synthetic_classes': 12,
+    'schedule.warmup': '2 steps',
+    'eval.every': '6 steps',
+    'eval.batch_size': 32,
+    'checkpoint.every': '4 steps',
+    'log.every': '2 steps',
+  },
+}
+
+
+def get_config(variant: str = ''):
+  """The plain recipe, or one of VARIANTS."""
+  config = config_lib.base()
+  config.duration = '6 epochs'
+  config.data.image_size = 48
+  config.data.resize = 55
+  config.schedule.warmup = '1 epochs'
+  config.update_from_flattened_dict(config_lib.variant(variant, VARIANTS))
+  return config

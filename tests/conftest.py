@@ -1,0 +1,27 @@
+"""What every test shares: eight simulated devices and a tiny config."""
+
+import os
+import pathlib
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Before jax is imported by any test. Child processes inherit them too, except
+# that a command as a person types it sees one device.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault(
+  'JAX_COMPILATION_CACHE_DIR', str(_ROOT / '.pytest_cache' / 'xla')
+)
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from anp_jax import command_line  # noqa: E402
+
+jax.config.update('jax_num_cpu_devices', 8)
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+
+
+@pytest.fixture
+def config():
+  """The tiny recipe, a fresh copy for each test."""
+  return command_line.load(str(_ROOT / 'configs' / 'resnet_anp.py:tiny'), {})
