@@ -1,0 +1,1 @@
+"""Input: from files to device arrays, a pure function of (seed, step)."""

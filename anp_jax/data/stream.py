@@ -1,0 +1,49 @@
+"""The streams of a run: device batches from any source, at any step."""
+
+from collections.abc import Callable
+
+from anp_jax.data import feed
+from anp_jax.data import pipeline
+
+
+class Stream:
+  """Device batches of a run, for training and for evaluation."""
+
+  def __init__(self, config, sharding, vote: Callable[[], int] = int):
+    """Makes the streams' maker; nothing is read yet.
+
+    Args:
+      config: the run's config.
+      sharding: of arrays whose first axis is the batch.
+      vote: of this process, sent along with every batch.
+    """
+    self._config = config
+    self._sharding = sharding
+    self._vote = vote
+
+  def train(self, source, batch_size: int, start: int) -> feed.Feed:
+    """Endless shuffled and augmented batches from step `start` on."""
+    return self._feed(source, batch_size, start, training=True)
+
+  def evaluation(self, source) -> feed.Feed:
+    """Every example once, in order."""
+    # A batch divides over the devices, and needs not be longer than the set.
+    devices = self._sharding.num_devices
+    size = min(self._config.eval.batch_size, len(source))
+    size = -(-size // devices) * devices
+    return self._feed(source, size, 0, training=False)
+
+  def _feed(self, source, batch_size, start, training):
+    config, sharding = self._config, self._sharding
+    rows = feed.local_rows(sharding, batch_size)
+    plan = pipeline.Plan(config, len(source), batch_size, rows, training, start)
+    if source.kind == 'synthetic':
+      batches = feed.synthetic(
+        config, len(source.vocabulary), sharding, batch_size, start,
+        plan.steps, len(source), self._vote,
+      )  # fmt: skip
+    else:
+      batches = feed.on_device(
+        pipeline.batches(source, plan), sharding, rows, batch_size, self._vote
+      )
+    return feed.Feed(batches, config.data.prefetch)
