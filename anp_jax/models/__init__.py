@@ -1,0 +1,71 @@
+"""Networks in Flax and the layers they are built from."""
+
+import importlib
+import inspect
+
+from anp_jax import config as config_lib
+
+
+def create(config, num_classes: int, platform: str, axis_name=None):
+  """The network that config.model names.
+
+  A module of the user's own, `package.module:Class`, is a Flax module called
+  with (images, train) that returns logits (batch, num_classes). It is made with
+  `num_classes=` and, where it has such fields, `dtype=`, `param_dtype=`,
+  `platform=` and `axis_name=`.
+
+  Args:
+    config: the run's config.
+    num_classes: of the logits.
+    platform: of the mesh's devices: 'cpu', 'gpu', 'tpu'.
+    axis_name: mesh axis that divides the batch, for global batch statistics.
+
+  Returns:
+    A flax.linen.Module.
+
+  Raises:
+    ConfigError: if the user's module cannot be found or made.
+  """
+  m = config.model
+  common = dict(
+    num_classes=num_classes,
+    dtype=m.dtype,
+    param_dtype=m.param_dtype,
+    platform=platform,
+    axis_name=axis_name,
+  )
+  if ':' in m.name:
+    return _user_module(m.name, common)
+  from anp_jax.models import resnet
+
+  stages, bottleneck = resnet.DEPTHS[int(m.name.removeprefix('resnet'))]
+  return resnet.ResNet(
+    stages=stages,
+    bottleneck=bottleneck,
+    width=m.width,
+    version=m.version,
+    zero_init=m.zero_init,
+    group=m.norm_group,
+    momentum=m.norm_momentum,
+    **common,
+  )
+
+
+def _user_module(name, arguments):
+  path, _, attribute = name.partition(':')
+  where = f'config.model.name={name!r}'
+  try:
+    module = importlib.import_module(path)
+  except ImportError as e:
+    raise config_lib.ConfigError(f'{where}: {e}') from e
+  if not hasattr(module, attribute):
+    classes = [n for n, v in vars(module).items() if inspect.isclass(v)]
+    raise config_lib.ConfigError(
+      f'{where}: {path} has no {attribute!r}'
+      f'{config_lib.nearest(attribute, classes)}'
+    )
+  build = getattr(module, attribute)
+  fields = inspect.signature(build).parameters
+  if 'num_classes' not in fields:
+    raise config_lib.ConfigError(f'{where}: it needs a field num_classes')
+  return build(**{k: v for k, v in arguments.items() if k in fields})

@@ -1,0 +1,31 @@
+"""A network of a user's own, as config.model.name='tests.user_network:SmallNet'
+builds it: any Flax module called (images, train) that returns logits."""  # noqa: D209
+
+from typing import Any
+
+from flax import linen as nn
+import jax.numpy as jnp
+
+
+class SmallNet(nn.Module):
+  """Two convolutions, one with batch norm, dropout and a classifier."""
+
+  num_classes: int
+  dtype: Any = jnp.float32
+  param_dtype: Any = jnp.float32
+  axis_name: str | None = None
+  drop: float = 0.5
+  norm: bool = True
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    x = nn.Conv(6, (3, 3), 2, name='conv1', **types)(images)
+    if self.norm:
+      x = nn.BatchNorm(
+        not train, momentum=0.9, axis_name=self.axis_name, name='norm', **types
+      )(x)
+    x = nn.relu(x)
+    x = nn.relu(nn.Conv(8, (3, 3), 2, name='conv2', **types)(x))
+    x = nn.Dropout(self.drop, deterministic=not train)(x.mean((1, 2)))
+    return nn.Dense(self.num_classes, name='head', **types)(x)
