@@ -1,0 +1,151 @@
+"""Devices: the mesh of a run, and how arrays lie on it."""
+
+import re
+
+import jax
+from jax import sharding as jsharding
+import numpy as np
+
+from anp_jax import config as config_lib
+
+P = jsharding.PartitionSpec
+DATA = 'data'
+MODEL = 'model'
+
+
+def create(config, devices=None) -> jsharding.Mesh:
+  """The mesh of config.mesh over all devices of all processes.
+
+  Args:
+    config: the run's config; -1 stands for all devices that remain.
+    devices: list of devices; None: jax.devices().
+
+  Returns:
+    A mesh with the axes 'data' and 'model'.
+
+  Raises:
+    ConfigError: if the counts do not fit the devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  shape = {DATA: config.mesh.data, MODEL: config.mesh.model}
+  known = int(np.prod([n for n in shape.values() if n > 0]))
+  free = [axis for axis, n in shape.items() if n == -1]
+  if len(free) > 1 or len(devices) % known or (
+    not free and known != len(devices)
+  ):  # fmt: skip
+    text = ', '.join(f'{axis}={n}' for axis, n in shape.items())
+    raise config_lib.ConfigError(
+      f'config.mesh ({text}) does not fit {len(devices)} '
+      f'{devices[0].platform} devices'
+    )
+  for axis in free:
+    shape[axis] = len(devices) // known
+  return jsharding.Mesh(
+    np.array(devices).reshape(list(shape.values())),
+    tuple(shape),
+    axis_types=(jsharding.AxisType.Auto,) * len(shape),
+  )
+
+
+def platform(mesh: jsharding.Mesh) -> str:
+  """'cpu', 'gpu' or 'tpu': what the mesh's devices are."""
+  return mesh.devices.flat[0].platform
+
+
+def batch_sharding(mesh: jsharding.Mesh) -> jsharding.NamedSharding:
+  """Of arrays whose first axis is the global batch."""
+  return jsharding.NamedSharding(mesh, P(DATA))
+
+
+def replicated(mesh: jsharding.Mesh) -> jsharding.NamedSharding:
+  """Of arrays that every device holds whole."""
+  return jsharding.NamedSharding(mesh, P())
+
+
+def path_name(path) -> str:
+  """A pytree path as text: 'stage1_block1/conv1/kernel'."""
+  return '/'.join(
+    str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k))))
+    for k in path
+  )
+
+
+def param_specs(rules, params, mesh: jsharding.Mesh):
+  """How each parameter lies on the mesh, by the first rule that matches.
+
+  The rules are those of big_vision: an ordered list of (regex, name), the
+  regex searched for in the parameter's path.
+
+  Args:
+    rules: pairs of regex and 'replicate' or 'fsdp'.
+    params: pytree of arrays or shapes.
+    mesh: of the run.
+
+  Returns:
+    Pytree of PartitionSpec, like params.
+
+  Raises:
+    ConfigError: for a parameter that no rule matches.
+  """
+
+  def spec(path, leaf):
+    name = path_name(path)
+    for pattern, rule in rules:
+      if re.search(pattern, name):
+        return _fsdp(leaf.shape, mesh) if rule == 'fsdp' else P()
+    raise config_lib.ConfigError(
+      f'config.sharding: no rule matches the parameter {name}'
+    )
+
+  return jax.tree_util.tree_map_with_path(spec, params)
+
+
+def state_specs(state, specs):
+  """Specs of a whole state: a leaf that is like a parameter lies like it.
+
+  Optimizer moments and averages repeat the parameters' tree under a longer
+  path, so a leaf whose path ends in a parameter's path, with the same number
+  of axes, takes the parameter's spec; everything else is replicated.
+
+  Args:
+    state: pytree of arrays or shapes.
+    specs: of the parameters, from `param_specs`.
+
+  Returns:
+    Pytree of PartitionSpec, like state.
+  """
+  known = {
+    path_name(path): spec
+    for path, spec in jax.tree_util.tree_leaves_with_path(
+      specs, is_leaf=lambda s: isinstance(s, P)
+    )
+  }
+
+  def find(path, leaf):
+    parts = path_name(path).split('/')
+    for i in range(len(parts)):
+      spec = known.get('/'.join(parts[i:]))
+      if spec is not None and len(spec) <= len(leaf.shape):
+        return spec
+    return P()
+
+  return jax.tree_util.tree_map_with_path(find, state)
+
+
+def shardings(specs, mesh: jsharding.Mesh):
+  """PartitionSpecs as NamedShardings, leaf by leaf."""
+  return jax.tree.map(
+    lambda s: jsharding.NamedSharding(mesh, s),
+    specs,
+    is_leaf=lambda s: isinstance(s, P),
+  )
+
+
+def _fsdp(shape, mesh):
+  """Divides the longest axis that the data axis of the mesh divides."""
+  count = mesh.shape[DATA]
+  axes = [i for i, n in enumerate(shape) if n % count == 0 and n >= count]
+  if not axes or count == 1:
+    return P()
+  longest = max(axes, key=lambda i: shape[i])
+  return P(*([None] * longest), DATA)

@@ -1,0 +1,281 @@
+"""One step, written once for one shard and mapped over the mesh.
+
+Inside `jax.shard_map`: forward, backward, reduce. The optimizer's update
+follows outside it, in the same jit, where norms see whole arrays.
+"""
+
+from collections.abc import Callable
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import optax
+
+from anp_jax import config as config_lib
+from anp_jax import mesh as mesh_lib
+from anp_jax import state as state_lib
+from anp_jax.data import mix
+
+P = mesh_lib.P
+
+
+def check_batch(config, batch_size: int, mesh) -> None:
+  """Refuses a batch that does not divide into whole groups on each device.
+
+  Raises:
+    ConfigError: naming the keys and what would fit.
+  """
+  devices = mesh.shape[mesh_lib.DATA]
+  shards = devices * config.accumulate
+  if batch_size % shards:
+    raise config_lib.ConfigError(
+      f'config.batch_size={batch_size} does not divide by {devices} devices x '
+      f'config.accumulate={config.accumulate}'
+    )
+  micro = batch_size // shards
+  group = config.model.norm_group
+  if group and micro % group:
+    raise config_lib.ConfigError(
+      f'config.model.norm_group={group}: a device computes {micro} images at '
+      f'a time ({batch_size} / {devices} devices / {config.accumulate} '
+      f'micro-batches), expected a multiple of {group}'
+    )
+  if not group and config.accumulate > 1:
+    raise config_lib.ConfigError(
+      'config.model.norm_group=0 (statistics of the whole batch) needs '
+      f'config.accumulate=1, not {config.accumulate}'
+    )
+  if (config.data.mixup or config.data.cutmix) and micro % 2:
+    raise config_lib.ConfigError(
+      f'config.data.mixup and cutmix pair images: {micro} images a device and '
+      'micro-batch is not an even number'
+    )
+
+
+def metric_names(objective) -> tuple[str, ...]:
+  """Names of the values of a train step's metrics, in order."""
+  return (*_train_names(objective), 'grad_norm', 'learning_rate', 'finite',
+          'vote')  # fmt: skip
+
+
+def make_train_step(
+  model, objective, optimizer, schedule, strategy, config, mesh, like
+) -> Callable:
+  """The jitted step of training.
+
+  Args:
+    model: Flax module called (images, train).
+    objective: `objective.Objective`.
+    optimizer: optax chain.
+    schedule: step to learning rate.
+    strategy: how gradients travel, such as `strategies.sync.Sync`.
+    config: the run's config.
+    mesh: of the run.
+    like: TrainState of jax.ShapeDtypeStruct, with shardings.
+
+  Returns:
+    (state, batch) -> (state, values): the state is donated; values (n,) are
+    those of `metric_names`, means over the global batch. `finite` is 1 where
+    loss, gradient, update and statistics are all finite; `vote` is the largest
+    vote of any process.
+  """
+  shard = _shard_step(model, objective, strategy, config)
+  specs = jax.tree.map(lambda s: s.sharding.spec, like)
+  mapped = jax.shard_map(
+    shard,
+    mesh=mesh,
+    in_specs=(specs.params, specs.stats, P(), P(mesh_lib.DATA)),
+    out_specs=(specs.params, specs.stats, P(), P(), P()),
+    # Off, so that a user's module may scan over constants; what travels is
+    # explicit in the strategy, and tests read it off the compiled program.
+    check_vma=False,
+  )
+  names = _train_names(objective)
+
+  def train_step(state, batch):
+    gradients, stats, weight, sums, vote = mapped(
+      state.params, state.stats, state.step, batch
+    )
+    weight = jnp.maximum(weight, 1)
+    gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
+    updates, opt_state = optimizer.update(
+      gradients, state.opt_state, state.params
+    )
+    means = [sums[name] / weight for name in names]
+    grad_norm = optax.tree.norm(gradients)
+    sizes = (means[0], grad_norm, optax.tree.norm(updates), _norm(stats))
+    finite = jnp.isfinite(jnp.stack([s.astype(weight.dtype) for s in sizes]))
+    values = [*means, grad_norm, schedule(state.step), finite.all(), vote]
+    params = optax.apply_updates(state.params, updates)
+    state = state_lib.TrainState(
+      step=state.step + 1,
+      params=params,
+      stats=stats,
+      opt_state=opt_state,
+      average=_averaged(config.ema, state, params, stats),
+    )
+    return state, jnp.stack([jnp.asarray(v, weight.dtype) for v in values])
+
+  shardings = jax.tree.map(lambda s: s.sharding, like)
+  return jax.jit(
+    train_step,
+    donate_argnums=0,
+    out_shardings=(shardings, mesh_lib.replicated(mesh)),
+  )
+
+
+def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
+  """The jitted step of evaluation.
+
+  Returns:
+    (params, stats, batch) -> (names..., weight) sums over the global batch as
+    a dict of () float arrays; rows of weight 0 count for nothing.
+  """
+  params_like, stats_like = like.evaluated()
+
+  def shard(params, stats, batch):
+    images = _normalised(batch['image'], config)
+    variables = {'params': strategy.gather(params), **stats}
+    logits = model.apply(variables, images, False)
+    logits = logits.astype(config.model.param_dtype)
+    values = objective.metrics(logits, batch['label'])
+    sums = _weighted_sums(values, batch['weight'].astype(logits.dtype))
+    return lax.psum(sums, mesh_lib.DATA)
+
+  def specs(tree):
+    return jax.tree.map(lambda s: s.sharding.spec, tree)
+
+  return jax.jit(
+    jax.shard_map(
+      shard,
+      mesh=mesh,
+      in_specs=(specs(params_like), specs(stats_like), P(mesh_lib.DATA)),
+      out_specs=P(),
+      check_vma=False,
+    )
+  )
+
+
+def _shard_step(model, objective, strategy, config):
+  """One device's part of a step."""
+
+  def shard(params, stats, step, batch):
+    params = strategy.gather(params)
+    key = jax.random.fold_in(jax.random.key(config.seed), step)
+    gradient = jax.value_and_grad(
+      _loss_fn(model, objective, config), has_aux=True
+    )
+    votes = batch['vote'].max()
+    batch = {k: v for k, v in batch.items() if k != 'vote'}
+
+    def one(micro):
+      (_, (sums, new_stats)), grads = gradient(params, stats, micro, key)
+      return grads, new_stats, sums
+
+    grads, new_stats, sums = _over_micro_batches(one, batch, config.accumulate)
+    weight = sums.pop('weight')
+    # Statistics travel with the gradients: a mean over equally many groups.
+    new_stats = jax.tree.map(_mean_over_shards, new_stats)
+    weight, sums = lax.psum((weight, sums), mesh_lib.DATA)
+    vote = lax.pmax(votes, mesh_lib.DATA)
+    return strategy.reduce(grads), new_stats, weight, sums, vote
+
+  return shard
+
+
+def _over_micro_batches(one, batch, count):
+  """Sums of gradients and metrics and mean statistics of `count` parts."""
+  if count == 1:
+    return one(batch)
+  parts = jax.tree.map(
+    lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch
+  )
+  first = jax.tree.map(lambda x: x[0], parts)
+  zeros = jax.tree.map(
+    lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, first)
+  )
+  totals, _ = lax.scan(
+    lambda total, part: (jax.tree.map(jnp.add, total, one(part)), None),
+    zeros,
+    parts,
+  )
+  grads, stats, sums = totals
+  return grads, jax.tree.map(lambda s: _divide(s, count), stats), sums
+
+
+def _loss_fn(model, objective, config):
+  """(params, stats, batch, key) -> sum of losses, (sums, new statistics)."""
+
+  def loss_fn(params, stats, batch, key):
+    mixing, dropout = jax.random.split(key)
+    wide = config.model.param_dtype
+    images = _normalised(batch['image'], config)
+    targets = objective.targets(batch['label'], wide)
+    images, targets = mix.blend(
+      images, targets, batch['row'], mixing, config.data.mixup,
+      config.data.cutmix,
+    )  # fmt: skip
+    logits, new_stats = model.apply(
+      {'params': params, **stats},
+      images,
+      True,
+      mutable=list(stats),
+      rngs={'dropout': jax.random.fold_in(dropout, batch['row'][0])},
+    )
+    logits = logits.astype(wide)
+    losses = objective.loss(logits, targets)
+    weight = batch['weight'].astype(wide)
+    values = {'loss': losses} | objective.train_metrics(logits, batch['label'])
+    return (losses * weight).sum(), (_weighted_sums(values, weight), new_stats)
+
+  return loss_fn
+
+
+def _normalised(images, config):
+  d = config.data
+  return mix.normalise(images, d.mean, d.std, config.model.dtype)
+
+
+def _weighted_sums(values, weight):
+  # A row of weight 0 must count for nothing even where its value is not finite.
+  sums = {
+    k: jnp.where(weight > 0, v * weight, 0).sum() for k, v in values.items()
+  }
+  return sums | {'weight': weight.sum()}
+
+
+def _train_names(objective):
+  parts = ('adjective_top1', 'noun_top1') if objective.noun_ids else ()
+  return ('loss', 'anp_top1', *parts)
+
+
+def _mean_over_shards(x):
+  if jnp.issubdtype(x.dtype, jnp.inexact):
+    return lax.pmean(x, mesh_lib.DATA)
+  return lax.pmax(x, mesh_lib.DATA)
+
+
+def _divide(x, count):
+  return x / count if jnp.issubdtype(x.dtype, jnp.inexact) else x // count
+
+
+def _norm(tree):
+  leaves = [
+    x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)
+  ]
+  return optax.tree.norm(leaves) if leaves else jnp.zeros(())
+
+
+def _averaged(decay, state, params, stats):
+  """The averages after a step; statistics are averaged like parameters."""
+  if not decay:
+    return {}
+  decay = state_lib.ema_decay(decay, state.step)
+
+  def one(old, new):
+    if not jnp.issubdtype(new.dtype, jnp.inexact):
+      return new
+    rate = (1 - decay).astype(new.dtype)
+    return old + rate * (new - old)
+
+  return jax.tree.map(one, state.average, {'params': params, 'stats': stats})
