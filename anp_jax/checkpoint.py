@@ -1,0 +1,343 @@
+"""Checkpoints: Orbax behind one small face, with checksums and a fall-back.
+
+Two managers, so that each can delete: `checkpoints/` holds the newest steps,
+`best/` those with the best metric, saved only after an evaluation. Orbax
+restores flipped bytes without a word; a checksum of each leaf, computed on the
+device as part of the save, is stored beside the state and compared on restore.
+"""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import time
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from anp_jax import config as config_lib
+from anp_jax import mesh as mesh_lib
+
+NEWEST = 'checkpoints'
+BEST = 'best'
+DAMAGED = 'damaged'
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+_LOWER_IS_BETTER = ('loss',)
+
+
+class Damaged(Exception):
+  """A checkpoint that cannot be read back as it was written."""
+
+
+class Checkpoints:
+  """The checkpoints of one workdir."""
+
+  def __init__(self, workdir: str, config, fingerprint: dict, like):
+    """Opens or creates the folders; nothing is written or changed yet.
+
+    Args:
+      workdir: of the run.
+      config: resolved, stored with every checkpoint.
+      fingerprint: of the training data, stored and compared.
+      like: TrainState of jax.ShapeDtypeStruct with shardings: what a restore
+        gives, whatever topology wrote it.
+    """
+    self._workdir = os.path.abspath(workdir)
+    self._config = config
+    self._fingerprint = fingerprint
+    self._like = like
+    self._metric = config.checkpoint.best_metric
+    self._checksums = jax.jit(_checksums)
+    self._managers = {
+      NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
+    }
+    if config.checkpoint.keep_best:
+      lower = self._metric in _LOWER_IS_BETTER
+      self._managers[BEST] = self._manager(
+        BEST,
+        max_to_keep=config.checkpoint.keep_best,
+        best_fn=lambda metrics: metrics[self._metric],
+        best_mode='min' if lower else 'max',
+        keep_checkpoints_without_metrics=False,
+      )
+
+  def steps(self, kind: str = NEWEST) -> list[int]:
+    """Steps that have a checkpoint, ascending; NEWEST or BEST."""
+    manager = self._managers.get(kind)
+    return sorted(manager.all_steps()) if manager else []
+
+  def save(self, step: int, state) -> None:
+    """Starts to write the newest checkpoint; returns while it is written.
+
+    The caller has read the step's own finite flag before. The state's buffers
+    may be donated as soon as this returns.
+    """
+    if step not in self.steps(NEWEST):
+      self._save(NEWEST, step, state)
+
+  def save_best(self, step: int, state, metrics: dict) -> None:
+    """Writes a checkpoint if its metric is among the best so far.
+
+    Args:
+      step: of the state.
+      state: TrainState.
+      metrics: of an evaluation of this state.
+    """
+    if BEST not in self._managers or step in self.steps(BEST):
+      return
+    # Orbax would write first and delete after; what cannot stay is not written.
+    if self._is_good(metrics[self._metric]):
+      self._save(BEST, step, state, {self._metric: metrics[self._metric]})
+
+  def restore(self, which: str = 'newest'):
+    """The newest whole checkpoint, or a named one.
+
+    A damaged newest one is named, set aside under `damaged/`, and the one
+    before is taken.
+
+    Args:
+      which: 'newest', 'best' or a step.
+
+    Returns:
+      (state, step), or None where the workdir has no checkpoint yet.
+
+    Raises:
+      ConfigError: if the checkpoint belongs to another run, or none is whole.
+    """
+    if which != 'newest':
+      return self._restore_named(which)
+    manager = self._managers[NEWEST]
+    found = sorted(manager.all_steps(), reverse=True)
+    for step in found:
+      try:
+        return self._restore(NEWEST, step), step
+      except Damaged as e:
+        place = self._set_aside(step)
+        logging.error(
+          'checkpoint %d is damaged (%s); set aside as %s', step, e, place
+        )
+        manager.reload()
+    if found:
+      raise config_lib.ConfigError(
+        f'{self._workdir}: none of the checkpoints '
+        f'{", ".join(map(str, found))} is whole; to start again, choose '
+        'another --workdir'
+      )
+    return None
+
+  def wait(self) -> None:
+    """Returns when everything is on disk; raises what went wrong."""
+    for manager in self._managers.values():
+      manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits and releases the managers."""
+    for manager in self._managers.values():
+      manager.close()
+
+  def _manager(self, folder, **options):
+    return ocp.CheckpointManager(
+      os.path.join(self._workdir, folder),
+      options=ocp.CheckpointManagerOptions(
+        create=True, cleanup_tmp_directories=True, **options
+      ),
+      item_handlers={
+        'state': ocp.StandardCheckpointHandler(),
+        'meta': ocp.JsonCheckpointHandler(),
+      },
+    )
+
+  def _save(self, kind, step, state, metrics=None):
+    meta = {
+      'config': config_lib.flat(self._config),
+      'data': self._fingerprint,
+      'packages': _versions(),
+    }
+    self._managers[kind].save(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(
+          {'state': state, 'checksums': self._checksums(state)}
+        ),
+        meta=ocp.args.JsonSave(json.loads(json.dumps(meta))),
+      ),
+      metrics=metrics,
+      force=True,
+    )
+
+  def _is_good(self, value):
+    manager = self._managers[BEST]
+    kept = [
+      (manager.metrics(s) or {}).get(self._metric) for s in self.steps(BEST)
+    ]
+    kept = [k for k in kept if k is not None]
+    if len(kept) < self._config.checkpoint.keep_best:
+      return True
+    if self._metric in _LOWER_IS_BETTER:
+      return value < max(kept)
+    return value > min(kept)
+
+  def _restore_named(self, which):
+    kind = NEWEST
+    if which == 'best':
+      kind = BEST
+      step = (
+        self._managers[BEST].best_step() if BEST in self._managers else None
+      )
+      if step is None:
+        raise config_lib.ConfigError(f'{self._workdir} has no best checkpoint')
+    else:
+      step = int(which)
+      if step not in self.steps(kind):
+        kind = BEST
+      if step not in self.steps(kind):
+        have = sorted({*self.steps(NEWEST), *self.steps(BEST)})
+        raise config_lib.ConfigError(
+          f'{self._workdir} has no checkpoint of step {step} (it has '
+          f'{", ".join(map(str, have)) or "none"})'
+        )
+    try:
+      return self._restore(kind, step), step
+    except Damaged as e:
+      raise config_lib.ConfigError(
+        f'{self._workdir}/{kind}/{step} is damaged: {e}'
+      ) from e
+
+  def _restore(self, kind, step):
+    manager = self._managers[kind]
+    try:
+      meta = manager.restore(
+        step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+      )['meta']
+      saved = {key: meta[key] for key in ('config', 'data')}
+      tree = manager.item_metadata(step)['state']['state']
+    except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
+      raise Damaged(_first_line(e)) from e
+    self._check_meta(saved)
+    self._check_shapes(tree)
+    leaves = jax.tree.leaves(self._like)
+    sums = jax.ShapeDtypeStruct(
+      (len(leaves),),
+      jnp.uint32,
+      sharding=mesh_lib.replicated(leaves[0].sharding.mesh),
+    )
+    target = {'state': self._like, 'checksums': sums}
+    try:
+      restored = manager.restore(
+        step,
+        args=ocp.args.Composite(state=ocp.args.StandardRestore(target)),
+      )['state']
+    except Exception as e:  # noqa: BLE001
+      raise Damaged(_first_line(e)) from e
+    self._check_sums(restored)
+    return restored['state']
+
+  def _check_meta(self, saved):
+    difference = config_lib.difference(saved['config'], self._config)
+    if difference:
+      raise config_lib.ConfigError(
+        f'{self._workdir}: {difference}; only these keys may change: '
+        f'{", ".join(config_lib.RESUMABLE)}. Another --workdir starts a new run'
+      )
+    for key, value in self._fingerprint.items():
+      if saved['data'].get(key) != value:
+        raise config_lib.ConfigError(
+          f'{self._workdir}: the training data differ in {key!r}: '
+          f'{value!r}, but the run was started with {saved["data"].get(key)!r}'
+        )
+
+  def _check_shapes(self, tree):
+    """Compared before the restore: Orbax answers a mismatch with a flood."""
+    have = _shapes(tree)
+    want = _shapes(self._like)
+    for name in sorted(set(have) | set(want)):
+      if have.get(name) != want.get(name):
+        raise config_lib.ConfigError(
+          f'{self._workdir}: {name} has shape {want.get(name)}, but '
+          f'{have.get(name)} in the checkpoint; did the model change?'
+        )
+
+  def _check_sums(self, restored):
+    want = jax.device_get(restored['checksums'])
+    have = jax.device_get(self._checksums(restored['state']))
+    if not np.array_equal(want, have):
+      first = int(np.argmax(want != have))
+      paths = jax.tree_util.tree_leaves_with_path(restored['state'])
+      raise Damaged(
+        f'the bytes of {mesh_lib.path_name(paths[first][0])} are not those '
+        'that were saved'
+      )
+
+  def _set_aside(self, step):
+    name = f'{step}-{time.strftime("%Y%m%d-%H%M%S")}'
+    place = os.path.join(self._workdir, DAMAGED, name)
+    if jax.process_index() == 0:
+      os.makedirs(os.path.dirname(place), exist_ok=True)
+      shutil.move(os.path.join(self._workdir, NEWEST, str(step)), place)
+    if jax.process_count() > 1:
+      from jax.experimental import multihost_utils
+
+      multihost_utils.sync_global_devices(f'set aside {step}')
+    return place
+
+
+def check_best_metric(config, names) -> None:
+  """Refuses, before training, a metric that evaluation will not give.
+
+  Args:
+    config: the run's config.
+    names: of the metrics of an evaluation.
+
+  Raises:
+    ConfigError: naming the metric and the nearest there is.
+  """
+  chosen = config.checkpoint.best_metric
+  if config.checkpoint.keep_best and chosen not in names:
+    raise config_lib.ConfigError(
+      f'config.checkpoint.best_metric={chosen!r}: evaluation of this data set '
+      f'gives {", ".join(names)}{config_lib.nearest(chosen, names)}'
+    )
+
+
+def _checksums(tree):
+  """(leaves,) uint32: of each leaf the sum of (2i + 1) word_i, modulo 2^32.
+
+  The weights are odd, hence invertible: any one changed word is always seen,
+  and two that change places almost always. Integer sums do not depend on the
+  order, hence not on how the leaf is divided over devices.
+  """
+  # One array: a save's cost on the host grows with the number of leaves.
+  return jnp.stack([_checksum(x) for x in jax.tree.leaves(tree)])
+
+
+def _checksum(x):
+  if x.dtype == jnp.bool_:
+    x = x.astype(jnp.uint8)
+  bits = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+  words = jax.lax.bitcast_convert_type(x, bits).astype(jnp.uint32)
+  place = jnp.zeros(words.shape, jnp.uint32)
+  stride = 1
+  for axis in reversed(range(words.ndim)):
+    iota = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+    place += iota * np.uint32(stride % 2**32)
+    stride *= words.shape[axis]
+  return (words * (2 * place + 1)).sum(dtype=jnp.uint32)
+
+
+def _shapes(tree):
+  return {
+    mesh_lib.path_name(path): tuple(leaf.shape)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _versions():
+  return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def _first_line(e):
+  text = str(e).strip().splitlines()
+  return f'{type(e).__name__}: {text[0] if text else ""}'[:200]

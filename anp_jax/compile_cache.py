@@ -1,0 +1,58 @@
+"""Compiled programs are kept on disk, so that a second start is quick."""
+
+import hashlib
+import os
+import platform
+
+import jax
+
+from anp_jax import config as config_lib
+
+
+def enable(config) -> str:
+  """Turns JAX's persistent compilation cache on, with a bound on its size.
+
+  Args:
+    config: the run's config; compile_cache.dir '' leaves the cache off.
+
+  Returns:
+    The folder in use, or ''.
+  """
+  folder = config.compile_cache.dir
+  if folder == 'auto':
+    folder = os.environ.get('JAX_COMPILATION_CACHE_DIR') or os.path.join(
+      config_lib.cache_dir(), 'xla', _machine()
+    )
+  if not folder:
+    jax.config.update('jax_enable_compilation_cache', False)
+    return ''
+  folder = os.path.expanduser(folder)
+  os.makedirs(folder, exist_ok=True)
+  settings = {
+    'jax_compilation_cache_dir': folder,
+    'jax_compilation_cache_max_size': int(
+      config.compile_cache.max_gigabytes * 2**30
+    ),
+    # Below this a compile is quicker than the file it would be read from.
+    'jax_persistent_cache_min_compile_time_secs': 0.1,
+    'jax_persistent_cache_min_entry_size_bytes': -1,
+  }
+  for name, value in settings.items():
+    jax.config.update(name, value)
+  return folder
+
+
+def _machine() -> str:
+  """Names this kind of processor.
+
+  On a home directory that unlike nodes share, a program compiled for one
+  processor may stop another with an illegal instruction.
+  """
+  flags = platform.processor()
+  try:
+    with open('/proc/cpuinfo') as f:
+      flags = next((line for line in f if line.startswith('flags')), flags)
+  except OSError:
+    pass
+  digest = hashlib.sha256(flags.encode()).hexdigest()[:8]
+  return f'{platform.machine()}-{digest}'
