@@ -1,0 +1,38 @@
+"""Where the time goes between the typed command and the first step."""
+
+import os
+import time
+
+
+class Marks:
+  """Seconds of each phase of a start, from the process's own birth."""
+
+  def __init__(self):
+    self._last = 0.0
+    self.phases: dict[str, float] = {}
+
+  def mark(self, name: str) -> None:
+    """Ends a phase; a phase that is marked twice adds up."""
+    now = _age()
+    self.phases[name] = self.phases.get(name, 0.0) + now - self._last
+    self._last = now
+
+  def text(self) -> str:
+    """One line: the whole, then each phase."""
+    parts = ', '.join(f'{k} {v:.1f}' for k, v in self.phases.items())
+    return f'first step after {self._last:.1f} s: {parts}'
+
+
+def _age() -> float:
+  """Seconds since this process was started.
+
+  Imports before the first line of ours count too, so the start is taken from
+  the kernel where it tells.
+  """
+  try:
+    with open('/proc/self/stat') as f:
+      ticks = int(f.read().rpartition(')')[2].split()[19])
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return now - ticks / os.sysconf('SC_CLK_TCK')
+  except (OSError, AttributeError, ValueError):
+    return time.process_time()
