@@ -1,0 +1,342 @@
+"""A run, from config to report: one loop that reads from top to bottom."""
+
+import os
+import signal
+import sys
+import threading
+
+import jax
+import numpy as np
+
+from anp_jax import checkpoint as checkpoint_lib
+from anp_jax import compile_cache
+from anp_jax import config as config_lib
+from anp_jax import evaluate
+from anp_jax import mesh as mesh_lib
+from anp_jax import models
+from anp_jax import objective as objective_lib
+from anp_jax import optimizer as optimizer_lib
+from anp_jax import report
+from anp_jax import startup
+from anp_jax import state as state_lib
+from anp_jax import step as step_lib
+from anp_jax import strategies
+from anp_jax import telemetry as telemetry_lib
+from anp_jax import workdir as workdir_lib
+from anp_jax.data import sources
+from anp_jax.data import stream as stream_lib
+
+# Votes: what a process asks of all, the largest wins.
+_GO_ON, _STOP = 0, 1
+
+
+class NotFinite(ArithmeticError):
+  """Loss, gradient, update or statistics of a step are NaN or infinite."""
+
+
+def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
+  """Trains, or goes on with, the run of a workdir; or scores its checkpoint.
+
+  Args:
+    config: resolved and valid.
+    workdir: folder of the run; made if it is missing.
+    mode: 'train' or 'evaluate'.
+    which: checkpoint that mode 'evaluate' scores: 'newest', 'best' or a step.
+
+  Returns:
+    The validation metrics of the last evaluation, {} if there was none.
+
+  Raises:
+    ConfigError: if the config fits neither the devices nor the workdir.
+    NotFinite: if a step gave a number that is not finite.
+  """
+  # Devices, data, model and strategy.
+  marks = startup.Marks()
+  marks.mark('imports')
+  compile_cache.enable(config)
+  mesh = mesh_lib.create(config)
+  batch_size = workdir_lib.batch_size(
+    config, workdir, mesh.shape[mesh_lib.DATA]
+  )
+  step_lib.check_batch(config, batch_size, mesh)
+  marks.mark('devices')
+  train_source = sources.open_source(config, training=True)
+  eval_source = sources.open_source(config, training=False)
+  _check_names(train_source, eval_source)
+  marks.mark('data set')
+  total = config_lib.steps(config.duration, batch_size, len(train_source))
+  schedule_of = (config, batch_size, len(train_source), total)
+  optimizer = optimizer_lib.create(*schedule_of)
+  objective = objective_lib.create(
+    train_source.vocabulary, config.label_smoothing
+  )
+  checkpoint_lib.check_best_metric(config, objective.metric_names)
+  model = models.create(
+    config, objective.classes, mesh_lib.platform(mesh), mesh_lib.DATA
+  )
+
+  # The state: restored, or new.
+  init = state_lib.init_fn(model, optimizer, config)
+  like = state_lib.abstract(init, config, mesh)
+  if mode == 'train':
+    workdir_lib.claim(workdir, config)
+  checkpoints = checkpoint_lib.Checkpoints(
+    workdir, config, sources.fingerprint(train_source), like
+  )
+  restored = checkpoints.restore(which)
+  if mode == 'evaluate' and restored is None:
+    raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
+  step = restored[1] if restored else 0
+  marks.mark('model, checkpoint')
+
+  # The data stream, which begins where the state stands.
+  stop = _Stop()
+  stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh), stop.vote)
+  training = mode == 'train' and step < total
+  feed = stream.train(train_source, batch_size, step) if training else None
+  state = restored[0] if restored else state_lib.create(init, like)
+  marks.mark('state')
+
+  # The steps.
+  specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
+  strategy = strategies.create(config, specs)
+  parts = (strategy, config, mesh, like)
+  train_step = step_lib.make_train_step(
+    model, objective, optimizer, optimizer_lib.schedule(*schedule_of), *parts
+  )
+  eval_step = step_lib.make_eval_step(model, objective, *parts)
+
+  def evaluated():
+    return evaluate.run(eval_step, state, stream.evaluation(eval_source))
+
+  if mode == 'evaluate':
+    scores = evaluated()
+    checkpoints.close()
+    _print_scores(step, scores)
+    return scores
+
+  telemetry = _telemetry(
+    config, workdir, mesh, total, batch_size, len(train_source), step
+  )
+  telemetry.note(f'workdir  {workdir}')
+  _introduce(telemetry, config, mesh, like, train_source, eval_source)
+  if not training:
+    telemetry.note(
+      f'{workdir} is finished: step {step} of {total}; '
+      'for more, set a longer config.duration or another --workdir'
+    )
+    telemetry.close()
+    checkpoints.close()
+    if not report.exists(workdir):  # stopped between the last save and it
+      _report(config, workdir, mesh, like)
+    return _last_scores(workdir)
+  if step:
+    telemetry.note(f'continuing from step {step} of {total}')
+
+  # The loop. Order of effects after a step: its numbers, evaluation, best
+  # checkpoint, newest checkpoint, stop.
+  every = {
+    name: config_lib.steps(config[name].every, batch_size, len(train_source))
+    for name in ('log', 'eval', 'checkpoint')
+  }
+  readings = _Readings(
+    step_lib.metric_names(objective), telemetry, every['log'], total, feed
+  )
+  scores, stopping = {}, False
+  with stop:
+    try:
+      with telemetry.paused('compiling'):
+        batch = next(feed)
+        marks.mark('first batch')
+        telemetry.set_flops(_flops(train_step, state, batch, config, mesh))
+        state, values = train_step(state, batch)
+        jax.block_until_ready(values)
+        marks.mark('compile and first step')
+      telemetry.note(marks.text())
+      telemetry.begin(step + 1)
+      while True:
+        step += 1
+        # Read one step late: while this step computes, the last is looked at.
+        stopping = readings.read_last() >= _STOP
+        readings.add(step, values)
+        done = stopping or step == total
+        if done or step % every['eval'] == 0 or step % every['checkpoint'] == 0:
+          stopping = readings.read_last() >= _STOP or stopping
+          if step % every['eval'] == 0 or step == total:
+            with telemetry.paused('evaluating'):
+              scores = evaluated()
+            telemetry.evaluation(step, scores)
+            checkpoints.save_best(step, state, scores)
+          with telemetry.paused('saving'):
+            checkpoints.save(step, state)
+        if done or stopping:
+          break
+        batch = next(feed)
+        state, values = train_step(state, batch)
+      with telemetry.paused('saving'):
+        checkpoints.wait()
+    finally:
+      feed.close()
+      telemetry.close()
+      checkpoints.close()
+  if step < total:
+    print(f'stopped at step {step} of {total}; the same command goes on')
+  elif jax.process_index() == 0:
+    _report(config, workdir, mesh, like)
+  return scores
+
+
+class _Readings:
+  """The numbers of steps, read when the next step is already under way."""
+
+  def __init__(self, names, telemetry, every, total, feed):
+    self._names = names
+    self._telemetry = telemetry
+    self._every = every
+    self._total = total
+    self._feed = feed
+    self._waited = 0.0
+    self._pending = None
+
+  def add(self, step, values):
+    self._pending = (step, values)
+
+  def read_last(self) -> int:
+    """The vote of the last step; logs its numbers where that is due.
+
+    Every process reads the same reduced numbers, so all raise or none.
+    """
+    if self._pending is None:
+      return _GO_ON
+    step, values = self._pending
+    self._pending = None
+    metrics = dict(zip(self._names, np.asarray(values).tolist(), strict=True))
+    vote = int(metrics.pop('vote'))
+    if not metrics.pop('finite'):
+      raise NotFinite(
+        f'step {step} is not finite: loss {metrics["loss"]}, gradient norm '
+        f'{metrics["grad_norm"]}; nothing of it was saved'
+      )
+    if step % self._every == 0 or step == self._total:
+      waited = self._feed.waited - self._waited
+      self._waited = self._feed.waited
+      self._telemetry.train(step, metrics, waited)
+    return vote
+
+
+class _Stop:
+  """SIGINT and SIGTERM become a vote to stop; a second one leaves at once."""
+
+  def __init__(self):
+    self._vote = _GO_ON
+    self._before = {}
+
+  def vote(self) -> int:
+    return self._vote
+
+  def __enter__(self):
+    # Python lets only the main thread set handlers.
+    if threading.current_thread() is threading.main_thread():
+      for number in (signal.SIGINT, signal.SIGTERM):
+        self._before[number] = signal.signal(number, self._handle)
+    return self
+
+  def __exit__(self, *_):
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
+
+  def _handle(self, number, frame):
+    del frame
+    if self._vote:
+      os._exit(128 + number)
+    self._vote = _STOP
+    name = signal.Signals(number).name
+    print(f'\n{name}: saving, then stopping; once more to leave at once',
+          file=sys.stderr, flush=True)  # fmt: skip
+
+
+def _check_names(train_source, eval_source):
+  if train_source.vocabulary.names != eval_source.vocabulary.names:
+    raise config_lib.ConfigError(
+      f'{train_source.name} and {eval_source.name} have different classes: '
+      f'{len(train_source.vocabulary)} and {len(eval_source.vocabulary)}'
+    )
+
+
+def _telemetry(config, workdir, mesh, total, batch_size, examples, step):
+  device = mesh.devices.flat[0]
+  peak = telemetry_lib.peak_flops(device.device_kind, config.model.dtype)
+  return telemetry_lib.Telemetry(
+    workdir,
+    total_steps=total,
+    steps_per_epoch=examples / batch_size,
+    batch_size=batch_size,
+    start_step=step,
+    peak_flops=peak * mesh.size,
+    tensorboard=config.log.tensorboard,
+    primary=jax.process_index() == 0,
+  )
+
+
+def _introduce(telemetry, config, mesh, like, train, evaluated):
+  """Says what this run is, in a few lines."""
+  vocabulary = train.vocabulary
+  classes = f'{len(vocabulary)} classes'
+  if vocabulary.is_anp:
+    classes += (
+      f' of {len(vocabulary.adjectives)} adjectives and '
+      f'{len(vocabulary.nouns)} nouns'
+    )
+  devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
+  size = f'{_count(like.params) / 1e6:.2f} M parameters'
+  for text in (
+    f'model    {config.model.name}, {size}, {config.model.dtype}',
+    f'data     {config.data.source}: {len(train)} training and '
+    f'{len(evaluated)} validation images, {classes}',
+    f'devices  {devices}, {config.batch_size} images a step',
+    f'scores   {_scored_weights(config)}',
+  ):
+    telemetry.note(text)
+
+
+def _count(params) -> int:
+  return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(params))
+
+
+def _scored_weights(config):
+  if config.ema:
+    return f'of weights and batch statistics averaged with decay {config.ema:g}'
+  return 'of the current weights and running batch statistics'
+
+
+def _flops(train_step, state, batch, config, mesh) -> float:
+  """Of one step on all devices; 0 where no peak is known to compare with."""
+  kind = mesh.devices.flat[0].device_kind
+  if not telemetry_lib.peak_flops(kind, config.model.dtype):
+    return 0.0
+  # The mapped step's shapes, and so its count, are those of one device.
+  cost = train_step.lower(state, batch).cost_analysis() or {}
+  return cost.get('flops', 0.0) * mesh.size
+
+
+def _print_scores(step, scores):
+  if jax.process_index() == 0:
+    print(f'checkpoint of step {step}, {scores["examples"]} images')
+    for name, value in scores.items():
+      if name != 'examples':
+        print(f'  {name:16} {telemetry_lib.score(name, value)}')
+
+
+def _last_scores(workdir):
+  lines = [r for r in telemetry_lib.read(workdir) if r['kind'] == 'validation']
+  return lines[-1] if lines else {}
+
+
+def _report(config, workdir, mesh, like):
+  summary = {
+    'parameters': _count(like.params),
+    'devices': f'{mesh.size} x {mesh.devices.flat[0].device_kind}',
+    'scores': _scored_weights(config),
+  }
+  print(report.write(workdir, config_lib.golden(config), summary))
+  print(f'report: {os.path.join(workdir, "report", "report.md")}')

@@ -1,0 +1,366 @@
+"""Tests of train: the loop's story, end to end on tiny networks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from anp_jax import command_line
+from anp_jax import config as config_lib
+from anp_jax import telemetry
+from anp_jax import train
+from anp_jax import workdir
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TINY = 'configs/resnet_anp.py:tiny'
+
+
+@pytest.fixture
+def one(config):
+  """The tiny recipe on a network that compiles in a moment."""
+  config.model.name = 'tests.user_network:SmallNet'
+  config.log.tensorboard = False
+  return config
+
+
+@pytest.fixture(autouse=True)
+def on_one_device(monkeypatch):
+  """Eight simulated devices are for the tests that name them."""
+  first = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: first)
+
+
+def _state(workdir, step, kind='checkpoints'):
+  """The saved leaves of a step by path, read by Orbax alone."""
+  path = os.path.join(os.path.abspath(workdir), kind, str(step), 'state')
+  with ocp.StandardCheckpointer() as raw:
+    tree = raw.restore(path)['state']
+  return {
+    jax.tree_util.keystr(p): np.asarray(x)
+    for p, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _same_bits(a, b):
+  assert a.keys() == b.keys()
+  for name, value in a.items():
+    assert value.dtype == b[name].dtype
+    assert value.tobytes() == b[name].tobytes(), name
+
+
+def _steps(workdir, kind):
+  return [r['step'] for r in telemetry.read(str(workdir)) if r['kind'] == kind]
+
+
+def test_run_leaves_what_a_person_expects(tmp_path, one, capsys):
+  one.log.tensorboard = True
+  scores = train.run(one, str(tmp_path))
+  assert scores['examples'] == 64
+  assert _steps(tmp_path, 'train') == [2, 4, 6, 8, 10, 12]
+  assert _steps(tmp_path, 'validation') == [6, 12]
+  assert {p.name for p in tmp_path.iterdir()} >= {
+    'checkpoints', 'best', 'config.json', 'metrics.jsonl', 'report',
+    'tensorboard',
+  }  # fmt: skip
+  assert {p.name for p in (tmp_path / 'report').iterdir()} == {
+    'curves.png', 'report.md',
+  }  # fmt: skip
+  kept = {p.name for p in (tmp_path / 'checkpoints').iterdir()}
+  assert {'8', '12'} == {k for k in kept if k.isdigit()}
+  text = capsys.readouterr().out
+  assert '12/12' in text and 'ETA' in text and 'input wait' in text
+  assert 'current weights and running batch statistics' in text
+  saved = json.loads((tmp_path / 'config.json').read_text())
+  assert saved['optimizer.name'] == 'nesterov'
+
+
+def test_finished_run_says_so_and_changes_nothing(tmp_path, one, capsys):
+  first = train.run(one, str(tmp_path))
+  lines = (tmp_path / 'metrics.jsonl').read_text()
+  capsys.readouterr()
+  again = train.run(one, str(tmp_path))
+  assert 'is finished: step 12 of 12' in capsys.readouterr().out
+  assert (tmp_path / 'metrics.jsonl').read_text() == lines
+  assert again['anp_top1'] == first['anp_top1']
+
+
+def test_longer_run_goes_on_from_the_end(tmp_path, one, capsys):
+  train.run(one, str(tmp_path))
+  one.duration = '16 steps'
+  train.run(one, str(tmp_path))
+  assert 'continuing from step 12 of 16' in capsys.readouterr().out
+  assert _steps(tmp_path, 'train')[-2:] == [14, 16]
+
+
+class _StopAt:
+  """Stands in for a person who presses Ctrl-C after some steps."""
+
+  def __init__(self, step):
+    self._left = step
+
+  def __call__(self, *unused):
+    self._left -= 1
+    if not self._left:
+      os.kill(os.getpid(), signal.SIGINT)
+
+
+def _interrupt_after(monkeypatch, steps):
+  press = _StopAt(steps)
+  real = train._Readings.add
+
+  def add(self, step, values):
+    press()
+    real(self, step, values)
+
+  monkeypatch.setattr(train._Readings, 'add', add)
+
+
+@pytest.mark.parametrize('name', ['tests.user_network:SmallNet', 'resnet18'])
+def test_interrupted_run_goes_on_bit_for_bit(
+  tmp_path, one, monkeypatch, capsys, name
+):  # fmt: skip
+  one.model.name = name
+  one.ema = 0.9
+  straight, broken = tmp_path / 'straight', tmp_path / 'broken'
+  train.run(one, str(straight))
+  with monkeypatch.context() as patch:
+    _interrupt_after(patch, 3)
+    train.run(one, str(broken))
+  text = capsys.readouterr()
+  assert 'saving, then stopping' in text.err
+  assert 'the same command goes on' in text.out
+  stopped = max(int(p.name) for p in (broken / 'checkpoints').glob('[0-9]*'))
+  assert 3 <= stopped < 12
+  train.run(one, str(broken))
+  _same_bits(_state(straight, 12), _state(broken, 12))
+  wanted = {(r['kind'], r['step']): r for r in telemetry.read(str(straight))}
+  for line in telemetry.read(str(broken)):
+    assert line['loss'] == wanted[line['kind'], line['step']]['loss']
+
+
+def test_handlers_are_given_back(tmp_path, one):
+  before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+  train.run(one, str(tmp_path))
+  assert before == (
+    signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM),
+  )  # fmt: skip
+
+
+def test_not_finite_stops_with_the_step_and_keeps_the_past(tmp_path, one):
+  one.optimizer.name = 'sgd'
+  one.optimizer.learning_rate = 1e30  # from step 2 on: the warm-up begins at 0
+  one.checkpoint.every = '1 steps'
+  with pytest.raises(train.NotFinite, match=r'step \d+ is not finite') as e:
+    train.run(one, str(tmp_path))
+  bad = int(str(e.value).split()[1])
+  saved = [int(p.name) for p in (tmp_path / 'checkpoints').glob('[0-9]*')]
+  assert saved and max(saved) == bad - 1
+  for value in _state(tmp_path, bad - 1).values():
+    assert np.isfinite(value.astype(np.float64)).all()
+
+
+def test_evaluate_scores_a_checkpoint(tmp_path, one, capsys):
+  scores = train.run(one, str(tmp_path))
+  assert train.run(one, str(tmp_path), 'evaluate') == scores
+  assert 'checkpoint of step 12, 64 images' in capsys.readouterr().out
+  best = train.run(one, str(tmp_path), 'evaluate', 'best')
+  lines = [r for r in telemetry.read(str(tmp_path)) if r['kind'] != 'train']
+  assert best['anp_top1'] == max(r['anp_top1'] for r in lines)
+  with pytest.raises(config_lib.ConfigError, match='no checkpoint'):
+    train.run(one, str(tmp_path / 'empty'), 'evaluate')
+
+
+def test_another_runs_workdir_is_refused_and_kept(tmp_path, one):
+  train.run(one, str(tmp_path))
+  before = sorted(p for p in tmp_path.rglob('*') if 'tensorboard' not in str(p))
+  one.seed = 5
+  with pytest.raises(config_lib.ConfigError, match='config.seed is 5'):
+    train.run(one, str(tmp_path))
+  assert before == sorted(
+    p for p in tmp_path.rglob('*') if 'tensorboard' not in str(p)
+  )
+
+
+def test_foreign_checkpoints_are_refused(tmp_path, one):
+  (tmp_path / 'checkpoints' / '100').mkdir(parents=True)
+  with pytest.raises(config_lib.ConfigError, match='no config.json'):
+    train.run(one, str(tmp_path))
+  assert (tmp_path / 'checkpoints' / '100').is_dir()
+
+
+def test_batch_per_device_is_decided_once(tmp_path, one):
+  one.batch_size = 0
+  one.batch_size_per_device = 24
+  train.run(one, str(tmp_path))
+  saved = json.loads((tmp_path / 'config.json').read_text())
+  assert saved['batch_size'] == 24
+  again = one.copy_and_resolve_references()
+  again.batch_size = 0
+  assert workdir.batch_size(again, str(tmp_path), 3) == 24
+
+
+def test_arrays_learn_and_report_counts_agree(tmp_path, one):
+  """A set that a linear rule solves: bright or dark, from an .npz file."""
+  rng = np.random.default_rng(0)
+  labels = rng.integers(0, 2, 96)
+  images = (
+    rng.integers(0, 100, (96, 32, 32, 3)) + 100 * labels[:, None, None, None]
+  )
+  arrays = {}
+  for split, part in (('train', slice(0, 64)), ('validation', slice(64, 96))):
+    arrays[f'{split}_images'] = images[part].astype(np.uint8)
+    arrays[f'{split}_labels'] = labels[part]
+  np.savez(tmp_path / 'set.npz', **arrays)
+  one.data.source = 'arrays'
+  one.data.path = str(tmp_path / 'set.npz')
+  one.duration = '24 steps'
+  scores = train.run(one, str(tmp_path / 'run'))
+  assert scores['anp_top1'] > 0.9
+  assert scores['examples'] == 32
+
+
+def test_nothing_is_transferred_implicitly(tmp_path, one):
+  with jax.transfer_guard('disallow'):
+    train.run(one, str(tmp_path))
+
+
+def test_report_is_of_the_run(tmp_path, one):
+  train.run(one, str(tmp_path))
+  page = (tmp_path / 'report' / 'report.md').read_text()
+  assert 'curves.png' in page and 'nesterov' in page
+
+
+def test_metrics_are_cut_back_to_the_restored_step(tmp_path, one):
+  train.run(one, str(tmp_path))
+  with open(tmp_path / 'metrics.jsonl', 'a') as f:
+    f.write('{"kind": "train", "step": 14, "loss": 1.0}\n{"kind": "tr')
+  one.duration = '13 steps'
+  train.run(one, str(tmp_path))
+  assert _steps(tmp_path, 'train')[-2:] == [12, 13]
+
+
+def _command(workdir, *more):
+  return [
+    sys.executable, 'main.py', f'--config={_TINY}', f'--workdir={workdir}',
+    *more,
+  ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_the_same_command_again(tmp_path):
+  """As a person does it: a process, SIGINT, the same words again."""
+  command = _command(
+    tmp_path, '--config.duration=1000000 steps', '--config.log.every=1 steps'
+  )
+  process = subprocess.Popen(
+    command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    text=True,
+  )  # fmt: skip
+  for line in process.stdout:
+    if line.startswith('5/'):
+      process.send_signal(signal.SIGINT)
+      break
+  rest = process.stdout.read()
+  assert process.wait(60) == 0
+  assert 'the same command goes on' in rest
+  at = int(rest.split('stopped at step ')[1].split()[0])
+  command[-2] = f'--config.duration={at + 3} steps'
+  done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert f'continuing from step {at} of {at + 3}' in done.stdout
+
+
+@pytest.mark.slow
+def test_not_finite_exits_with_one_line(tmp_path):
+  done = subprocess.run(
+    _command(tmp_path, '--config.optimizer.learning_rate=1e30'),
+    cwd=_ROOT, capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.returncode == 1
+  assert 'is not finite' in done.stderr.splitlines()[-1]
+  assert 'Traceback' not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('source', ['synthetic', 'arrays'])
+def test_tensorflow_is_never_imported(tmp_path, source):
+  """By a whole run, report and all, on a source that has no need of it."""
+  (tmp_path / 'tensorflow.py').write_text('raise SystemExit("imported")')
+  more = [f'--config.data.source={source}']
+  if source == 'arrays':
+    images = np.zeros((32, 32, 32, 3), np.uint8)
+    labels = np.arange(32) % 12
+    np.savez(
+      tmp_path / 'set.npz', train_images=images, train_labels=labels,
+      validation_images=images, validation_labels=labels,
+    )  # fmt: skip
+    more.append(f'--config.data.path={tmp_path}/set.npz')
+  done = subprocess.run(
+    _command(tmp_path / 'run', *more), cwd=_ROOT, capture_output=True,
+    text=True, env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / 'run' / 'report' / 'curves.png').exists()
+
+
+_KILLS = 20
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_ends_with_the_same_bits(tmp_path):
+  """kill -9 at random moments, also inside a save, changes no bit."""
+  more = [
+    '--config.duration=160 steps', '--config.checkpoint.every=1 steps',
+    '--config.log.every=1 steps', '--config.eval.every=40 steps',
+    '--config.ema=0.9',
+  ]  # fmt: skip
+  straight, broken = tmp_path / 'straight', tmp_path / 'broken'
+  subprocess.run(
+    _command(straight, *more), cwd=_ROOT, check=True, capture_output=True
+  )
+  rng = np.random.default_rng(0)
+  kills = inside_a_save = 0
+  while kills < _KILLS:
+    process = subprocess.Popen(
+      _command(broken, *more), cwd=_ROOT, stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    if kills % 5 == 4:  # some while it starts, before its first step
+      time.sleep(rng.uniform(0, 4))
+    else:
+      next((x for x in process.stdout if x[:1].isdigit()), None)
+      time.sleep(rng.uniform(0, 0.4))
+    assert process.poll() is None, 'the run ended before it was killed enough'
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    kills += 1
+    inside_a_save += any((broken / 'checkpoints').glob('*tmp*'))
+  assert inside_a_save > 0
+  subprocess.run(
+    _command(broken, *more), cwd=_ROOT, check=True, capture_output=True
+  )
+  _same_bits(_state(straight, 160), _state(broken, 160))
+  for kind in ('train', 'validation'):
+    assert _steps(broken, kind) == _steps(straight, kind)
+  losses = [[r['loss'] for r in telemetry.read(str(w))]
+            for w in (straight, broken)]  # fmt: skip
+  assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+def test_shipped_demo_learns(tmp_path):
+  """The recipe of `make demo`, cut short: far above chance soon."""
+  config = command_line.load('configs/resnet_anp.py:demo', {})
+  config.duration = '2 epochs'
+  config.log.tensorboard = False
+  scores = train.run(config, str(tmp_path))
+  assert scores['anp_top1'] > 0.25  # chance is under 0.02
+  assert scores['noun_top1'] > scores['anp_top1']
