@@ -54,15 +54,22 @@ class Checkpoints:
     self._managers = {
       NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     }
+    self._lower = self._metric in _LOWER_IS_BETTER
+    # Of the best steps, held in memory: a process that looked at the folder
+    # while another writes to it would decide for itself.
+    self._scores = {}
     if config.checkpoint.keep_best:
-      lower = self._metric in _LOWER_IS_BETTER
       self._managers[BEST] = self._manager(
         BEST,
         max_to_keep=config.checkpoint.keep_best,
         best_fn=lambda metrics: metrics[self._metric],
-        best_mode='min' if lower else 'max',
+        best_mode='min' if self._lower else 'max',
         keep_checkpoints_without_metrics=False,
       )
+      for step in self.steps(BEST):
+        found = self._managers[BEST].metrics(step) or {}
+        if self._metric in found:
+          self._keep_score(step, found[self._metric])
 
   def steps(self, kind: str = NEWEST) -> list[int]:
     """Steps that have a checkpoint, ascending; NEWEST or BEST."""
@@ -89,8 +96,10 @@ class Checkpoints:
     if BEST not in self._managers or step in self.steps(BEST):
       return
     # Orbax would write first and delete after; what cannot stay is not written.
-    if self._is_good(metrics[self._metric]):
-      self._save(BEST, step, state, {self._metric: metrics[self._metric]})
+    value = metrics[self._metric]
+    if self._is_good(value):
+      self._save(BEST, step, state, {self._metric: value})
+      self._keep_score(step, value)
 
   def restore(self, which: str = 'newest'):
     """The newest whole checkpoint, or a named one.
@@ -142,7 +151,13 @@ class Checkpoints:
     return ocp.CheckpointManager(
       os.path.join(self._workdir, folder),
       options=ocp.CheckpointManagerOptions(
-        create=True, cleanup_tmp_directories=True, **options
+        create=True,
+        cleanup_tmp_directories=True,
+        # Two managers save at once: their barriers must not be taken for one.
+        multiprocessing_options=ocp.options.MultiprocessingOptions(
+          barrier_sync_key_prefix=folder
+        ),
+        **options,
       ),
       item_handlers={
         'state': ocp.StandardCheckpointHandler(),
@@ -169,16 +184,17 @@ class Checkpoints:
     )
 
   def _is_good(self, value):
-    manager = self._managers[BEST]
-    kept = [
-      (manager.metrics(s) or {}).get(self._metric) for s in self.steps(BEST)
-    ]
-    kept = [k for k in kept if k is not None]
+    kept = self._scores.values()
     if len(kept) < self._config.checkpoint.keep_best:
       return True
-    if self._metric in _LOWER_IS_BETTER:
-      return value < max(kept)
-    return value > min(kept)
+    return value < max(kept) if self._lower else value > min(kept)
+
+  def _keep_score(self, step, value):
+    self._scores[step] = value
+    ranked = sorted(
+      self._scores, key=self._scores.get, reverse=not self._lower
+    )[: self._config.checkpoint.keep_best]
+    self._scores = {s: self._scores[s] for s in ranked}
 
   def _restore_named(self, which):
     kind = NEWEST

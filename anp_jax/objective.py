@@ -102,6 +102,6 @@ def _hits(scores, labels, k):
   own = jnp.take_along_axis(scores, labels[:, None], axis=-1)
   lower = jnp.arange(scores.shape[-1]) < labels[:, None]
   before = (scores > own) | ((scores == own) & lower)
-  # Without a finite score nothing is known: never a hit.
-  known = jnp.isfinite(own[:, 0])
+  # Where a score is not a number nothing is known: never a hit.
+  known = jnp.isfinite(scores).all(-1)
   return ((before.sum(-1) < k) & known).astype(scores.dtype)

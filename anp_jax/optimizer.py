@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 from anp_jax import config as config_lib
+from anp_jax import validation
 
 # These take weight decay in their own place, not added to the gradient.
 _OWN_DECAY = ('adamw', 'lars', 'lamb')
@@ -62,8 +63,8 @@ def schedule(
   peak = config.optimizer.learning_rate
   warmup = config_lib.steps(s.warmup, batch_size, examples)
   every = config_lib.steps(s.every, batch_size, examples)
-  if s.name not in config_lib.SCHEDULES:
-    raise _unknown('schedule.name', s.name, config_lib.SCHEDULES)
+  if s.name not in validation.SCHEDULES:
+    raise _unknown('schedule.name', s.name, validation.SCHEDULES)
   if warmup > total_steps:
     raise config_lib.ConfigError(
       f'config.schedule.warmup={s.warmup!r} is {warmup} steps, but the whole '
@@ -175,7 +176,7 @@ def _optimizer(o, rate) -> optax.GradientTransformation:
       optax.masked(optax.scale_by_trust_ratio(), decay_mask),
       optax.scale_by_learning_rate(rate),
     )
-  raise _unknown('optimizer.name', o.name, config_lib.OPTIMIZERS)
+  raise _unknown('optimizer.name', o.name, validation.OPTIMIZERS)
 
 
 def _unknown(key, name, valid) -> config_lib.ConfigError:

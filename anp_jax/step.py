@@ -176,6 +176,9 @@ def _shard_step(model, objective, strategy, config):
     weight = sums.pop('weight')
     # Statistics travel with the gradients: a mean over equally many groups.
     new_stats = jax.tree.map(_mean_over_shards, new_stats)
+    # A user's module may widen its own: the state must keep its dtypes, or the
+    # next step is another program.
+    new_stats = jax.tree.map(lambda n, o: n.astype(o.dtype), new_stats, stats)
     weight, sums = lax.psum((weight, sums), mesh_lib.DATA)
     vote = lax.pmax(votes, mesh_lib.DATA)
     return strategy.reduce(grads), new_stats, weight, sums, vote

@@ -123,6 +123,7 @@ def _from_theirs(state, depth):
 
 
 def _their_network(depth, torch, transformers):
+  torch.manual_seed(depth)
   stages, bottleneck = resnet.DEPTHS[depth]
   wider = 4 if bottleneck else 1
   network = transformers.ResNetForImageClassification(
@@ -134,14 +135,14 @@ def _their_network(depth, torch, transformers):
       num_labels=CLASSES,
     )
   )
-  # Random scales and statistics: at 1 and 0 a swap would not show.
-  generator = torch.Generator().manual_seed(depth)
+  # Random scales and statistics: at 1 and 0 a swap would not show. Scales are
+  # low, so that 16 blocks leave logits of order one.
   with torch.no_grad():
     for name, value in network.state_dict().items():
       if value.ndim == 1 and value.is_floating_point():
-        spread = torch.rand(value.shape, generator=generator)
+        spread = torch.rand(value.shape)
         positive = name.endswith(('normalization.weight', 'running_var'))
-        value.copy_(0.75 + spread / 2 if positive else spread - 0.5)
+        value.copy_(0.3 + spread / 2 if positive else spread - 0.5)
   return network
 
 
@@ -166,14 +167,14 @@ def test_resnet_equals_transformers(depth):
     got = jax.jit(lambda v, x: ours.apply(v, x, False))(variables, images)
     # Logits of order one, through up to 53 float32 convolutions summed in
     # another order: about 1e-6 was seen.
-    assert want.std() > 0.1
+    assert 0.1 < want.std() < 10
     assert np.abs(got - want).max() <= 1e-4
 
     want = theirs.train()(pixels).logits.numpy()
     got, new = jax.jit(
       lambda v, x: ours.apply(v, x, True, mutable=['batch_stats'])
     )(variables, images)
-    assert want.std() > 0.1
+    assert 0.1 < want.std() < 10
     assert np.abs(got - want).max() <= 1e-4
 
   # The running statistics that the training pass leaves behind. Theirs are of

@@ -9,6 +9,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax import optimizer
+from anp_jax import validation
 
 BATCH = 8
 EXAMPLES = 80  # 10 steps an epoch
@@ -169,7 +170,7 @@ def _assert_equal(actual, expected, tolerance=TIGHT):
     )
 
 
-@pytest.mark.parametrize('name', config_lib.OPTIMIZERS)
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
 def test_optimizer_is_its_recurrence(x64, config, name):
   config.optimizer.name = name
   actual = _run(config)
@@ -177,14 +178,14 @@ def test_optimizer_is_its_recurrence(x64, config, name):
   _assert_equal(actual, _reference(config))
 
 
-@pytest.mark.parametrize('name', config_lib.OPTIMIZERS)
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
 def test_no_weight_decay(x64, config, name):
   config.optimizer.name = name
   config.optimizer.weight_decay = 0.0
   _assert_equal(_run(config), _reference(config))
 
 
-@pytest.mark.parametrize('name', config_lib.OPTIMIZERS)
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
 def test_float32_follows_float64(config, name):
   config.optimizer.name = name
   actual = _run(config, dtype=np.float32)
@@ -264,7 +265,7 @@ def _clip_norm(gradients, limit):
   return jax.tree.map(lambda g: g * min(1.0, limit / norm), gradients)
 
 
-@pytest.mark.parametrize('name', config_lib.OPTIMIZERS)
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
 def test_elements_are_clipped(x64, config, name):
   config.optimizer.name = name
   config.optimizer.clip_value = 2.0
@@ -300,7 +301,7 @@ def test_clipping_states_its_norm(x64, config):
   assert norm == pytest.approx(0.1, rel=1e-12)
 
 
-@pytest.mark.parametrize('name', config_lib.OPTIMIZERS)
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
 def test_decay_leaves_vectors_alone(x64, config, name):
   """Under a zero gradient only leaves of two or more dimensions move."""
   config.optimizer.name = name
@@ -326,7 +327,7 @@ def test_decay_mask():
   }
 
 
-@pytest.mark.parametrize('name', config_lib.OPTIMIZERS)
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
 def test_state_is_arrays_shaped_like_parameters(config, name):
   config.optimizer.name = name
   config.optimizer.clip_norm = config.optimizer.clip_value = 1.0
@@ -384,7 +385,7 @@ def _closed_form(name, step, warmup, total):
   return 0.1 * rise * share
 
 
-@pytest.mark.parametrize('name', config_lib.SCHEDULES)
+@pytest.mark.parametrize('name', validation.SCHEDULES)
 @pytest.mark.parametrize(
   'text,warmup',
   (

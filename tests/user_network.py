@@ -1,5 +1,4 @@
-"""A network of a user's own, as config.model.name='tests.user_network:SmallNet'
-builds it: any Flax module called (images, train) that returns logits."""  # noqa: D209
+"""A user's own network: config.model.name='tests.user_network:SmallNet'."""
 
 from typing import Any
 
@@ -29,3 +28,10 @@ class SmallNet(nn.Module):
     x = nn.relu(nn.Conv(8, (3, 3), 2, name='conv2', **types)(x))
     x = nn.Dropout(self.drop, deterministic=not train)(x.mean((1, 2)))
     return nn.Dense(self.num_classes, name='head', **types)(x)
+
+
+class PlainNet(SmallNet):
+  """Without dropout and batch norm: what it gives depends on no grouping."""
+
+  drop: float = 0.0
+  norm: bool = False

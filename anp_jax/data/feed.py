@@ -180,23 +180,27 @@ def synthetic(
   side = config.data.image_size
   rows = local_rows(sharding, batch_size)
 
-  def make(key):
-    images, labels = jax.random.split(key)
-    shape = (batch_size, side, side, 3)
-    return {
-      'image': jax.random.bits(images, shape, np.uint8),
-      'label': jax.random.randint(labels, (batch_size,), 0, classes),
-    }
+  @jax.jit
+  def make(word, rows):
+    keys = jax.vmap(lambda row: jax.random.fold_in(word, row))(rows)
 
-  make = jax.jit(make, out_shardings=sharding)
-  replicated = jax.sharding.NamedSharding(
-    sharding.mesh, jax.sharding.PartitionSpec()
-  )
+    def one(key):
+      image, label = jax.random.split(key)
+      return (
+        jax.random.bits(image, (side, side, 3), np.uint8),
+        jax.random.randint(label, (), 0, classes),
+      )
+
+    return jax.vmap(one)(keys)
+
+  def joined(parts):
+    shape = (batch_size, *parts[0].shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
   step = start
   while steps is None or step < steps:
     seeds = np.array([config.seed, step, steps is None], np.uint64)
     word = order.mix(order.mix(order.mix(seeds[:1]) + seeds[1]) + seeds[2])
-    key = jax.device_put(word.view(np.uint32), replicated)
     weight = np.ones(len(rows), np.float32)
     if steps is not None:
       weight = (step * batch_size + rows < size).astype(np.float32)
@@ -205,5 +209,13 @@ def synthetic(
       'row': rows.astype(np.int32),
       'vote': np.full(len(rows), vote(), np.int32),
     }
-    yield make(key) | place(host, sharding, rows, batch_size)
+    batch = place(host, sharding, rows, batch_size)
+    # Device by device: a program over all processes, started by this thread,
+    # would meet those of the main thread in another order on each of them.
+    parts = [
+      make(jax.device_put(word.view(np.uint32), part.device), part.data)
+      for part in batch['row'].addressable_shards
+    ]
+    images, labels = zip(*parts)
+    yield batch | {'image': joined(images), 'label': joined(labels)}
     step += 1

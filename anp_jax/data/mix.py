@@ -54,9 +54,10 @@ def blend(images, targets, rows, key, mixup: float, cutmix: float):
     return jnp.where(use_cut, box, whole)
 
   # (batch, height, width): the share of each pixel that stays the image's own.
-  own = jnp.repeat(jax.vmap(masks)(keys), 2, axis=0)
-  share = own.mean((1, 2))[:, None].astype(targets.dtype)
-  own = own[..., None].astype(images.dtype)
+  # Rounded first, so that targets are divided just as pixels are.
+  own = jnp.repeat(jax.vmap(masks)(keys), 2, axis=0).astype(images.dtype)
+  share = own.mean((1, 2), dtype=targets.dtype)[:, None]
+  own = own[..., None]
   images = own * images + (1 - own) * _partner(images)
   return images, share * targets + (1 - share) * _partner(targets)
 

@@ -191,7 +191,8 @@ def _until_exit(iterator):
         return
       yield item
   except Exception as e:
-    # The frames of the traceback hold the iterator too.
+    # The frames of its tracebacks hold the iterator too.
+    e.__context__ = None
     raise e.with_traceback(None) from None
   finally:
     drop()
@@ -230,7 +231,10 @@ def _decode_box(file, box):
   # Decoding only the box saves the inverse transform of the rest.
   image = tf.cond(
     _is_jpeg(file),
-    lambda: tf.image.decode_and_crop_jpeg(file, box, channels=3),
+    # As Pillow decodes, to the bit; the default is off by some grey levels.
+    lambda: tf.image.decode_and_crop_jpeg(
+      file, box, channels=3, dct_method='INTEGER_ACCURATE'
+    ),
     whole,
   )
   image.set_shape([None, None, 3])

@@ -221,20 +221,20 @@ class Tfds:
     info = builder.info.splits[split]
     self._size = info.num_examples
     stored = builder.info.file_format.value
-    if stored == 'array_record':
-      self._records = builder.as_data_source(split, decoders=skip)
-    elif stored == 'tfrecord':
-      self._records = _TfRecords(info.filepaths, builder.info.features, skip)
-    else:
+    if stored not in ('array_record', 'tfrecord'):
       raise config_lib.ConfigError(
         f'{builder.info.full_name} is stored as {stored}, expected '
         'array_record or tfrecord'
       )
-    if len(self._records) != self._size:
-      raise config_lib.ConfigError(
-        f'{builder.data_path}: {split} holds {len(self._records)} examples, '
-        f'expected {self._size}'
-      )
+    paths = [os.fspath(p) for p in info.filepaths]
+    places = [
+      _record_places(stored, path, count)
+      for path, count in zip(paths, info.shard_lengths)
+    ]
+    if stored == 'array_record':
+      self._records = builder.as_data_source(split, decoders=skip)
+    else:
+      self._records = _TfRecords(paths, places, builder.info.features, skip)
 
   def __len__(self):
     return self._size
@@ -249,16 +249,14 @@ class Tfds:
 class _TfRecords:
   """Random access to TFRecord shards; reads their framing, not TensorFlow."""
 
-  def __init__(self, paths, features, decoders):
+  def __init__(self, paths, places, features, decoders):
+    self._paths = paths
     self._features = features
     self._decoders = decoders
-    self._paths = [os.fspath(p) for p in paths]
+    shards = [np.full((len(p), 1), i) for i, p in enumerate(places)]
     self._places = np.concatenate(
-      [_record_places(i, path) for i, path in enumerate(self._paths)]
+      [np.concatenate(both, 1) for both in zip(shards, places)]
     )
-
-  def __len__(self):
-    return len(self._places)
 
   def __getitems__(self, indices):
     """Decoded examples (dicts) of the given indices."""
@@ -276,14 +274,27 @@ class _TfRecords:
     return result
 
 
-def _record_places(shard, path):
-  """(records, 3) int64: shard, first byte, bytes of each record's payload."""
-  places = []
+def _record_places(stored, path, count):
+  """Where the records of a shard are; refuses a damaged one.
+
+  Returns:
+    (count, 2) int64: first byte, bytes of each TFRecord's payload.
+  """
   try:
-    file = open(path, 'rb')
-  except OSError as e:
-    raise config_lib.ConfigError(f'{path}: {e.strerror}') from e
-  with file as f:
+    find = _tf_record_places if stored == 'tfrecord' else _array_record_places
+    places = find(path)
+  except (OSError, RuntimeError) as e:
+    raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
+  if len(places) != count:
+    raise config_lib.ConfigError(
+      f'{path} is damaged: {len(places)} whole examples, expected {count}'
+    )
+  return np.array(places, np.int64).reshape(-1, 2)
+
+
+def _tf_record_places(path):
+  places = []
+  with open(path, 'rb') as f:
     end = os.fstat(f.fileno()).st_size
     position = 0
     while position < end:
@@ -291,10 +302,18 @@ def _record_places(shard, path):
       header = f.read(12)  # uint64 length, uint32 checksum of the length
       length = struct.unpack('<Q', header[:8])[0] if len(header) == 12 else end
       if position + 16 + length > end:
-        raise config_lib.ConfigError(f'{path} is cut short at byte {position}')
-      places.append((shard, position + 12, length))
+        break
+      places.append((position + 12, length))
       position += 16 + length  # a uint32 checksum follows the payload
-  return np.array(places, np.int64).reshape(-1, 3)
+  return places
+
+
+def _array_record_places(path):
+  """Zeros, as many as there are records: tfds finds these itself."""
+  from array_record.python import array_record_module
+
+  reader = array_record_module.ArrayRecordReader(path)
+  return [(0, 0)] * (reader.num_records() if reader.ok() else 0)
 
 
 def _tfds_source(config, split):

@@ -1,0 +1,26 @@
+"""TensorFlow as an input library: quiet, and blind to accelerators."""
+
+import functools
+import os
+
+
+@functools.cache
+def load():
+  """Imports TensorFlow for readers; the module."""
+  # Its line about oneDNN escapes the log level, and decoding has no use for it.
+  os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
+  # JAX has set a level of its own by now; it and child processes keep that one.
+  before = os.environ.get('TF_CPP_MIN_LOG_LEVEL')
+  os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+  try:
+    import tensorflow as tf
+
+    # Makes the devices' list, and with it all the lines that there are.
+    for kind in ('GPU', 'TPU'):
+      tf.config.set_visible_devices([], kind)
+  finally:
+    if before is None:
+      del os.environ['TF_CPP_MIN_LOG_LEVEL']
+    else:
+      os.environ['TF_CPP_MIN_LOG_LEVEL'] = before
+  return tf

@@ -1,0 +1,31 @@
+"""What the benchmarks share: a table for people, a JSON line for machines."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', '..'))
+
+
+def show(title: str, rows: list[tuple], ratios: dict) -> None:
+  """Prints a table and, last, one line of JSON.
+
+  Args:
+    title: of the table.
+    rows: tuples of texts, the first one the heading.
+    ratios: name to number.
+  """
+  print(f'{title} ({len(os.sched_getaffinity(0))} cores, {platform.machine()})')
+  widths = [max(len(str(r[i])) for r in rows) for i in range(len(rows[0]))]
+  for row in rows:
+    first, *rest = (str(c) for c in row)
+    cells = [c.rjust(w) for c, w in zip(rest, widths[1:])]
+    print('  '.join([first.ljust(widths[0]), *cells]))
+  print(json.dumps({k: round(v, 4) for k, v in ratios.items()}))
+
+
+def median(values) -> float:
+  """The median of numbers."""
+  return statistics.median(values)

@@ -1,0 +1,88 @@
+"""Images a second of the demo, against the same run fed from memory.
+
+  python scripts/bench/input.py
+
+Both run the demo's compiled step in turn, the one on JPEG files through the
+whole pipeline, the other on batches that were decoded before.
+"""
+
+import itertools
+import time
+
+import _common
+import jax
+
+from anp_jax import command_line
+from anp_jax import mesh as mesh_lib
+from anp_jax import models
+from anp_jax import objective as objective_lib
+from anp_jax import optimizer as optimizer_lib
+from anp_jax import state as state_lib
+from anp_jax import step as step_lib
+from anp_jax import strategies
+from anp_jax.data import feed as feed_lib
+from anp_jax.data import sources
+from anp_jax.data import stream as stream_lib
+
+_STEPS = 40
+_ROUNDS = 7
+
+
+def main():
+  """Times the demo on files and on memory, in turn."""
+  config = command_line.load('configs/resnet_anp.py:demo', {})
+  mesh = mesh_lib.create(config)
+  source = sources.open_source(config, training=True)
+  size = config.batch_size
+  schedule_of = (config, size, len(source), 10000)
+  objective = objective_lib.create(source.vocabulary)
+  model = models.create(config, objective.classes, mesh_lib.platform(mesh))
+  optimizer = optimizer_lib.create(*schedule_of)
+  init = state_lib.init_fn(model, optimizer, config)
+  like = state_lib.abstract(init, config, mesh)
+  state = state_lib.create(init, like)
+  specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
+  step = step_lib.make_train_step(
+    model, objective, optimizer, optimizer_lib.schedule(*schedule_of),
+    strategies.create(config, specs), config, mesh, like,
+  )  # fmt: skip
+  sharding = mesh_lib.batch_sharding(mesh)
+  files = stream_lib.Stream(config, sharding).train(source, size, 0)
+  decoded = [jax.device_get(next(files)) for _ in range(_STEPS)]
+  for batch in decoded:
+    batch.pop('vote')
+  rows = feed_lib.local_rows(sharding, size)
+  memory = feed_lib.Feed(
+    feed_lib.on_device(itertools.cycle(decoded), sharding, rows, size),
+    config.data.prefetch,
+  )
+
+  def rate(feed, state):
+    start = time.perf_counter()
+    for _ in range(_STEPS):
+      state, values = step(state, next(feed))
+    jax.block_until_ready(values)
+    return _STEPS * size / (time.perf_counter() - start), state
+
+  _, state = rate(memory, state)
+  rates = {'from files': [], 'from memory': []}
+  for _ in range(_ROUNDS):
+    for name, feed in (('from files', files), ('from memory', memory)):
+      value, state = rate(feed, state)
+      rates[name].append(value)
+  files.close()
+  memory.close()
+  ratios = [a / b for a, b in zip(*rates.values())]
+  table = [('input', 'median images/s', 'ratio')]
+  table += [
+    (name, f'{_common.median(r):.0f}', f'{_common.median(ratios):.3f}' if
+     name == 'from files' else '1') for name, r in rates.items()
+  ]  # fmt: skip
+  _common.show('demo: ResNet-18, 48 px', table, {
+    'files_over_memory': _common.median(ratios),
+    'files_over_memory_min': min(ratios),
+  })  # fmt: skip
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,75 @@
+"""Tests of compile_cache: hits in a second process, a bound on the size."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# A program that takes a while to compile; its number makes it another one.
+_PROGRAM = """
+import sys
+import jax
+import jax.numpy as jnp
+from anp_jax import command_line, compile_cache
+
+hits = []
+jax.monitoring.register_event_listener(
+  lambda event, **_: hits.append(event) if event.endswith('cache_hits') else 0)
+texts = dict(a.split('=', 1) for a in sys.argv[2:])
+config = command_line.load('configs/resnet_anp.py:tiny', texts)
+folder = compile_cache.enable(config)
+
+def f(x):
+  for i in range(60):
+    x = jnp.sin(x @ x + i) + jnp.sort(x, axis=0) * float(sys.argv[1])
+  return x
+
+jax.block_until_ready(jax.jit(f)(jnp.ones((8, 8))))
+print(len(hits), folder)
+"""
+
+
+def _run(number, folder, *texts, name='JAX_COMPILATION_CACHE_DIR'):
+  environment = {k: v for k, v in os.environ.items() if 'COMPILATION' not in k}
+  done = subprocess.run(
+    [sys.executable, '-c', _PROGRAM, str(number), *texts],
+    cwd=_ROOT,
+    env={**environment, 'PYTHONPATH': str(_ROOT), name: str(folder)},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  hits, _, used = done.stdout.strip().partition(' ')
+  return int(hits), used
+
+
+def test_second_process_hits(tmp_path):
+  assert _run(1, tmp_path) == (0, str(tmp_path))
+  hits, _ = _run(1, tmp_path)
+  assert hits > 0
+  assert _run(2, tmp_path)[0] < hits  # another program is not a hit
+
+
+def test_folder_without_the_variable_is_a_cache_folder(tmp_path):
+  _, used = _run(1, tmp_path, name='XDG_CACHE_HOME')
+  assert used.startswith(str(tmp_path / 'anp_jax' / 'xla'))
+  assert any(pathlib.Path(used).iterdir())
+
+
+def test_off(tmp_path):
+  assert _run(1, tmp_path, 'compile_cache.dir=')[1] == ''
+  assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_size_stays_below_the_bound(tmp_path):
+  limit = 200_000
+  for number in range(6):
+    _run(number, tmp_path, f'compile_cache.max_gigabytes={limit / 2**30}')
+    size = sum(p.stat().st_size for p in tmp_path.rglob('*') if p.is_file())
+    assert size <= limit * 1.1  # time stamps and the lock are not counted
+  assert size > 0

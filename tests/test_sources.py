@@ -1,0 +1,427 @@
+"""Tests of sources: every kind of data set, whole and broken."""
+
+import collections
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from anp_jax import config as config_lib
+from anp_jax.data import sources
+
+_CLOTHING = pathlib.Path(__file__).parents[2] / 'shared' / 'data' / 'clothing'
+_GARMENTS = (
+  'dress', 'hat', 'longsleeve', 'outwear', 'pants', 'shirt', 'shoes', 'shorts',
+  'skirt', 't-shirt',
+)  # fmt: skip
+
+
+def _tree(root, files):
+  for file in files:
+    path = root / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(file.encode())
+
+
+def _open(config, source, path='', split='train'):
+  config.data.source = source
+  config.data.path = str(path)
+  config.data.train_split = split
+  return sources.open_source(config, training=True)
+
+
+def _all(source):
+  return source.read(np.arange(len(source)))
+
+
+def _refused(words, config, *args, **kwargs):
+  """The config is refused, in one line that holds all words."""
+  with pytest.raises(config_lib.ConfigError) as e:
+    _open(config, *args, **kwargs)
+  text = str(e.value)
+  assert '\n' not in text
+  for word in words:
+    assert str(word) in text, text
+
+
+# Trees of image files.
+
+
+def test_tree_with_splits(tmp_path, config):
+  _tree(tmp_path, [
+    'train/old_dog/b.jpg', 'train/old_dog/a.JPEG', 'train/big_cat/x.png',
+    'train/old_dog/notes.txt', 'train/old_dog/c.bmp', 'train/old_dog/d.gif',
+    'train/big_cat/y.webp', 'train/big_cat/jpg', 'train/readme.jpg',
+    'validation/big_cat/v.jpg', 'validation/old_dog/w.jpg',
+    # What other programs leave behind.
+    'train/.ipynb_checkpoints/a.jpg', 'train/old_dog/._b.jpg',
+  ])  # fmt: skip
+  source = _open(config, 'folder', tmp_path)
+  assert source.kind == 'encoded'
+  assert source.vocabulary.names == ('big_cat', 'old_dog')
+  images, labels = _all(source)
+  assert [i.decode() for i in images] == [
+    'train/big_cat/x.png', 'train/old_dog/a.JPEG', 'train/old_dog/b.jpg',
+    'train/old_dog/c.bmp', 'train/old_dog/d.gif',
+  ]  # fmt: skip
+  assert labels.tolist() == [0, 1, 1, 1, 1] and labels.dtype == np.int32
+  assert source.file(2) == str(tmp_path / 'train/old_dog/b.jpg')
+  images, labels = source.read(np.array([4, 0, 4]))
+  assert [i.decode()[-5:] for i in images] == ['d.gif', 'x.png', 'd.gif']
+  assert labels.tolist() == [1, 0, 1]
+  config.data.eval_split = 'validation'
+  held = sources.open_source(config, training=False)
+  assert [i.decode()[-5:] for i in _all(held)[0]] == ['v.jpg', 'w.jpg']
+
+
+def _names(config, root, split):
+  return {i.decode() for i in _all(_open(config, 'folder', root, split))[0]}
+
+
+def test_tree_without_splits_is_divided(tmp_path, config):
+  files = [f'{c}/{i}.jpg' for c in ('a', 'b') for i in range(1000)]
+  _tree(tmp_path, files)
+  train = _names(config, tmp_path, 'train')
+  held = _names(config, tmp_path, 'validation')
+  assert not train & held and train | held == set(files)
+  # Five standard deviations of a share of 2000; and in each class of 1000.
+  assert abs(len(train) / 2000 - 0.8) < 5 * 0.4 / np.sqrt(2000)
+  for c in 'ab':
+    share = sum(name[0] == c for name in train) / 1000
+    assert abs(share - 0.8) < 5 * 0.4 / np.sqrt(1000)
+  # Files of the same name in two classes do not go together.
+  both = {n[2:] for n in train if n[0] == 'a'} ^ {
+    n[2:] for n in train if n[0] == 'b'
+  }
+  assert len(both) > 200
+
+  more = [f'{c}/new{i}.jpg' for c in ('a', 'c') for i in range(50)]
+  _tree(tmp_path, more)
+  assert _names(config, tmp_path, 'train') - set(more) == train
+  assert _names(config, tmp_path, 'validation') - set(more) == held
+
+  moved = tmp_path.parent / f'{tmp_path.name}_moved'
+  tmp_path.rename(moved)
+  assert _names(config, moved, 'train') - set(more) == train
+  moved.rename(tmp_path)
+
+
+def test_division_stays_as_it_was_published(tmp_path, config):
+  """A golden list: a run is only continued on the same split."""
+  _tree(tmp_path, [f'a/{i}.jpg' for i in range(12)])
+  held = _names(config, tmp_path, 'validation')
+  assert held == {
+    'a/10.jpg',
+    'a/11.jpg',
+    'a/3.jpg',
+    'a/4.jpg',
+    'a/5.jpg',
+    'a/7.jpg',
+    'a/8.jpg',
+  }
+
+
+@pytest.mark.skipif(
+  not _CLOTHING.is_dir(), reason='the photographs of clothing are not here'
+)
+def test_photographs(config):
+  def files(split):
+    return sorted(_CLOTHING.glob(f'{split}/*/*.jpg'))
+
+  for split in ('train', 'test'):
+    source = _open(config, 'folder', _CLOTHING, split)
+    assert source.vocabulary.names == _GARMENTS
+    assert not source.vocabulary.is_anp
+    images, labels = source.read(np.arange(len(source))[::37])
+    for path, image, label in zip(files(split)[::37], images, labels):
+      assert path.read_bytes() == image
+      assert path.parent.name == _GARMENTS[label]
+    assert len(source) == len(files(split)) > 0
+  _refused([_CLOTHING, "'validation'", 'train, test', 'config.data.eval_split'],
+           config, 'folder', _CLOTHING, 'validation')  # fmt: skip
+  whole = _CLOTHING / 'train'
+  parts = [
+    len(_open(config, 'folder', whole, s)) for s in ('train', 'validation')
+  ]
+  assert sum(parts) == len(files('train'))
+  wide = 5 * 0.4 / np.sqrt(sum(parts))
+  assert abs(parts[0] / sum(parts) - 0.8) < wide
+
+
+def test_bad_trees(tmp_path, config):
+  none = tmp_path / 'none'
+  _refused([none], config, 'folder', none)
+  file = tmp_path / 'file'
+  file.write_text('')
+  _refused([file], config, 'folder', file)
+  empty = tmp_path / 'empty'
+  empty.mkdir()
+  _refused([empty, 'no class folders'], config, 'folder', empty)
+  _tree(empty, ['train/a/b.txt'])
+  _refused([empty, 'no examples'], config, 'folder', empty)
+  plain = tmp_path / 'plain'
+  _tree(plain, ['a/b.jpg'])
+  _refused([plain, "'test'", 'train and validation'],
+           config, 'folder', plain, 'test')  # fmt: skip
+
+
+# Arrays.
+
+
+def _arrays():
+  rng = np.random.default_rng(0)
+  return {
+    'train_images': rng.integers(0, 256, (7, 5, 4, 3), np.uint8),
+    'train_labels': np.array([0, 2, 1, 1, 0, 2, 11]),
+    'validation_images': rng.integers(0, 256, (3, 5, 4, 3), np.uint8),
+    'validation_labels': np.array([1, 0, 1], np.uint8),
+  }
+
+
+def _save(path, arrays):
+  """As an .npz file or a folder of .npy files, by the path's suffix."""
+  if path.suffix == '.npz':
+    np.savez(path, **arrays)
+  else:
+    path.mkdir()
+    for name, array in arrays.items():
+      np.save(path / f'{name}.npy', array)
+
+
+@pytest.mark.parametrize('name', ['set.npz', 'folder'])
+def test_arrays(tmp_path, config, name):
+  arrays = _arrays()
+  _save(tmp_path / name, arrays)
+  for split in ('train', 'validation'):
+    source = _open(config, 'arrays', tmp_path / name, split)
+    assert source.kind == 'pixels'
+    assert len(source) == len(arrays[f'{split}_labels'])
+    order = np.array([2, 0, 2, 1])
+    images, labels = source.read(order)
+    assert labels.dtype == np.int32
+    np.testing.assert_array_equal(labels, arrays[f'{split}_labels'][order])
+    np.testing.assert_array_equal(images, arrays[f'{split}_images'][order])
+    # Without names the classes are those of the training split, and sort.
+    names = tuple(f'class{i:02}' for i in range(12))
+    assert source.vocabulary.names == names
+
+
+@pytest.mark.parametrize('name', ['set.npz', 'folder'])
+def test_arrays_with_names(tmp_path, config, name):
+  names = [f'fine_n{i}' for i in range(12)]
+  _save(tmp_path / name, _arrays() | {'class_names': np.array(names)})
+  source = _open(config, 'arrays', tmp_path / name, 'validation')
+  assert source.vocabulary.names == tuple(names)
+  assert source.vocabulary.is_anp
+
+
+@pytest.mark.parametrize('name', ['set.npz', 'folder'])
+@pytest.mark.parametrize(
+  'change, words',
+  [
+    ({'train_images': None}, ["'train_images'"]),
+    ({'train_labels': None}, ["'train_labels'"]),
+    ({'train_images': np.zeros((7, 5, 4, 3))}, ['train_images', 'float64']),
+    ({'train_images': np.zeros((7, 5, 4), np.uint8)}, ['(7, 5, 4)']),
+    ({'train_images': np.zeros((7, 3, 5, 4), np.uint8)}, ['(7, 3, 5, 4)']),
+    ({'train_labels': np.zeros(6, int)}, ['train_labels', '(6,)', '7 whole']),
+    ({'train_labels': np.zeros(7)}, ['train_labels', 'float64']),
+    ({'train_labels': np.zeros((7, 1), int)}, ['train_labels', '(7, 1)']),
+    ({'train_labels': np.arange(-1, 6)}, ['-1 to 5', '0 to 5']),
+    ({'class_names': np.array(['a', 'b'])}, ['0 to 11', '0 to 1']),
+    # 2**32 must not pass for 0 in int32.
+    ({'class_names': np.array(['a', 'b']),
+      'train_labels': np.full(7, 2**32)}, ['4294967296']),
+    ({'class_names': np.array(['a', 3], object)}, ['class_names']),
+    ({'train_images': np.zeros((0, 5, 4, 3), np.uint8),
+      'train_labels': np.zeros(0, int)}, ['no examples']),
+  ],
+)  # fmt: skip
+def test_bad_arrays(tmp_path, config, name, change, words):
+  arrays = {k: v for k, v in (_arrays() | change).items() if v is not None}
+  _save(tmp_path / name, arrays)
+  if name == 'set.npz' and words == ['class_names']:
+    words = []  # an .npz does not say which of its arrays it could not read
+  _refused([tmp_path, *words], config, 'arrays', tmp_path / name)
+
+
+def test_misspelt_split_of_arrays(tmp_path, config):
+  _save(tmp_path / 'set.npz', _arrays())
+  _refused(["'trian_images'", "did you mean 'train_images'"],
+           config, 'arrays', tmp_path / 'set.npz', 'trian')  # fmt: skip
+
+
+def test_bad_array_files(tmp_path, config):
+  good = tmp_path / 'good.npz'
+  _save(good, _arrays())
+  data = good.read_bytes()
+  np.save(tmp_path / 'single.npy', np.zeros(3))
+  cases = {
+    'empty.npz': b'',
+    'text.npz': b'hello',
+    'cut.npz': data[: len(data) // 2],
+    'flipped.npz': data[:200] + bytes([data[200] ^ 1]) + data[201:],
+  }
+  for name, content in cases.items():
+    (tmp_path / name).write_bytes(content)
+  for name in [*cases, 'missing.npz', 'single.npy']:
+    _refused([tmp_path / name], config, 'arrays', tmp_path / name)
+  folder = tmp_path / 'folder'
+  _save(folder, _arrays())
+  labels = folder / 'train_labels.npy'
+  labels.write_bytes(labels.read_bytes()[:-9])
+  _refused([labels], config, 'arrays', folder)
+
+
+# TensorFlow Datasets.
+
+
+class TinyPairs(tfds.core.GeneratorBasedBuilder):
+  """Pictures of one value each; two shards of training examples."""
+
+  VERSION = tfds.core.Version('1.0.0')
+  RELEASE_NOTES = {'1.0.0': 'For tests.'}
+  url_infos = None  # nothing is downloaded
+
+  def _info(self):
+    return tfds.core.DatasetInfo(
+      builder=self,
+      features=tfds.features.FeaturesDict({
+        'image': tfds.features.Image(encoding_format='png'),
+        'coarse': tfds.features.ClassLabel(num_classes=2),
+        'label': tfds.features.ClassLabel(
+          names=['tall_tree', 'red_car', 'old_dog']
+        ),
+      }),
+    )  # fmt: skip
+
+  def _split_generators(self, dl_manager):
+    del dl_manager
+    return {s: self._generate_examples(n) for s, n in _COUNTS.items()}
+
+  def _generate_examples(self, count):
+    for i in range(count):
+      image = np.full((3 + i % 4, 5, 3), i, np.uint8)
+      yield i, {'image': image, 'label': i % 3, 'coarse': i % 2}
+
+
+_COUNTS = {'train': 17, 'validation': 5}
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """The folder of data sets of each file format."""
+  tfds.disable_progress_bar()
+  result = {}
+  for stored in ('tfrecord', 'array_record'):
+    result[stored] = tmp_path_factory.mktemp(stored)
+    TinyPairs(data_dir=result[stored], file_format=stored).download_and_prepare(
+      download_config=tfds.download.DownloadConfig(num_shards=2)
+    )
+  return result
+
+
+@pytest.fixture(params=['tfrecord', 'array_record'])
+def stored(request, prepared, config):
+  config.data.dir = str(prepared[request.param])
+  return request.param
+
+
+def _tfds_reads(stored, directory, split):
+  """What tfds itself reads, in order: PNG files and labels."""
+  builder = tfds.builder_from_directory(
+    os.path.join(directory, 'tiny_pairs', '1.0.0')
+  )
+  skip = {'image': tfds.decode.SkipDecoding()}
+  if stored == 'array_record':
+    return list(builder.as_data_source(split, decoders=skip))
+  data = builder.as_dataset(
+    split, decoders=skip, read_config=tfds.ReadConfig(interleave_cycle_length=1)
+  )
+  return list(tfds.as_numpy(data))
+
+
+def test_tfds_random_access_is_its_own_order(stored, config):
+  for split, count in _COUNTS.items():
+    source = _open(config, 'tfds:tiny_pairs', split=split)
+    assert source.kind == 'encoded' and len(source) == count
+    assert source.vocabulary.names == ('tall_tree', 'red_car', 'old_dog')
+    wanted = _tfds_reads(stored, config.data.dir, split)
+    order = np.random.default_rng(0).permutation(count)
+    order = np.append(order, order[:3])
+    images, labels = source.read(order)
+    assert labels.dtype == np.int32
+    assert labels.tolist() == [wanted[i]['label'] for i in order]
+    assert all(type(image) is bytes for image in images)
+    assert images == [wanted[i]['image'] for i in order]
+  assert len(set(images)) == 5  # there is something to mistake
+
+
+def test_tfds_examples_are_all_there(stored, config):
+  labels = _all(_open(config, 'tfds:tiny_pairs'))[1]
+  assert collections.Counter(labels.tolist()) == {0: 6, 1: 6, 2: 5}
+
+
+def test_tfds_name_with_version(stored, config):
+  assert len(_open(config, 'tfds:tiny_pairs:1.0.0')) == 17
+
+
+def test_tfds_set_that_is_missing(stored, config, tmp_path):
+  directory = config.data.dir
+  _refused([directory, "'tiny_pair'", "mean 'tiny_pairs'", 'tfds build'],
+           config, 'tfds:tiny_pair')  # fmt: skip
+  _refused([directory, 'tiny_pairs:2.0.0'], config, 'tfds:tiny_pairs:2.0.0')
+  _refused(['tiny_pairs/1.0.0', "'test'", 'train, validation'],
+           config, 'tfds:tiny_pairs', split='test')  # fmt: skip
+  config.data.dir = str(tmp_path / 'nowhere')
+  _refused([config.data.dir], config, 'tfds:tiny_pairs')
+
+
+@pytest.mark.parametrize('damage', ['half', 'record', 'byte', 'gone'])
+def test_tfds_shard_that_is_damaged(stored, config, tmp_path, damage):
+  copy = tmp_path / 'tiny_pairs' / '1.0.0'
+  copy.mkdir(parents=True)
+  for path in pathlib.Path(config.data.dir, 'tiny_pairs/1.0.0').iterdir():
+    (copy / path.name).write_bytes(path.read_bytes())
+  shard = copy / f'tiny_pairs-train.{stored}-00001-of-00002'
+  data = shard.read_bytes()
+  keep = {'half': len(data) // 2, 'byte': len(data) - 1}
+  # Bytes of the first TFRecord with its frame: what is left is well formed.
+  keep['record'] = min(16 + int.from_bytes(data[:8], 'little'), len(data) // 3)
+  shard.write_bytes(data[: keep.get(damage)])
+  if damage == 'gone':
+    shard.unlink()
+  config.data.dir = str(tmp_path)
+  _refused([shard], config, 'tfds:tiny_pairs')
+  assert len(_open(config, 'tfds:tiny_pairs', split='validation')) == 5
+
+
+# Random images, and what all kinds share.
+
+
+def test_synthetic_vocabulary(config):
+  config.data.synthetic_classes = 101
+  config.data.synthetic_examples = 77
+  source = _open(config, 'synthetic')
+  assert source.kind == 'synthetic' and len(source) == 77
+  names = source.vocabulary.names
+  assert len(names) == 101 and list(names) == sorted(names)
+  assert (names[0], names[9], names[100]) == (
+    'class000',
+    'class009',
+    'class100',
+  )
+  config.data.synthetic_classes = 10
+  assert _open(config, 'synthetic').vocabulary.names[9] == 'class9'
+
+
+def test_fingerprint_tells_sets_apart(tmp_path, config):
+  _save(tmp_path / 'set.npz', _arrays())
+  first = sources.fingerprint(_open(config, 'arrays', tmp_path / 'set.npz'))
+  assert first['examples'] == 7 and first['classes'] == 12
+  names = np.array([f'n{i}' for i in range(12)])
+  _save(tmp_path / 'named.npz', _arrays() | {'class_names': names})
+  other = sources.fingerprint(_open(config, 'arrays', tmp_path / 'named.npz'))
+  assert {k for k in first if first[k] != other[k]} == {'names'}
