@@ -122,6 +122,8 @@ def validate(config) -> None:
       raise config_lib.ConfigError(f'config.{key}={e}') from None
     if key != 'schedule.warmup':
       _check(count > 0, key, have[key], 'more than nothing')
+  # A JAX key is made of 32 bits, of which one is the sign's.
+  _check(have['seed'] < 2**31, 'seed', have['seed'], 'below 2**31')
   _validate_data(have)
   _validate_sharding(have['sharding'])
   for key in ('mesh.data', 'mesh.model'):

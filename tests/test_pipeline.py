@@ -360,11 +360,17 @@ print(os.environ['TF_CPP_MIN_LOG_LEVEL'])
 def test_a_stream_left_open_does_not_hang_the_exit(tree):
   """TensorFlow waits for Python functions that Python no longer runs."""
   done = _program("""
-open_streams = [stream(source='folder', path=sys.argv[1]) for _ in range(2)]
-for batches in open_streams:
-  next(batches)
-thread = feed.Feed(stream(source='folder', path=sys.argv[1]), 2)
-next(thread)
+import time
+
+read = sources.Folder.read
+
+def slowly(self, indices):
+  time.sleep(0.5)  # so that the exit finds it at work
+  return read(self, indices)
+
+sources.Folder.read = slowly
+batches = stream(source='folder', path=sys.argv[1])
+next(batches)
 sys.exit('an error')
 """, tree)  # fmt: skip
   assert (done.stderr, done.returncode) == ('an error\n', 1)

@@ -60,20 +60,19 @@ def train_views(config, draws: np.ndarray, sizes: np.ndarray) -> Views:
   """
   d = config.data
   if d.augment == 'none':
-    views = eval_views(config, sizes)
+    return eval_views(config, sizes)
+  sizes = np.asarray(sizes, np.float64)
+  if d.augment == 'crop':
+    sides = _area_and_aspect(d, draws, sizes)
   else:
-    sizes = np.asarray(sizes, np.float64)
-    if d.augment == 'crop':
-      sides = _area_and_aspect(d, draws, sizes)
-    else:
-      low, high = d.scale_range
-      shorter = low + np.floor(draws[:, 0] * (high - low + 1))
-      sides = d.image_size * sizes.min(1) / shorter
-      sides = np.stack([sides, sides], 1)
-    sides = np.clip(np.round(sides), 1, sizes)
-    corners = np.floor(draws[:, 2:4] * (sizes - sides + 1))
-    views = Views(np.concatenate([corners, sides], 1), None)
-  return Views(views.boxes, draws[:, 4] < d.flip)
+    low, high = d.scale_range
+    shorter = low + np.floor(draws[:, 0] * (high - low + 1))
+    sides = d.image_size * sizes.min(1) / shorter
+    sides = np.stack([sides, sides], 1)
+  sides = np.clip(np.round(sides), 1, sizes)
+  corners = np.floor(draws[:, 2:4] * (sizes - sides + 1))
+  boxes = np.concatenate([corners, sides], 1)
+  return Views(boxes, draws[:, 4] < d.flip)
 
 
 def eval_views(config, sizes: np.ndarray) -> Views:

@@ -7,7 +7,6 @@ TensorFlow; synthetic examples are made on the device.
 
 import hashlib
 import os
-import struct
 from typing import Protocol
 import zipfile
 import zlib
@@ -15,6 +14,7 @@ import zlib
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.data import shards
 from anp_jax.data import vocabulary
 
 _SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
@@ -228,13 +228,15 @@ class Tfds:
       )
     paths = [os.fspath(p) for p in info.filepaths]
     places = [
-      _record_places(stored, path, count)
+      shards.record_places(stored, path, count)
       for path, count in zip(paths, info.shard_lengths)
     ]
     if stored == 'array_record':
       self._records = builder.as_data_source(split, decoders=skip)
     else:
-      self._records = _TfRecords(paths, places, builder.info.features, skip)
+      self._records = shards.TfRecords(
+        paths, places, builder.info.features, skip
+      )
 
   def __len__(self):
     return self._size
@@ -244,76 +246,6 @@ class Tfds:
     records = self._records.__getitems__([int(i) for i in indices])
     labels = np.array([r[self._label] for r in records], np.int32)
     return [bytes(r[self._image]) for r in records], labels
-
-
-class _TfRecords:
-  """Random access to TFRecord shards; reads their framing, not TensorFlow."""
-
-  def __init__(self, paths, places, features, decoders):
-    self._paths = paths
-    self._features = features
-    self._decoders = decoders
-    shards = [np.full((len(p), 1), i) for i, p in enumerate(places)]
-    self._places = np.concatenate(
-      [np.concatenate(both, 1) for both in zip(shards, places)]
-    )
-
-  def __getitems__(self, indices):
-    """Decoded examples (dicts) of the given indices."""
-    result = []
-    for index in indices:
-      shard, start, length = self._places[index]
-      with open(self._paths[shard], 'rb') as f:
-        f.seek(start)
-        serialized = f.read(length)
-      result.append(
-        self._features.deserialize_example_np(
-          serialized, decoders=self._decoders
-        )
-      )
-    return result
-
-
-def _record_places(stored, path, count):
-  """Where the records of a shard are; refuses a damaged one.
-
-  Returns:
-    (count, 2) int64: first byte, bytes of each TFRecord's payload.
-  """
-  try:
-    find = _tf_record_places if stored == 'tfrecord' else _array_record_places
-    places = find(path)
-  except (OSError, RuntimeError) as e:
-    raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
-  if len(places) != count:
-    raise config_lib.ConfigError(
-      f'{path} is damaged: {len(places)} whole examples, expected {count}'
-    )
-  return np.array(places, np.int64).reshape(-1, 2)
-
-
-def _tf_record_places(path):
-  places = []
-  with open(path, 'rb') as f:
-    end = os.fstat(f.fileno()).st_size
-    position = 0
-    while position < end:
-      f.seek(position)
-      header = f.read(12)  # uint64 length, uint32 checksum of the length
-      length = struct.unpack('<Q', header[:8])[0] if len(header) == 12 else end
-      if position + 16 + length > end:
-        break
-      places.append((position + 12, length))
-      position += 16 + length  # a uint32 checksum follows the payload
-  return places
-
-
-def _array_record_places(path):
-  """Zeros, as many as there are records: tfds finds these itself."""
-  from array_record.python import array_record_module
-
-  reader = array_record_module.ArrayRecordReader(path)
-  return [(0, 0)] * (reader.num_records() if reader.ok() else 0)
 
 
 def _tfds_source(config, split):
