@@ -5,7 +5,7 @@
 ACCELERATOR ?= auto
 # PYTHON=... overrides the search for one that will do.
 PYTHON ?=
-# For example PYTEST_ARGS='-n 2' or PYTEST_ARGS='-k order'.
+# For example PYTEST_ARGS='-n 0' or PYTEST_ARGS='-k order'.
 PYTEST_ARGS ?=
 
 MARKED := multiprocess or slurm or slow
@@ -54,7 +54,7 @@ demo: $(READY)  ## Train a small model on made-up data, on any machine.
 	  --workdir=runs/demo
 
 test: $(READY)  ## Run the quick tests.
-	$(VENV_PYTHON) -m pytest -q -m "not ($(MARKED))" $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest -q -n 2 -m "not ($(MARKED))" $(PYTEST_ARGS)
 
 # Not the quick ones again: `make test test-all` runs every test once. That no
 # test carries a mark (pytest's status 5) is no failure.
