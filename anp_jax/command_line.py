@@ -59,6 +59,11 @@ def from_flags(flags, overrides: dict[str, str]):
       f'--checkpoint={chosen!r}: expected newest, best or a step'
       f'{config_lib.nearest(chosen, ("newest", "best"))}'
     )
+  if chosen != 'newest' and flags.mode != 'evaluate':
+    raise config_lib.ConfigError(
+      f'--checkpoint={chosen} is for --mode=evaluate: training goes on from '
+      'the newest'
+    )
   workdir = flags.workdir
   if flags.mode == 'evaluate' and not os.path.isdir(workdir or ''):
     raise config_lib.ConfigError(

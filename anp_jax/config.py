@@ -30,6 +30,7 @@ RESUMABLE = (
   'sharding',
   'data.dir',
   'data.path',
+  'data.eval_split',
   'data.prefetch',
   'data.threads',
   'compile_cache',

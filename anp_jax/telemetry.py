@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 
-import tensorboardX
 
 # Scores in the order people read them: the parts stand beside their pair.
 LABELS = {
@@ -140,6 +139,9 @@ class Telemetry:
       _cut(workdir, start_step)
       self._file = open(os.path.join(workdir, 'metrics.jsonl'), 'a')
       if tensorboard:
+        # It imports torch wherever that is installed: seconds of a start.
+        import tensorboardX
+
         # A file is named after the second and the host, and one that exists is
         # emptied: without the suffix a quick restart erases what it continues.
         self._board = tensorboardX.SummaryWriter(

@@ -127,7 +127,8 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
     )
     telemetry.close()
     checkpoints.close()
-    if not report.exists(workdir):  # stopped between the last save and it
+    # Stopped between the last save and the report.
+    if not report.exists(workdir) and jax.process_index() == 0:
       _report(config, workdir, mesh, like)
     return _last_scores(workdir)
   if step:
@@ -179,10 +180,11 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
       feed.close()
       telemetry.close()
       checkpoints.close()
-  if step < total:
-    print(f'stopped at step {step} of {total}; the same command goes on')
-  elif jax.process_index() == 0:
-    _report(config, workdir, mesh, like)
+  if jax.process_index() == 0:
+    if step < total:
+      print(f'stopped at step {step} of {total}; the same command goes on')
+    else:
+      _report(config, workdir, mesh, like)
   return scores
 
 

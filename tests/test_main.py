@@ -77,6 +77,10 @@ def _main(*arguments, **environment):
       [f'--config={_RECIPE}', '--checkpoint=bset'],
       ['--checkpoint', "'best'"],
     ),
+    (
+      [f'--config={_RECIPE}', '--checkpoint=best'],
+      ['--checkpoint=best', '--mode=evaluate'],
+    ),
   ],
 )
 def test_bad_input_is_one_clear_line(arguments, words):
