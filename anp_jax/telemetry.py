@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 
-
 # Scores in the order people read them: the parts stand beside their pair.
 LABELS = {
   'loss': 'loss', 'anp_top1': 'ANP top-1', 'adjective_top1': 'adjective',
