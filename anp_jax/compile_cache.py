@@ -20,9 +20,13 @@ def enable(config) -> str:
   """
   folder = config.compile_cache.dir
   if folder == 'auto':
-    folder = os.environ.get('JAX_COMPILATION_CACHE_DIR') or os.path.join(
-      config_lib.cache_dir(), 'xla', _machine()
-    )
+    # A folder of our own inside the shared one: entries that a program without
+    # a bound wrote have no time stamps, and JAX then stores nothing more.
+    shared = os.environ.get('JAX_COMPILATION_CACHE_DIR')
+    root = os.path.join(shared, 'anp_jax') if shared else os.path.join(
+      config_lib.cache_dir(), 'xla'
+    )  # fmt: skip
+    folder = os.path.join(root, _machine())
   if not folder:
     jax.config.update('jax_enable_compilation_cache', False)
     return ''

@@ -131,7 +131,7 @@ def base() -> ml_collections.ConfigDict:
   g.tensorboard = True
 
   c.compile_cache = p = ml_collections.ConfigDict()
-  p.dir = 'auto'  # $JAX_COMPILATION_CACHE_DIR, else a cache folder; '': off
+  p.dir = 'auto'  # $JAX_COMPILATION_CACHE_DIR/anp_jax, else a cache; '': off
   p.max_gigabytes = 4.0  # the least recently used entries go first
   return c
 

@@ -43,12 +43,14 @@ def _run(number, folder, *texts, name='JAX_COMPILATION_CACHE_DIR'):
     text=True,
     check=True,
   )
+  assert 'compilation cache' not in done.stderr, done.stderr
   hits, _, used = done.stdout.strip().partition(' ')
   return int(hits), used
 
 
 def test_second_process_hits(tmp_path):
-  assert _run(1, tmp_path) == (0, str(tmp_path))
+  hits, used = _run(1, tmp_path)
+  assert hits == 0 and used.startswith(str(tmp_path))
   hits, _ = _run(1, tmp_path)
   assert hits > 0
   assert _run(2, tmp_path)[0] < hits  # another program is not a hit
@@ -58,6 +60,26 @@ def test_folder_without_the_variable_is_a_cache_folder(tmp_path):
   _, used = _run(1, tmp_path, name='XDG_CACHE_HOME')
   assert used.startswith(str(tmp_path / 'anp_jax' / 'xla'))
   assert any(pathlib.Path(used).iterdir())
+
+
+def test_folder_shared_with_another_program(tmp_path):
+  """Whose entries have no time stamps, since it sets no bound."""
+  program = _PROGRAM.replace('compile_cache.enable(config)', '""')
+  subprocess.run(
+    [sys.executable, '-c', program, '7'],
+    cwd=_ROOT,
+    env={
+      **os.environ,
+      'PYTHONPATH': str(_ROOT),
+      'JAX_COMPILATION_CACHE_DIR': str(tmp_path),
+      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    },
+    check=True,
+    capture_output=True,
+  )
+  assert list(tmp_path.glob('*-cache'))
+  _run(1, tmp_path)
+  assert _run(1, tmp_path)[0] > 0
 
 
 def test_off(tmp_path):
