@@ -140,9 +140,6 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
     name: config_lib.steps(config[name].every, batch_size, len(train_source))
     for name in ('log', 'eval', 'checkpoint')
   }
-  readings = _Readings(
-    step_lib.metric_names(objective), telemetry, every['log'], total, feed
-  )
   scores, stopping = {}, False
   with stop:
     try:
@@ -155,6 +152,9 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
         marks.mark('compile and first step')
       telemetry.note(marks.text())
       telemetry.begin(step + 1)
+      readings = _Readings(
+        step_lib.metric_names(objective), telemetry, every['log'], total, feed
+      )
       while True:
         step += 1
         # Read one step late: while this step computes, the last is looked at.
@@ -197,7 +197,7 @@ class _Readings:
     self._every = every
     self._total = total
     self._feed = feed
-    self._waited = 0.0
+    self._waited = feed.waited  # for the first batch: no rate counts it
     self._pending = None
 
   def add(self, step, values):

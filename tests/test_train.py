@@ -145,6 +145,20 @@ def test_interrupted_run_goes_on_bit_for_bit(
     assert line['loss'] == wanted[line['kind'], line['step']]['loss']
 
 
+def test_wait_for_the_first_batch_is_in_no_rate(tmp_path, one, monkeypatch):
+  real = train.stream_lib.Stream.train
+
+  def slow(self, *arguments):
+    feed = real(self, *arguments)
+    feed.waited += 1000.0  # seconds
+    return feed
+
+  monkeypatch.setattr(train.stream_lib.Stream, 'train', slow)
+  train.run(one, str(tmp_path))
+  lines = [r for r in telemetry.read(str(tmp_path)) if r['kind'] == 'train']
+  assert all(r['input_wait'] < 1 for r in lines)
+
+
 def test_handlers_are_given_back(tmp_path, one):
   before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
   train.run(one, str(tmp_path))
