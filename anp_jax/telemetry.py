@@ -171,16 +171,16 @@ class Telemetry:
     now = self._clock()  # which may stand still between two calls
     seconds = max(now - self._mark - self._paused, 1e-9)
     steps = step - self._step
-    self._intervals.append((steps, seconds))
     self._mark, self._paused, self._step = now, 0.0, step
-    values = {
-      **metrics,
-      'seconds': seconds,
-      'images_per_second': steps * self._batch_size / seconds,
-      'input_wait': min(input_wait / seconds, 1.0),
-    }
-    if self._peak_flops > 0 and self._flops_per_step > 0:
-      values['mfu'] = steps * self._flops_per_step / seconds / self._peak_flops
+    values = dict(metrics)
+    if steps:  # none at the first step after `begin`: nothing was timed yet
+      self._intervals.append((steps, seconds))
+      values['seconds'] = seconds
+      values['images_per_second'] = steps * self._batch_size / seconds
+      values['input_wait'] = min(input_wait / seconds, 1.0)
+      if self._peak_flops > 0 and self._flops_per_step > 0:
+        rate = steps * self._flops_per_step / seconds
+        values['mfu'] = rate / self._peak_flops
     self._record('train', step, values)
     self._fields = self._progress(step, values)
     self._draw()
@@ -251,8 +251,9 @@ class Telemetry:
     for name in ('loss', 'anp_top1', 'adjective_top1', 'noun_top1'):
       if name in values:
         fields[name] = f'{LABELS[name]} {score(name, values[name])}'
-    fields['rate'] = f'{values["images_per_second"]:.0f} images/s'
-    fields['input'] = f'input wait {100 * values["input_wait"]:.1f}%'
+    if 'images_per_second' in values:
+      fields['rate'] = f'{values["images_per_second"]:.0f} images/s'
+      fields['input'] = f'input wait {100 * values["input_wait"]:.1f}%'
     if 'mfu' in values:
       fields['MFU'] = f'MFU {100 * values["mfu"]:.1f}%'
     fields['ETA'] = f'ETA {elapsed(self._eta(step))}'
