@@ -3,8 +3,16 @@
 import dataclasses
 import functools
 import hashlib
+import json
+import os
+import unicodedata
 
 import numpy as np
+
+from anp_jax import config as config_lib
+
+_PARTS = ('adjectives', 'nouns')
+_GIVEN = 'adjectives or nouns are given'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,10 +20,34 @@ class Vocabulary:
   """Class names in order; Adjective-Noun Pairs where every name is one.
 
   Attributes:
-    names: one a class; an ANP is 'adjective_noun', with one underscore.
+    names: one a class, all different; an ANP is 'adjective_noun', with one
+      underscore.
+    adjectives: their order gives the ids, and some may be of no class. None:
+      those of the classes, sorted; empty for plain classes. Never None once
+      made.
+    nouns: likewise.
+
+  Raises:
+    ConfigError: if a name, adjective or noun repeats, if given adjectives or
+      nouns miss one of a class, or if they are given for plain classes.
   """
 
   names: tuple[str, ...]
+  adjectives: tuple[str, ...] | None = None
+  nouns: tuple[str, ...] | None = None
+
+  def __post_init__(self):
+    _refuse_repeats(self.names, 'class ', 0)
+    if self.adjectives or self.nouns:
+      _refuse_plain(self.names, 'class ', 0, _GIVEN)
+    for i, part in enumerate(_PARTS):
+      given = getattr(self, part)
+      if given is None:
+        given = sorted(set(self._words[i]))
+      elif self.is_anp:
+        _refuse_repeats(given, f'{part} ', 0)
+        _refuse_missing(self.names, 'class ', 0, i, given, f'the {part} given')
+      object.__setattr__(self, part, tuple(given))
 
   def __len__(self) -> int:
     return len(self.names)
@@ -23,34 +55,191 @@ class Vocabulary:
   @functools.cached_property
   def is_anp(self) -> bool:
     """Whether every class has an adjective and a noun."""
-    return all(
-      name.count('_') == 1 and all(name.split('_')) for name in self.names
-    )
-
-  @functools.cached_property
-  def adjectives(self) -> tuple[str, ...]:
-    """Adjectives, sorted; empty for plain classes."""
-    return tuple(sorted({name.split('_')[0] for name in self._pairs()}))
-
-  @functools.cached_property
-  def nouns(self) -> tuple[str, ...]:
-    """Nouns, sorted; empty for plain classes."""
-    return tuple(sorted({name.split('_')[1] for name in self._pairs()}))
+    if not all(_is_pair(name) for name in self.names):
+      return False
+    # class_1, class_2 and so on: numbered, no pairs.
+    return not all(name.split('_')[1].isdecimal() for name in self.names)
 
   def adjective_ids(self) -> np.ndarray:
-    """(classes,) int32: the adjective of each class."""
-    ids = {a: i for i, a in enumerate(self.adjectives)}
-    return np.array([ids[n.split('_')[0]] for n in self._pairs()], np.int32)
+    """(classes,) int32, read-only: the adjective of each class."""
+    return self._ids[0]
 
   def noun_ids(self) -> np.ndarray:
-    """(classes,) int32: the noun of each class."""
-    ids = {a: i for i, a in enumerate(self.nouns)}
-    return np.array([ids[n.split('_')[1]] for n in self._pairs()], np.int32)
+    """(classes,) int32, read-only: the noun of each class."""
+    return self._ids[1]
 
   def digest(self) -> str:
-    """SHA-256 of the names in order, for a data set's fingerprint."""
-    text = '\n'.join(self.names).encode()
+    """SHA-256 of the names and of an order of parts that is not the sorted."""
+    return self._digest
+
+  @functools.cached_property
+  def _words(self):
+    """The adjective of each class, the noun of each class."""
+    if not self.is_anp or not self.names:
+      return (), ()
+    return tuple(zip(*(name.split('_') for name in self.names)))
+
+  @functools.cached_property
+  def _ids(self):
+    result = []
+    for words, order in zip(self._words, (self.adjectives, self.nouns)):
+      index = {word: i for i, word in enumerate(order)}
+      ids = np.array([index[word] for word in words], np.int32)
+      ids.flags.writeable = False  # every caller gets the same array
+      result.append(ids)
+    return result
+
+  @functools.cached_property
+  def _digest(self):
+    derived = tuple(tuple(sorted(set(words))) for words in self._words)
+    if (self.adjectives, self.nouns) == derived:
+      # A folder's name that is not UTF-8 holds surrogates.
+      text = '\n'.join(self.names).encode(errors='surrogatepass')
+    else:
+      text = json.dumps([self.names, self.adjectives, self.nouns]).encode()
     return hashlib.sha256(text).hexdigest()
 
-  def _pairs(self):
-    return self.names if self.is_anp else ()
+
+def from_spec(spec: str) -> Vocabulary:
+  """The vocabulary that config.data.lists names.
+
+  Args:
+    spec: one path or three: 'anps.txt' or 'anps.txt,adjectives.txt,nouns.txt'.
+      ~ is expanded; a path holds no comma.
+
+  Raises:
+    ConfigError: for another number of paths, and as `from_lists`.
+  """
+  paths = [os.path.expanduser(path.strip()) for path in spec.split(',')]
+  if len(paths) not in (1, 3) or not all(paths):
+    raise config_lib.ConfigError(
+      f'config.data.lists is {spec!r}, expected one path or three: '
+      "'anps.txt' or 'anps.txt,adjectives.txt,nouns.txt'"
+    )
+  return from_lists(*paths)
+
+
+def from_lists(anps: str, adjectives: str = '', nouns: str = '') -> Vocabulary:
+  """A vocabulary whose ids are line numbers of text files, from 0.
+
+  A file is UTF-8 with one name a line. Blanks around names and empty lines at
+  the end do not count; a line may end in CRLF.
+
+  The classes are pairs if more than half of the lines are, or if adjectives or
+  nouns are given; then every line must be a pair. Otherwise they are plain, so
+  that 't_shirt, dress, hat' is a list of three garments.
+
+  Args:
+    anps: path of the class names.
+    adjectives: path of the adjectives in order; '': those of the pairs, sorted.
+    nouns: likewise.
+
+  Raises:
+    ConfigError: if a file cannot be read or is empty; with FILE:LINE, if a line
+      is empty, repeats, cannot be the name of a folder, is no pair where pairs
+      are expected, or has an adjective or noun that its list misses.
+  """
+  names = _read_names(anps)
+  pairs = sum(_is_pair(name) for name in names)
+  if adjectives or nouns:
+    _refuse_plain(names, f'{anps}:', 1, _GIVEN)
+  elif 2 * pairs > len(names):
+    _refuse_plain(names, f'{anps}:', 1, f'{pairs} of {len(names)} lines are')
+  orders = []
+  for i, path in enumerate((adjectives, nouns)):
+    orders.append(_read_names(path) if path else None)
+    if path:
+      _refuse_missing(names, f'{anps}:', 1, i, orders[i], path)
+  return Vocabulary(names, *orders)
+
+
+def read_lines(path: str) -> list[str]:
+  """Lines of a UTF-8 text file without their ends, LF or CRLF.
+
+  Args:
+    path: of the file; a byte order mark at its start is dropped.
+
+  Returns:
+    At least one line; without the blank ones at the end of the file.
+
+  Raises:
+    ConfigError: if the file cannot be read, is not UTF-8 or has only blanks.
+  """
+  try:
+    with open(path, 'rb') as f:
+      data = f.read()
+    text = data.decode()
+  except UnicodeDecodeError as e:
+    line = data.count(b'\n', 0, e.start) + 1
+    raise config_lib.ConfigError(
+      f'{path}:{line}: byte 0x{data[e.start]:02x} is not UTF-8'
+    ) from e
+  except (OSError, ValueError) as e:  # ValueError: a NUL in the path
+    raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
+  # Not splitlines(), which also divides at U+0085, U+2028 and others.
+  lines = text.removeprefix('\ufeff').split('\n')
+  lines = [line.removesuffix('\r') for line in lines]
+  while lines and not lines[-1].strip(' \t'):
+    lines.pop()
+  if not lines:
+    raise config_lib.ConfigError(f'{path} is empty')
+  return lines
+
+
+def _is_pair(name):
+  adjective, _, noun = name.partition('_')
+  return bool(adjective and noun) and '_' not in noun
+
+
+def _read_names(path):
+  names = tuple(line.strip(' \t') for line in read_lines(path))
+  for number, name in enumerate(names, 1):
+    fault = _fault(name)
+    if fault:
+      raise config_lib.ConfigError(f'{path}:{number}: {fault}')
+  _refuse_repeats(names, f'{path}:', 1)
+  return names
+
+
+def _fault(name):
+  """Why a name cannot be that of a class folder; '' if it can."""
+  if not name:
+    return 'the line is empty; it would shift the ids of those below'
+  if name in ('.', '..') or '/' in name or len(name.encode()) > 255:
+    return f'{name[:80]!r} cannot be the name of a folder'
+  if any(unicodedata.category(c) == 'Cc' for c in name):
+    return f'{name[:80]!r} holds a control character'
+  return ''
+
+
+# A message begins with `where` and the number of a name, counted from `first`:
+# a line of a file, or a class.
+
+
+def _refuse_repeats(names, where, first):
+  seen = {}
+  for i, name in enumerate(names, first):
+    if seen.setdefault(name, i) != i:
+      raise config_lib.ConfigError(
+        f'{where}{i}: {name!r} repeats {where}{seen[name]}'
+      )
+
+
+def _refuse_plain(names, where, first, why):
+  for i, name in enumerate(names, first):
+    if not _is_pair(name):
+      raise config_lib.ConfigError(
+        f'{where}{i}: {name!r} is not an adjective_noun pair (one underscore, '
+        f'text on both sides), but {why}'
+      )
+
+
+def _refuse_missing(names, where, first, part, order, source):
+  have = set(order)
+  for i, name in enumerate(names, first):
+    word = name.split('_')[part]
+    if word not in have:
+      raise config_lib.ConfigError(
+        f'{where}{i}: {_PARTS[part][:-1]} {word!r} of {name!r} is not in '
+        f'{source}{config_lib.nearest(word, order)}'
+      )

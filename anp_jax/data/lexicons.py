@@ -1,0 +1,243 @@
+"""What published lexicons say of Adjective-Noun Pairs: sentiment, emotions.
+
+VSO (Borth et al. 2013) and MVSO (Jou et al. 2015) score pairs by how positive
+they are; MVSO also spreads each over the 24 emotions of Plutchik's wheel.
+"""
+
+import re
+
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.data import vocabulary
+
+EMOTIONS = 24
+
+_NUMBER = re.compile(r'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?', re.I)
+# A word without the underscore that joins a pair, blanks or control characters.
+# VSO has brave_9/11, so that a pair here need not be the name of a folder.
+_WORD = r'[^\s_,\[\]\x00-\x1f\x7f-\x9f]+'
+_PAIR = re.compile(f'{_WORD}_{_WORD}')
+_TAIL = r' \[sentiment: ([^\[\]]*)\] \[#(?:images|imgs): [0-9,]+\][ \t]*'
+_VSO_ADJECTIVE = re.compile(rf'([0-9]+)\. ({_WORD}){_TAIL}')
+_VSO_PAIR = re.compile(rf'[ \t]+({_PAIR.pattern}){_TAIL}')
+_VSO_MARK = '[sentiment:'
+_VSO_HEADER = 3
+# Scores lie in [-limit, limit]. VSO adds a score of the adjective and one of
+# the noun, each in [-1, 1]. The published English MVSO has six outside [-2, 2],
+# from -2.363 to 2.16.
+_VSO_LIMIT = 2.0
+_MVSO_LIMIT = 3.0
+# Published values are rounded: 24 of them, each to three digits, are off by
+# 0.0014 in their sum as a rule (0.0005 * sqrt(24 / 3)) and never by over 0.012.
+_SUM_TOLERANCE = 1e-2
+
+
+def sentiments(path: str) -> dict[str, float]:
+  """How positive each pair is, of VSO or MVSO, told apart by content.
+
+  VSO ('3244ANPs.txt') has numbered adjectives, each over its indented pairs,
+  below a header of at most three lines. MVSO has lines 'anp,score'; one first
+  line such as 'ANP,sentiment', of no pair and no number, is a header.
+
+  Args:
+    path: of the file.
+
+  Returns:
+    Pair to score, in the file's order; about -2 (bad) to 2 (good).
+
+  Raises:
+    ConfigError: if the file cannot be read or has no pair; with FILE:LINE, for
+      a line of another form, a pair that comes again, a score that is no number
+      or outside [-2, 2] (MVSO: [-3, 3], which the published file needs).
+  """
+  return _sentiments(path)[0]
+
+
+def adjective_sentiments(path: str) -> dict[str, float]:
+  """How positive each adjective of VSO is; empty for MVSO, which has none.
+
+  Args:
+    path: as of `sentiments`; the whole file is checked alike.
+
+  Returns:
+    Adjective to score in [-2, 2], in the file's order.
+  """
+  return _sentiments(path)[1]
+
+
+def emotions(path: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+  """How the images of each pair spread over emotions, of MVSO.
+
+  The first line is 'ANP,ecstasy,joy,...', a row is 'happy_dog,0.1,0.25,...'.
+
+  Args:
+    path: of the file.
+
+  Returns:
+    24 names of emotions; pair to (24,) float32, at least 0, which add up to 1
+    within 0.01, as published (rounded).
+
+  Raises:
+    ConfigError: if the file cannot be read or has no row; with FILE:LINE, for a
+      wrong number of fields, names of emotions that are empty, equal, numbers
+      or not printable, a first field that is no pair, a pair that comes again
+      with other values, a value that is no number or below 0, a sum that is
+      not 1.
+  """
+  lines = vocabulary.read_lines(path)
+  names = _header(path, lines[0])
+  rows, places = {}, {}
+  for number, line in enumerate(lines[1:], 2):
+    place = f'{path}:{number}'
+    fields = _fields(place, line, EMOTIONS + 1)
+    name = _pair(place, fields[0])
+    values = [_value(place, f, 0.0, 1 + _SUM_TOLERANCE) for f in fields[1:]]
+    total = sum(values)
+    if abs(total - 1) > _SUM_TOLERANCE:
+      raise config_lib.ConfigError(
+        f'{place}: the emotions of {name!r} add up to {total:.6g}, expected 1'
+      )
+    row = np.array(values, np.float32)
+    # A repeat is harmless only where it says nothing new.
+    if name in rows and not np.array_equal(rows[name], row):
+      _refuse_repeat(place, name, places)
+    rows.setdefault(name, row)
+    places.setdefault(name, number)
+  if not rows:
+    raise config_lib.ConfigError(f'{path} has a header and no rows')
+  return names, rows
+
+
+def _sentiments(path):
+  """Scores of pairs, scores of adjectives."""
+  lines = vocabulary.read_lines(path)
+  if any(_VSO_MARK in line for line in lines):
+    return _vso(path, lines)
+  return _mvso(path, lines), {}
+
+
+def _mvso(path, lines):
+  scores, places = {}, {}
+  for number, line in enumerate(lines, 1):
+    place = f'{path}:{number}'
+    fields = _fields(place, line, 2)
+    if number == 1 and _is_mvso_header(*fields):
+      continue
+    name = _pair(place, fields[0])
+    _refuse_repeat(place, name, places)
+    places[name] = number
+    scores[name] = _value(place, fields[1], -_MVSO_LIMIT, _MVSO_LIMIT)
+  if not scores:
+    raise config_lib.ConfigError(f'{path} has a header and no rows')
+  return scores
+
+
+def _is_mvso_header(name, score):
+  # Only letters: a number with a slip in it must not pass for a title, nor a
+  # pair whose score is missing ('tiny_dog,NA').
+  is_title = score.replace('_', '').replace(' ', '').isalpha()
+  is_value = score.lower() in ('nan', 'inf', 'infinity')
+  return is_title and not is_value and not _PAIR.fullmatch(name)
+
+
+def _vso(path, lines):
+  pairs, adjectives, places = {}, {}, {}
+  adjective = ''
+  start = next(i for i, line in enumerate(lines) if _VSO_MARK in line)
+  for number, line in enumerate(lines[start:], start + 1):
+    place = f'{path}:{number}'
+    position, name, score = _vso_entry(place, line)
+    _refuse_repeat(place, name, places)
+    places[name] = number
+    scores = adjectives if position else pairs
+    scores[name] = _value(place, score, -_VSO_LIMIT, _VSO_LIMIT)
+    # A heading that was lost would give its pairs to the adjective before.
+    if position:
+      adjective = name
+      if position != str(len(adjectives)):
+        raise config_lib.ConfigError(
+          f'{place}: {_shown(position)} stands before the adjective {name!r}, '
+          f'expected {len(adjectives)}'
+        )
+    elif name.split('_')[0] != adjective:
+      raise config_lib.ConfigError(
+        f'{place}: {name!r} stands below {adjective or "no adjective"}, '
+        'expected its own adjective'
+      )
+  if start > _VSO_HEADER:
+    raise config_lib.ConfigError(
+      f'{path}:{start}: {_shown(lines[start - 1])} stands before the first '
+      f'adjective; a header has at most {_VSO_HEADER} lines'
+    )
+  if not pairs:
+    raise config_lib.ConfigError(f'{path} has no adjective_noun pairs')
+  return pairs, adjectives
+
+
+def _vso_entry(place, line):
+  """The number of an adjective (None: a pair), the name, its score as text."""
+  adjective = _VSO_ADJECTIVE.fullmatch(line)
+  if adjective:
+    return adjective.groups()
+  pair = _VSO_PAIR.fullmatch(line)
+  if pair:
+    return None, *pair.groups()
+  raise config_lib.ConfigError(
+    f'{place}: {_shown(line)} is not a line of VSO, such as '
+    "'1. red [sentiment: 0.50] [#images: 1,234]' or, indented below it, "
+    "'red_car [sentiment: 0.5] [#imgs: 12]'"
+  )
+
+
+def _header(path, line):
+  place = f'{path}:1'
+  names = tuple(_fields(place, line, EMOTIONS + 1)[1:])
+  for i, name in enumerate(names):
+    is_word = name and name.isprintable() and not _NUMBER.fullmatch(name)
+    if not is_word or name in names[:i]:
+      raise config_lib.ConfigError(
+        f'{place}: {_shown(name)} is not a name of an emotion; expected a '
+        f'header with {EMOTIONS} different ones'
+      )
+  return names
+
+
+def _fields(place, line, count):
+  fields = [field.strip(' \t') for field in line.split(',')]
+  if len(fields) != count:
+    raise config_lib.ConfigError(
+      f'{place}: {_shown(line)} has {len(fields)} fields between commas, '
+      f'expected {count}'
+    )
+  return fields
+
+
+def _pair(place, name):
+  if not _PAIR.fullmatch(name):
+    raise config_lib.ConfigError(
+      f'{place}: {_shown(name)} is not an adjective_noun pair'
+    )
+  return name
+
+
+def _value(place, text, low, high):
+  if not _NUMBER.fullmatch(text):
+    raise config_lib.ConfigError(f'{place}: {_shown(text)} is not a number')
+  value = float(text)
+  if not low <= value <= high:
+    raise config_lib.ConfigError(
+      f'{place}: {_shown(text)} is outside [{low:g}, {high:g}]'
+    )
+  return value
+
+
+def _refuse_repeat(place, name, places):
+  if name in places:
+    raise config_lib.ConfigError(
+      f'{place}: {name!r} is on line {places[name]} already'
+    )
+
+
+def _shown(text):
+  return repr(text if len(text) <= 80 else text[:80] + '...')
