@@ -1,6 +1,6 @@
 """Images a second of the demo, against the same run fed from memory.
 
-  python scripts/bench/input.py
+  python scripts/bench/demo_input.py
 
 Both run the demo's compiled step in turn, the one on JPEG files through the
 whole pipeline, the other on batches that were decoded before.
