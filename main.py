@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
   except config_lib.ConfigError as e:
     print(f'error: {e}', file=sys.stderr)
     return 2
-  except train.NotFinite as e:
+  except (train.NotFinite, train.Damaged) as e:
     print(f'error: {e}', file=sys.stderr)
     return 1
   except KeyboardInterrupt:

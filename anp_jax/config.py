@@ -32,6 +32,8 @@ RESUMABLE = (
   'data.path',
   'data.eval_split',
   'data.prefetch',
+  'data.cache_gigabytes',
+  'data.max_damaged',
   'data.threads',
   'compile_cache',
 )
@@ -58,7 +60,8 @@ def base() -> ml_collections.ConfigDict:
   d.source = 'anp_shapes'  # or folder, tfds:NAME, arrays, synthetic
   d.dir = ''  # where sets are built; '': $ANP_DATA, else a cache folder
   d.path = ''  # of the source folder (a tree) or arrays (.npz or folder)
-  d.train_split = 'train'
+  d.lists = ''  # 'ANPS.txt[,ADJECTIVES.txt,NOUNS.txt]': ids by line, for folder
+  d.train_split = 'train'  # or, for folder, a split file (.txt)
   d.eval_split = 'validation'
   d.image_size = 64  # pixels a side that the network sees
   d.resize = 72  # pixels of the shorter side before the crop in evaluation
@@ -71,6 +74,10 @@ def base() -> ml_collections.ConfigDict:
   d.cutmix = 0.0  # alpha; with both, each group of images takes one of them
   d.mean = (123.68, 116.78, 103.94)  # RGB, 0..255, subtracted on the device
   d.std = (58.4, 57.1, 57.4)  # RGB, 0..255, divided by on the device
+  d.decode = 'fast'  # large JPEG crops at 1/2 to 1/8, area mean; exact: Pillow
+  d.cache = 'none'  # encoded: files; decoded: images of `resize` px; in memory
+  d.cache_gigabytes = 4.0  # that the cache of a process may take
+  d.max_damaged = 0.01  # share of unreadable examples at which a run stops
   d.prefetch = 2  # batches that wait on the device
   d.threads = 0  # decoding threads; 0: as many as cores
   d.synthetic_examples = 1280  # a split, for source=synthetic

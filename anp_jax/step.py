@@ -54,8 +54,8 @@ def check_batch(config, batch_size: int, mesh) -> None:
 
 def metric_names(objective) -> tuple[str, ...]:
   """Names of the values of a train step's metrics, in order."""
-  return (*_train_names(objective), 'grad_norm', 'learning_rate', 'finite',
-          'vote')  # fmt: skip
+  return (*_train_names(objective), 'grad_norm', 'learning_rate', 'damaged',
+          'finite', 'vote')  # fmt: skip
 
 
 def make_train_step(
@@ -75,9 +75,9 @@ def make_train_step(
 
   Returns:
     (state, batch) -> (state, values): the state is donated; values (n,) are
-    those of `metric_names`, means over the global batch. `finite` is 1 where
-    loss, gradient, update and statistics are all finite; `vote` is the largest
-    vote of any process.
+    those of `metric_names`, means over the global batch. `damaged` counts its
+    rows of weight 0; `finite` is 1 where loss, gradient, update and statistics
+    are all finite; `vote` is the largest vote of any process.
   """
   shard = _shard_step(model, objective, strategy, config)
   specs = jax.tree.map(lambda s: s.sharding.spec, like)
@@ -85,7 +85,7 @@ def make_train_step(
     shard,
     mesh=mesh,
     in_specs=(specs.params, specs.stats, P(), P(mesh_lib.DATA)),
-    out_specs=(specs.params, specs.stats, P(), P(), P()),
+    out_specs=(specs.params, specs.stats, P(), P(), P(), P()),
     # Off, so that a user's module may scan over constants; what travels is
     # explicit in the strategy, and tests read it off the compiled program.
     check_vma=False,
@@ -93,7 +93,7 @@ def make_train_step(
   names = _train_names(objective)
 
   def train_step(state, batch):
-    gradients, stats, weight, sums, vote = mapped(
+    gradients, stats, weight, sums, damaged, vote = mapped(
       state.params, state.stats, state.step, batch
     )
     weight = jnp.maximum(weight, 1)
@@ -105,7 +105,9 @@ def make_train_step(
     grad_norm = optax.tree.norm(gradients)
     sizes = (means[0], grad_norm, optax.tree.norm(updates), _norm(stats))
     finite = jnp.isfinite(jnp.stack([s.astype(weight.dtype) for s in sizes]))
-    values = [*means, grad_norm, schedule(state.step), finite.all(), vote]
+    values = [
+      *means, grad_norm, schedule(state.step), damaged, finite.all(), vote,
+    ]  # fmt: skip
     params = optax.apply_updates(state.params, updates)
     state = state_lib.TrainState(
       step=state.step + 1,
@@ -166,6 +168,8 @@ def _shard_step(model, objective, strategy, config):
       _loss_fn(model, objective, config), has_aux=True
     )
     votes = batch['vote'].max()
+    # A float like the weight, to travel with it.
+    damaged = (batch['weight'] == 0).sum(dtype=batch['weight'].dtype)
     batch = {k: v for k, v in batch.items() if k != 'vote'}
 
     def one(micro):
@@ -179,9 +183,9 @@ def _shard_step(model, objective, strategy, config):
     # A user's module may widen its own: the state must keep its dtypes, or the
     # next step is another program.
     new_stats = jax.tree.map(lambda n, o: n.astype(o.dtype), new_stats, stats)
-    weight, sums = lax.psum((weight, sums), mesh_lib.DATA)
+    weight, sums, damaged = lax.psum((weight, sums, damaged), mesh_lib.DATA)
     vote = lax.pmax(votes, mesh_lib.DATA)
-    return strategy.reduce(grads), new_stats, weight, sums, vote
+    return strategy.reduce(grads), new_stats, weight, sums, damaged, vote
 
   return shard
 

@@ -28,10 +28,16 @@ from anp_jax.data import stream as stream_lib
 
 # Votes: what a process asks of all, the largest wins.
 _GO_ON, _STOP = 0, 1
+# The fewest examples that make a rate of damage.
+_FEW_EXAMPLES = 1000
 
 
 class NotFinite(ArithmeticError):
   """Loss, gradient, update or statistics of a step are NaN or infinite."""
+
+
+class Damaged(RuntimeError):
+  """More examples cannot be read than config.data.max_damaged allows."""
 
 
 def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
@@ -49,6 +55,7 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
   Raises:
     ConfigError: if the config fits neither the devices nor the workdir.
     NotFinite: if a step gave a number that is not finite.
+    Damaged: if too many examples cannot be read.
   """
   # Devices, data, model and strategy.
   marks = startup.Marks()
@@ -107,7 +114,10 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
   eval_step = step_lib.make_eval_step(model, objective, *parts)
 
   def evaluated():
-    return evaluate.run(eval_step, state, stream.evaluation(eval_source))
+    scores = evaluate.run(eval_step, state, stream.evaluation(eval_source))
+    lost = len(eval_source) - scores['examples']
+    _check_damage(config, lost, len(eval_source), eval_source.name)
+    return scores
 
   if mode == 'evaluate':
     scores = evaluated()
@@ -153,8 +163,11 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
       telemetry.note(marks.text())
       telemetry.begin(step + 1)
       readings = _Readings(
-        step_lib.metric_names(objective), telemetry, every['log'], total, feed
-      )
+        step_lib.metric_names(objective), telemetry, every['log'], total, feed,
+        lambda damaged, steps: _check_damage(
+          config, damaged, steps * batch_size, train_source.name
+        ),
+      )  # fmt: skip
       while True:
         step += 1
         # Read one step late: while this step computes, the last is looked at.
@@ -191,13 +204,15 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
 class _Readings:
   """The numbers of steps, read when the next step is already under way."""
 
-  def __init__(self, names, telemetry, every, total, feed):
+  def __init__(self, names, telemetry, every, total, feed, check_damage):
     self._names = names
     self._telemetry = telemetry
     self._every = every
     self._total = total
     self._feed = feed
     self._waited = feed.waited  # for the first batch: no rate counts it
+    self._check_damage = check_damage
+    self._damaged = self._steps = 0  # since this process started
     self._pending = None
 
   def add(self, step, values):
@@ -219,7 +234,11 @@ class _Readings:
         f'step {step} is not finite: loss {metrics["loss"]}, gradient norm '
         f'{metrics["grad_norm"]}; nothing of it was saved'
       )
+    self._damaged += int(metrics['damaged'])
+    self._steps += 1
+    self._check_damage(self._damaged, self._steps)
     if step % self._every == 0 or step == self._total:
+      metrics['damaged'] = self._damaged
       waited = self._feed.waited - self._waited
       self._waited = self._feed.waited
       self._telemetry.train(step, metrics, waited)
@@ -255,6 +274,18 @@ class _Stop:
     name = signal.Signals(number).name
     print(f'\n{name}: saving, then stopping; once more to leave at once',
           file=sys.stderr, flush=True)  # fmt: skip
+
+
+def _check_damage(config, damaged, examples, name):
+  """All processes count the same reduced numbers, so all raise or none."""
+  # A first batch with one bad example is no rate yet.
+  allowed = config.data.max_damaged * max(examples, _FEW_EXAMPLES)
+  if damaged > allowed:
+    raise Damaged(
+      f'{damaged} of {examples} examples of {name} could not be read, more '
+      f'than config.data.max_damaged={config.data.max_damaged:g} allows; the '
+      'log names them'
+    )
 
 
 def _check_names(train_source, eval_source):

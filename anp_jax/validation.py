@@ -25,6 +25,8 @@ _CHOICES = {
   'model.param_dtype': ('float32', 'float64'),
   'model.version': ('v1.5', 'v1'),
   'data.augment': ('crop', 'scale', 'none'),
+  'data.decode': ('fast', 'exact'),
+  'data.cache': ('none', 'encoded', 'decoded'),
   'checkpoint.best_metric': (
     'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1', 'loss',
   ),
@@ -51,6 +53,7 @@ _NOT_NEGATIVE = (
   'data.mixup',
   'data.cutmix',
   'data.threads',
+  'data.cache_gigabytes',
   'checkpoint.keep_best',
   'optimizer.learning_rate',
   'optimizer.weight_decay',
@@ -64,6 +67,7 @@ _FRACTIONS = (
   'schedule.end',
   'model.norm_momentum',
   'data.flip',
+  'data.max_damaged',
 )
 # At 1 these forget nothing: sums grow for ever, and Adam's divide by 0.
 _BELOW_ONE = (

@@ -498,8 +498,9 @@ def _count(tree):
 def test_a_bfloat16_network_sums_its_gradients_in_float32():
   run = _bfloat16()
   lowered = run.train_step.lower(run.like, run.put(_batch()))
-  # Parameters, statistics, the weight and the four sums of metrics.
-  expected = _count(run.like.params) + _count(run.like.stats) + 5
+  # Parameters, statistics, the weight, the count of rows without one and the
+  # four sums of metrics.
+  expected = _count(run.like.params) + _count(run.like.stats) + 6
   for found, reduce in (
     (_asked(lowered.as_text()), 'all_reduce'),
     (_collectives(lowered.compile().as_text()), 'all-reduce'),
@@ -516,7 +517,7 @@ def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
   run = _bfloat16('bfloat16')
   found = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
   assert _total(found, 'all_reduce', 'bf16') == _count(run.like.params)
-  assert _total(found, 'all_reduce', 'f32') == _count(run.like.stats) + 5
+  assert _total(found, 'all_reduce', 'f32') == _count(run.like.stats) + 6
 
 
 def test_divided_parameters_are_gathered_once_and_scattered():
@@ -534,7 +535,7 @@ def test_divided_parameters_are_gathered_once_and_scattered():
   assert _total(found, 'reduce_scatter', 'f32') == sum(divided) // 4
   rest = _count(run.like.params) - sum(divided)
   assert _total(found, 'all_reduce', 'f32') == (
-    rest + _count(run.like.stats) + 5
+    rest + _count(run.like.stats) + 6
   )
 
 

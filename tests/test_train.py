@@ -10,6 +10,7 @@ import time
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from PIL import Image
 import pytest
 
 from anp_jax import command_line
@@ -380,3 +381,84 @@ def test_shipped_demo_learns(tmp_path):
   scores = train.run(config, str(tmp_path))
   assert scores['anp_top1'] > 0.25  # chance is under 0.02
   assert scores['noun_top1'] > scores['anp_top1']
+
+
+# Files that cannot be read.
+
+
+def _photographs(root, count=40):
+  """PNG files of two classes, and a validation set of eight."""
+  rng = np.random.default_rng(0)
+  for split, number in (('train', count), ('validation', 8)):
+    for i in range(number):
+      path = root / split / f'class_{"ab"[i % 2]}' / f'{i:03}.png'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+
+
+@pytest.fixture
+def photographs(tmp_path, one):
+  _photographs(tmp_path / 'photographs')
+  one.data.source = 'folder'
+  one.data.path = str(tmp_path / 'photographs')
+  one.duration = '12 steps'
+  return one
+
+
+def _broken(config, split, numbers):
+  for i in numbers:
+    path = f'{config.data.path}/{split}/class_{"ab"[i % 2]}/{i:03}.png'
+    with open(path, 'r+b') as f:
+      f.truncate(90)
+
+
+def test_a_run_goes_on_without_a_broken_file(tmp_path, photographs, caplog):
+  _broken(photographs, 'train', [3])
+  _broken(photographs, 'validation', [2, 5])
+  scores = train.run(photographs, str(tmp_path / 'run'))
+  # 12 steps of 16 images: four epochs of 40 and most of a fifth.
+  (last,) = [
+    r for r in telemetry.read(str(tmp_path / 'run'))
+    if r['kind'] == 'train' and r['step'] == 12
+  ]  # fmt: skip
+  assert last['damaged'] in (4, 5)
+  assert np.isfinite(last['loss'])
+  assert scores['examples'] == 6
+  lines = [r.getMessage() for r in caplog.records if 'cannot be used' in
+           r.getMessage()]  # fmt: skip
+  # Each once, however often it comes round.
+  assert len(lines) == 3
+  for name in ('train/class_b/003.png', 'class_a/002.png', 'class_b/005.png'):
+    assert sum(name in line for line in lines) == 1
+
+
+def test_too_many_broken_files_end_a_run(tmp_path, photographs):
+  photographs.data.max_damaged = 0.0
+  _broken(photographs, 'train', [3])
+  with pytest.raises(train.Damaged) as e:
+    train.run(photographs, str(tmp_path / 'run'))
+  text = str(e.value)
+  assert '\n' not in text and 'config.data.max_damaged=0' in text
+  assert '/photographs: train' in text
+
+
+def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
+  photographs.data.max_damaged = 0.0
+  _broken(photographs, 'validation', [3])
+  with pytest.raises(train.Damaged, match='1 of 8 examples of .*validation'):
+    train.run(photographs, str(tmp_path / 'run'))
+  # What was saved before is still there.
+  assert _steps(tmp_path / 'run', 'train')
+
+
+@pytest.mark.parametrize('damaged, examples, good', [
+  (10, 64, True), (11, 64, False), (10, 1000, True), (11, 1000, False),
+  (100, 10000, True), (101, 10000, False),
+])  # fmt: skip
+def test_rate_is_of_a_thousand_examples_at_least(one, damaged, examples, good):
+  one.data.max_damaged = 0.01
+  if good:
+    train._check_damage(one, damaged, examples, 'set')
+  else:
+    with pytest.raises(train.Damaged, match=f'{damaged} of {examples}'):
+      train._check_damage(one, damaged, examples, 'set')

@@ -14,6 +14,7 @@ from anp_jax.data import order
 # Streams of random numbers; the shuffle has stream 0.
 _STREAM = 1
 _DRAWS = 5
+MAX_HALVINGS = 3  # of an image's scale, by a JPEG decoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +95,27 @@ def eval_views(config, sizes: np.ndarray) -> Views:
   corners = np.floor((sizes - sides) / 2)
   boxes = np.concatenate([corners, sides], 1)
   return Views(boxes, np.zeros(len(boxes), bool))
+
+
+def reduced(boxes: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
+  """Boxes for decoders that can halve an image's scale up to three times.
+
+  A box that is at least 2, 4 or 8 times `side` long and wide is moved and cut
+  to whole pixels of the image at 1/2, 1/4 or 1/8, by less than a pixel of the
+  result, so that what is decoded there is what would be cut out here.
+
+  Args:
+    boxes: (n, 4) int32 of an image.
+    side: of the result, pixels.
+
+  Returns:
+    (n, 4) int32 boxes of the whole image, (n,) int32 halvings.
+  """
+  shorter = boxes[:, 2:].min(1)
+  halvings = np.zeros(len(boxes), np.int32)
+  for times in range(1, MAX_HALVINGS + 1):
+    halvings[shorter >= side * 2**times] = times
+  return boxes >> halvings[:, None] << halvings[:, None], halvings
 
 
 def _area_and_aspect(d, draws, sizes):

@@ -11,28 +11,22 @@ from anp_jax import config as config_lib
 class TfRecords:
   """Random access to TFRecord shards; reads their framing, not TensorFlow."""
 
-  def __init__(self, paths, places, features, decoders):
+  def __init__(self, paths: list[str], places: list[np.ndarray]):
+    """Takes the shards and, of each, `record_places`."""
     self._paths = paths
-    self._features = features
-    self._decoders = decoders
     shards = [np.full((len(p), 1), i) for i, p in enumerate(places)]
     self._places = np.concatenate(
       [np.concatenate(both, 1) for both in zip(shards, places)]
     )
 
-  def __getitems__(self, indices):
-    """Decoded examples (dicts) of the given indices."""
+  def __getitems__(self, indices: list[int]) -> list[bytes]:
+    """Records of the given indices."""
     result = []
     for index in indices:
       shard, start, length = self._places[index]
       with open(self._paths[shard], 'rb') as f:
         f.seek(start)
-        serialized = f.read(length)
-      result.append(
-        self._features.deserialize_example_np(
-          serialized, decoders=self._decoders
-        )
-      )
+        result.append(f.read(length))
     return result
 
 

@@ -1,25 +1,23 @@
 """Where examples come from: one interface for every kind of data set.
 
 A source is one split: it has a vocabulary, a length, and gives any examples by
-index. Encoded images are decoded by TensorFlow in `pipeline.py`; pixels need no
+index. Encoded images are decoded by TensorFlow in `decode.py`; pixels need no
 TensorFlow; synthetic examples are made on the device.
 """
 
-import hashlib
 import os
 from typing import Protocol
-import zipfile
-import zlib
 
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.data import arrays
+from anp_jax.data import cache
+from anp_jax.data import listing
 from anp_jax.data import shards
 from anp_jax.data import vocabulary
 
-_SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
-# Share of a tree without splits that is used for training.
-_TRAIN_SHARE = 0.8
+_CHUNK = 256  # records that a pass over all of them holds at a time
 
 
 class Source(Protocol):
@@ -48,6 +46,12 @@ class Source(Protocol):
       n images, bytes or (height, width, 3) uint8; labels (n,) int32.
     """
 
+  def labels(self) -> np.ndarray:
+    """(n,) int32, of all examples; may take a pass over the data."""
+
+  def where(self, index: int) -> str:
+    """What messages call an example."""
+
 
 def fingerprint(source: Source) -> dict:
   """What must be equal for a run to be continued on a source."""
@@ -65,18 +69,20 @@ def open_source(config, training: bool) -> Source:
     ConfigError: if it does not exist or is empty, naming the path.
   """
   d = config.data
-  split = d.train_split if training else d.eval_split
+  split, other = d.train_split, d.eval_split
+  if not training:
+    split, other = other, split
   if d.source == 'synthetic':
     return Synthetic(d, split)
   if d.source == 'arrays':
-    source = Arrays(os.path.expanduser(d.path), split)
+    source = arrays.Arrays(os.path.expanduser(d.path), split)
   elif d.source == 'folder':
-    source = Folder(os.path.expanduser(d.path), split)
+    source = Folder(listing.find(d.path, split, d.lists, beside=(other,)))
   else:
     source = _tfds_source(config, split)
   if not len(source):
     raise config_lib.ConfigError(f'{source.name} has no examples')
-  return source
+  return cache.wrap(source, config)
 
 
 class Synthetic:
@@ -96,89 +102,20 @@ class Synthetic:
     return self._examples
 
 
-class Arrays:
-  """NumPy arrays: an .npz file, or a folder of .npy files (read by mapping).
-
-  Arrays `SPLIT_images` (n, height, width, 3) uint8 and `SPLIT_labels` (n,) of
-  whole numbers; optionally `class_names` (classes,) of texts.
-  """
-
-  kind = 'pixels'
-
-  def __init__(self, path: str, split: str):
-    self.name = f'{path}: {split}'
-    self._images = _array(path, f'{split}_images')
-    labels = _array(path, f'{split}_labels')
-    good = self._images.ndim == 4 and self._images.shape[-1] == 3
-    if not good or self._images.dtype != np.uint8:
-      raise config_lib.ConfigError(
-        f'{path}: {split}_images is {self._images.dtype}'
-        f'{self._images.shape}, expected uint8 (n, height, width, 3)'
-      )
-    if labels.shape != self._images.shape[:1] or labels.dtype.kind not in 'iu':
-      raise config_lib.ConfigError(
-        f'{path}: {split}_labels is {labels.dtype}{labels.shape}, expected '
-        f'{len(self._images)} whole numbers'
-      )
-    self._labels = np.asarray(labels, np.int32)
-    names = _array(path, 'class_names', optional=True)
-    if names is None:
-      used = _array(path, 'train_labels')
-      count = int(used.max()) + 1 if len(used) else 0
-      names = [f'class{i:0{len(str(count - 1))}}' for i in range(count)]
-    self.vocabulary = vocabulary.Vocabulary(tuple(str(n) for n in names))
-    _check_labels(self.name, labels, len(self.vocabulary))
-
-  def __len__(self):
-    return len(self._labels)
-
-  def read(self, indices):
-    """See `Source.read`."""
-    return [self._images[i] for i in indices], self._labels[indices]
-
-
 class Folder:
-  """A tree of class folders: ROOT/SPLIT/CLASS/image or ROOT/CLASS/image.
+  """Image files in a tree of class folders, or named by a split file.
 
-  A tree without splits is divided by a hash of each file's path inside it, so
-  that adding a file moves no other.
+  See `listing.find`.
   """
 
   kind = 'encoded'
 
-  def __init__(self, root: str, split: str):
-    self.name = f'{root}: {split}'
-    base = os.path.join(root, split)
-    divided = os.path.isdir(base)
-    if not divided:
-      others = [
-        name
-        for name in ('train', 'validation', 'val', 'test')
-        if os.path.isdir(os.path.join(root, name))
-      ]
-      if others:
-        raise config_lib.ConfigError(
-          f'{root} has no split {split!r} (it has {", ".join(others)}); set '
-          'config.data.train_split and config.data.eval_split'
-        )
-      if split not in ('train', 'validation'):
-        raise config_lib.ConfigError(
-          f'{root} has no split {split!r}; a tree of classes without splits '
-          'is divided into train and validation'
-        )
-      base = root
-    names = _class_folders(base)
-    if not names:
-      raise config_lib.ConfigError(f'{base} has no class folders')
-    self._files, labels = [], []
-    for label, name in enumerate(names):
-      for file in _image_files(os.path.join(base, name)):
-        inside = f'{name}/{file}'
-        if divided or (_in_train(inside) == (split == 'train')):
-          self._files.append(os.path.join(base, inside))
-          labels.append(label)
-    self._labels = np.array(labels, np.int32)
-    self.vocabulary = vocabulary.Vocabulary(tuple(names))
+  def __init__(self, found: listing.Listing):
+    self.name = found.name
+    self.vocabulary = found.vocabulary
+    self._root = found.root
+    self._files = found.files
+    self._labels = found.labels
 
   def __len__(self):
     return len(self._files)
@@ -187,13 +124,17 @@ class Folder:
     """See `Source.read`."""
     images = []
     for i in indices:
-      with open(self._files[i], 'rb') as f:
+      with open(self.where(i), 'rb') as f:
         images.append(f.read())
     return images, self._labels[indices]
 
-  def file(self, index: int) -> str:
-    """The path of an example, for messages."""
-    return self._files[index]
+  def labels(self):
+    """See `Source.labels`."""
+    return self._labels
+
+  def where(self, index):
+    """See `Source.where`."""
+    return os.path.join(self._root, self._files[index])
 
 
 class Tfds:
@@ -206,8 +147,6 @@ class Tfds:
   kind = 'encoded'
 
   def __init__(self, builder, split: str):
-    from tensorflow_datasets import decode
-
     self.name = f'{builder.info.full_name}: {split}'
     if split not in builder.info.splits:
       raise config_lib.ConfigError(
@@ -215,9 +154,7 @@ class Tfds:
         f'{", ".join(builder.info.splits)})'
       )
     self._image, self._label = _image_and_label(builder)
-    names = builder.info.features[self._label].names
-    self.vocabulary = vocabulary.Vocabulary(tuple(names))
-    skip = {self._image: decode.SkipDecoding()}
+    self.vocabulary = _vocabulary(builder.info.features, self._label)
     info = builder.info.splits[split]
     self._size = info.num_examples
     stored = builder.info.file_format.value
@@ -231,21 +168,56 @@ class Tfds:
       shards.record_places(stored, path, count)
       for path, count in zip(paths, info.shard_lengths)
     ]
-    if stored == 'array_record':
-      self._records = builder.as_data_source(split, decoders=skip)
-    else:
-      self._records = shards.TfRecords(
-        paths, places, builder.info.features, skip
-      )
+    if stored == 'tfrecord':
+      self._records = shards.TfRecords(paths, places)
+    elif paths:
+      from array_record.python import array_record_data_source
+
+      self._records = array_record_data_source.ArrayRecordDataSource(paths)
 
   def __len__(self):
     return self._size
 
   def read(self, indices):
     """See `Source.read`."""
+    # By hand: tfds takes four times as long to make its dicts of arrays.
+    images, labels = [], []
+    for features in self._features(indices):
+      images.append(features[self._image].bytes_list.value[0])
+      labels.append(features[self._label].int64_list.value[0])
+    return images, np.array(labels, np.int32)
+
+  def labels(self):
+    """See `Source.labels`."""
+    return np.array(
+      [
+        features[self._label].int64_list.value[0]
+        for start in range(0, self._size, _CHUNK)
+        for features in self._features(
+          range(start, min(start + _CHUNK, self._size))
+        )
+      ],
+      np.int32,
+    )
+
+  def where(self, index):
+    """See `Source.where`."""
+    text = f'{self.name}, example {index}'
+    try:  # what is asked for may be damaged
+      (features,) = self._features([index])
+      name = features['file_name'].bytes_list.value[0].decode()
+    except Exception:  # noqa: BLE001 - of the file, its record or the text
+      return text
+    return f'{text} ({name})'
+
+  def _features(self, indices):
+    from tensorflow_datasets.proto import tf_example_pb2
+
     records = self._records.__getitems__([int(i) for i in indices])
-    labels = np.array([r[self._label] for r in records], np.int32)
-    return [bytes(r[self._image]) for r in records], labels
+    return [
+      tf_example_pb2.Example.FromString(record).features.feature
+      for record in records
+    ]
 
 
 def _tfds_source(config, split):
@@ -271,6 +243,18 @@ def _tfds_source(config, split):
   return Tfds(builder, split)
 
 
+def _vocabulary(features, label):
+  """Of a builder's class label; of its parts too where `anp_folder` made it."""
+  names = tuple(features[label].names)
+  if 'adjective' in features and 'noun' in features:
+    return vocabulary.Vocabulary(
+      names,
+      tuple(features['adjective'].names),
+      tuple(features['noun'].names),
+    )
+  return vocabulary.Vocabulary(names)
+
+
 def _image_and_label(builder):
   from tensorflow_datasets import features
 
@@ -286,63 +270,3 @@ def _image_and_label(builder):
       f'{labels}; expected one of each'
     )
   return images[0], 'label' if 'label' in labels else labels[0]
-
-
-def _array(path, name, optional=False):
-  file = path
-  try:
-    if os.path.isdir(path):
-      file = os.path.join(path, f'{name}.npy')
-      if os.path.exists(file):
-        return np.load(file, mmap_mode='r')
-      have = [f[:-4] for f in sorted(os.listdir(path)) if f.endswith('.npy')]
-    else:
-      with np.load(path) as arrays:  # TypeError: one array, no collection
-        if name in arrays:
-          return arrays[name]
-        have = list(arrays)
-  except (
-    OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error,
-  ) as e:  # fmt: skip
-    kind = '.npz' if file == path else '.npy'
-    raise config_lib.ConfigError(f'{file} is not an {kind} file: {e}') from e
-  if optional:
-    return None
-  raise config_lib.ConfigError(
-    f'{path} has no array {name!r}{config_lib.nearest(name, have)}'
-  )
-
-
-def _check_labels(name, labels, classes):
-  if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-    raise config_lib.ConfigError(
-      f'{name}: labels run from {labels.min()} to {labels.max()}, expected '
-      f'0 to {classes - 1}'
-    )
-
-
-def _class_folders(folder):
-  # Hidden ones are of other programs, such as .ipynb_checkpoints.
-  try:
-    return sorted(
-      e.name
-      for e in os.scandir(folder)
-      if e.is_dir() and not e.name.startswith('.')
-    )
-  except OSError as e:
-    raise config_lib.ConfigError(f'{folder}: {e.strerror}') from e
-
-
-def _image_files(folder):
-  # macOS leaves a hidden ._NAME.jpg, no image, beside each file it copies.
-  return sorted(
-    e.name
-    for e in os.scandir(folder)
-    if e.name.lower().endswith(_SUFFIXES) and not e.name.startswith('.')
-  )
-
-
-def _in_train(path):
-  """Whether a file of an undivided tree is trained on, by its own name."""
-  digest = hashlib.sha256(path.encode(errors='surrogateescape')).digest()
-  return int.from_bytes(digest[:8], 'big') / 2.0**64 < _TRAIN_SHARE

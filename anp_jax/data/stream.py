@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from anp_jax.data import damage
 from anp_jax.data import feed
 from anp_jax.data import pipeline
 
@@ -20,6 +21,8 @@ class Stream:
     self._config = config
     self._sharding = sharding
     self._vote = vote
+    # By source: an evaluation names a damaged example once a run.
+    self._registries = {}
 
   def train(self, source, batch_size: int, start: int) -> feed.Feed:
     """Endless shuffled and augmented batches from step `start` on."""
@@ -43,7 +46,9 @@ class Stream:
         plan.steps, len(source), self._vote,
       )  # fmt: skip
     else:
+      registry = self._registries.setdefault(source, damage.Registry(source))
       batches = feed.on_device(
-        pipeline.batches(source, plan), sharding, rows, batch_size, self._vote
-      )
+        pipeline.batches(source, plan, registry), sharding, rows, batch_size,
+        self._vote,
+      )  # fmt: skip
     return feed.Feed(batches, config.data.prefetch)

@@ -1,0 +1,309 @@
+"""Which image files a split has, and the class of each: trees, split files."""
+
+import dataclasses
+import hashlib
+import os
+
+from absl import logging
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.data import vocabulary
+
+SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
+# Share of a tree without splits that is used for training.
+_TRAIN_SHARE = 0.8
+_USUAL_SPLITS = ('train', 'validation', 'val', 'test')
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+  """The files of one split, in the order of its indices.
+
+  Attributes:
+    root: folder that `files` are relative to.
+    files: paths.
+    labels: (n,) int32, class of each file.
+    vocabulary: of the labels.
+    name: what messages call the split.
+  """
+
+  root: str
+  files: tuple[str, ...]
+  labels: np.ndarray
+  vocabulary: vocabulary.Vocabulary
+  name: str
+
+
+def find(
+  path: str, split: str, lists: str = '', beside: tuple[str, ...] = ()
+) -> Listing:
+  """The files of a split.
+
+  A tree has a folder for each class: ROOT/SPLIT/CLASS/image, ROOT/CLASS/image.
+  One without splits is divided into train and validation by a hash of each
+  file's CLASS/NAME, about 80 to 20 in every class. No file's side depends on
+  other files, so one that is added moves none.
+
+  A split file has a line for each image: its path below ROOT, then the class's
+  id, or the ids of the pair, the noun and the adjective; single spaces. The
+  classes are those of `lists`, else the names of the images' folders.
+
+  Args:
+    path: ROOT.
+    split: its name, or the path of a split file (.txt), seen from here or ROOT.
+    lists: 'ANPS.txt' or 'ANPS.txt,ADJECTIVES.txt,NOUNS.txt', which give classes
+      their ids; folders that they do not name are left out.
+    beside: other splits of the run; without lists, their classes count too.
+
+  Returns:
+    Files in the order of their labels and names, or of the split file's lines.
+
+  Raises:
+    ConfigError: naming the file and line, or the folder, and what is expected.
+  """
+  root = os.path.expanduser(path)
+  if not os.path.isdir(root):
+    raise config_lib.ConfigError(f'{root} is not a folder')
+  known = vocabulary.from_spec(lists) if lists else None
+  if split.endswith('.txt'):
+    return _from_split_file(root, split, known, beside)
+  return _from_tree(root, split, known, beside)
+
+
+def _from_tree(root, split, known, beside):
+  base, divided = _base(root, split)
+  folders = _class_folders(base)
+  if not folders:
+    raise config_lib.ConfigError(f'{base} has no class folders')
+  if known is None:
+    names = set(folders)
+    for other in beside:
+      if not other.endswith('.txt') and os.path.isdir(
+        os.path.join(root, other)
+      ):
+        names.update(_class_folders(os.path.join(root, other)))
+    known = vocabulary.Vocabulary(tuple(sorted(names)))
+  present = set(folders)
+  if present.isdisjoint(known.names):
+    raise config_lib.ConfigError(
+      f'{base} has none of the {len(known)} listed classes: its first folder '
+      f'is {folders[0]!r}, the first class {known.names[0]!r}'
+      f'{config_lib.nearest(folders[0], known.names)}'
+    )
+  ignored = present.difference(known.names)
+  if ignored:
+    logging.warning(
+      '%s: %d of %d folders are no listed class and are left out, such as %s',
+      base, len(ignored), len(folders), min(ignored),
+    )  # fmt: skip
+  files, labels = [], []
+  for label, name in enumerate(known.names):
+    if name not in present:
+      continue
+    for file in _image_files(os.path.join(base, name)):
+      inside = f'{name}/{file}'
+      if divided or (_in_train(inside) == (split == 'train')):
+        files.append(inside)
+        labels.append(label)
+  return Listing(
+    base, tuple(files), np.array(labels, np.int32), known, f'{root}: {split}'
+  )
+
+
+def _base(root, split):
+  """The folder of the class folders, and whether it is one split's own."""
+  base = os.path.join(root, split)
+  if os.path.isdir(base):
+    return base, True
+  others = [
+    name for name in _USUAL_SPLITS if os.path.isdir(os.path.join(root, name))
+  ]
+  if others:
+    raise config_lib.ConfigError(
+      f'{root} has no split {split!r} (it has {", ".join(others)}); set '
+      'config.data.train_split and config.data.eval_split'
+    )
+  if split not in ('train', 'validation'):
+    raise config_lib.ConfigError(
+      f'{root} has no split {split!r}; a tree of classes without splits '
+      'is divided into train and validation'
+    )
+  return root, False
+
+
+def _from_split_file(root, split, known, beside):
+  file, rows = _rows(root, split)
+  if known is None:
+    parts = [(file, rows)]
+    parts += [_rows(root, s) for s in beside if s.endswith('.txt')]
+    known = _vocabulary_of(parts)
+  _check_rows(file, rows, known)
+  files = tuple(row[0] for row in rows)
+  # A million look-ups would take minutes on a shared file system: three tell a
+  # wrong root, and the reader names a single file that is gone.
+  some = {files[0], files[len(files) // 2], files[-1]}
+  if not any(os.path.exists(os.path.join(root, name)) for name in some):
+    raise config_lib.ConfigError(
+      f'{file}:1: no file {os.path.join(root, files[0])!r}; is {root} the '
+      'folder that the paths start from?'
+    )
+  labels = np.array([row[1] for row in rows], np.int32)
+  return Listing(root, files, labels, known, file)
+
+
+def _rows(root, split):
+  """A split file's path and its lines as (path, id) or (path, 3 ids)."""
+  file = os.path.expanduser(split)
+  if not os.path.exists(file):
+    inside = os.path.join(root, split)
+    file = inside if os.path.exists(inside) else file
+  lines = vocabulary.read_lines(file)
+  columns = 3 if _row(lines[0], 3) else 1
+  seen, rows = {}, []
+  for number, line in enumerate(lines, 1):
+    row = _row(line, columns)
+    if row is None:
+      ids = 'ANP_ID NOUN_ID ADJECTIVE_ID' if columns == 3 else 'CLASS_ID'
+      raise config_lib.ConfigError(
+        f'{file}:{number}: {line[:80]!r}, expected PATH {ids}, with single '
+        'spaces'
+      )
+    first = seen.setdefault(row, number)
+    if first != number:
+      raise config_lib.ConfigError(
+        f'{file}:{number}: {row[0]!r} stands in line {first} already'
+      )
+    rows.append(row)
+  return file, rows
+
+
+def _row(line, columns):
+  """(path, ids...) of a line, None if it has another form."""
+  parts = line.rsplit(' ', columns)
+  ids = parts[1:]
+  # int() would take ' 1', '+1', '1_000' and digits of other scripts too.
+  if len(ids) != columns or not all(i.isdecimal() and i.isascii() for i in ids):
+    return None
+  path = parts[0]
+  if not path or path != path.strip() or '\0' in path or len(ids[0]) > 9:
+    return None
+  return (path, *(int(i) for i in ids))
+
+
+def _vocabulary_of(parts):
+  """Classes named by their images' folders, of all split files together."""
+  names, nouns, adjectives = ({}, {}), ({}, {}), ({}, {})
+  for file, rows in parts:
+    for number, (path, label, *ids) in enumerate(rows, 1):
+      where = f'{file}:{number}'
+      name = _folder(path)
+      if not name:
+        raise config_lib.ConfigError(
+          f'{where}: {path!r} is in no folder that names its class; give the '
+          'classes (config.data.lists)'
+        )
+      _agree(where, names, 'class', label, name)
+      if ids:
+        adjective, _, noun = name.partition('_')
+        if not adjective or not noun or '_' in noun:
+          raise config_lib.ConfigError(
+            f'{where}: noun and adjective ids, but folder {name!r} is no '
+            'adjective_noun pair'
+          )
+        _agree(where, nouns, 'noun', ids[0], noun)
+        _agree(where, adjectives, 'adjective', ids[1], adjective)
+  orders = [
+    _in_order(parts, kind, table)
+    for kind, table in (
+      ('class', names), ('adjective', adjectives), ('noun', nouns),
+    )
+  ]  # fmt: skip
+  return vocabulary.Vocabulary(orders[0], orders[1] or None, orders[2] or None)
+
+
+def _agree(where, tables, kind, number, name):
+  """Notes that an id has a name; each has one other."""
+  name_of, number_of = tables
+  before = name_of.setdefault(number, name), number_of.setdefault(name, number)
+  if before != (name, number):
+    raise config_lib.ConfigError(
+      f'{where}: {kind} {number} is {name!r}, but above {kind} {before[1]} is '
+      f'{before[0]!r}'
+    )
+
+
+def _in_order(parts, kind, tables):
+  table = tables[0]
+  files = ', '.join(file for file, _ in parts)
+  for number in range(len(table)):
+    if number not in table:
+      raise config_lib.ConfigError(
+        f'{files}: no image of {kind} {number}, but of {max(table)}; give the '
+        'names (config.data.lists)'
+      )
+  return tuple(table[number] for number in range(len(table)))
+
+
+def _check_rows(file, rows, known):
+  """Refuses ids that are out of range or another name's than the folder's."""
+  positions = {name: i for i, name in enumerate(known.names)}
+  nouns, adjectives = known.noun_ids(), known.adjective_ids()
+  for number, (path, label, *ids) in enumerate(rows, 1):
+    if label >= len(known):
+      raise config_lib.ConfigError(
+        f'{file}:{number}: class {label}, expected 0 to {len(known) - 1}'
+      )
+    folder = _folder(path)
+    if positions.get(folder, label) != label:
+      raise config_lib.ConfigError(
+        f'{file}:{number}: class {label} is {known.names[label]!r}, but the '
+        f'folder is {folder!r} (class {positions[folder]})'
+      )
+    if not ids:
+      continue
+    if not len(nouns):
+      raise config_lib.ConfigError(
+        f'{file}:{number}: noun and adjective ids, but the classes are no '
+        f'adjective_noun pairs (the first is {known.names[0]!r})'
+      )
+    for kind, given, want in (
+      ('noun', ids[0], nouns[label]),
+      ('adjective', ids[1], adjectives[label]),
+    ):
+      if given != want:
+        raise config_lib.ConfigError(
+          f'{file}:{number}: {kind} {given}, but that of '
+          f'{known.names[label]!r} is {want}'
+        )
+
+
+def _folder(path):
+  return os.path.basename(os.path.dirname(path))
+
+
+def _class_folders(folder):
+  # Hidden ones are of other programs, such as .ipynb_checkpoints.
+  try:
+    return sorted(
+      e.name
+      for e in os.scandir(folder)
+      if e.is_dir() and not e.name.startswith('.')
+    )
+  except OSError as e:
+    raise config_lib.ConfigError(f'{folder}: {e.strerror}') from e
+
+
+def _image_files(folder):
+  # macOS leaves a hidden ._NAME.jpg, no image, beside each file it copies.
+  return sorted(
+    e.name
+    for e in os.scandir(folder)
+    if e.name.lower().endswith(SUFFIXES) and not e.name.startswith('.')
+  )
+
+
+def _in_train(path):
+  """Whether a file of an undivided tree is trained on, by its own name."""
+  digest = hashlib.sha256(path.encode(errors='surrogateescape')).digest()
+  return int.from_bytes(digest[:8], 'big') / 2.0**64 < _TRAIN_SHARE

@@ -1,0 +1,165 @@
+"""Tests of damage: examples that turn out to be unusable in a run."""
+
+import io
+import itertools
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax.data import damage
+from anp_jax.data import pipeline
+
+_BATCH, _SIZE = 8, 21
+
+
+class _Source:
+  """Plain pictures, one grey level each; some cannot be read or decoded."""
+
+  name = 'test'
+
+  def __init__(self, kind, bad=()):
+    self.kind = kind
+    self.bad = dict(bad)
+    self.reads = []
+
+  def __len__(self):
+    return _SIZE
+
+  def read(self, indices):
+    self.reads += indices.tolist()
+    return [self._image(int(i)) for i in indices], indices.astype(np.int32)
+
+  def where(self, index):
+    return f'place {index}'
+
+  def _image(self, index):
+    kind = self.bad.get(index, '')
+    if kind == 'gone':
+      raise FileNotFoundError(f'no file {index}')
+    image = np.full((40, 40, 3), 10 * index, np.uint8)
+    if self.kind == 'pixels':
+      return image
+    data = io.BytesIO()
+    Image.fromarray(image).save(data, 'PNG' if index % 3 else 'JPEG')
+    data = data.getvalue()
+    return {
+      '': data,
+      'empty': b'',
+      'text': b'<html>no image</html>',
+      'header': b'\xff\xd8\xff nothing',
+      'cut': data[: len(data) // 2],
+    }[kind]
+
+
+_KINDS = [('encoded', k) for k in ('gone', 'empty', 'text', 'header', 'cut')]
+_KINDS += [('pixels', 'gone')]
+
+
+def _stream(config, source, start=0, training=True, rows=None, registry=None):
+  config.data.flip = 0.0
+  rows = np.arange(_BATCH) if rows is None else rows
+  plan = pipeline.Plan(config, _SIZE, _BATCH, rows, training, start)
+  return pipeline.batches(source, plan, registry)
+
+
+def _taken(*args, count=9, **kwargs):
+  return list(itertools.islice(_stream(*args, **kwargs), count))
+
+
+def _order(config, count=9):
+  plan = pipeline.Plan(config, _SIZE, _BATCH, np.arange(_BATCH), True)
+  return [plan.indices(step)[1] for step in range(count)]
+
+
+@pytest.mark.parametrize('kind, flaw', _KINDS)
+def test_the_next_whole_example_takes_its_place(config, kind, flaw):
+  # 6 to 8 in a row, and the last, whose next one is the first.
+  bad = [6, 7, 8, 20]
+  stands_for = {6: 9, 7: 9, 8: 9, 20: 0}
+  source = _Source(kind, ((i, flaw) for i in bad))
+  batches = _taken(config, source)
+  assert len(batches) == 9  # three epochs and a bit
+  for batch, indices in zip(batches, _order(config), strict=True):
+    shown = [stands_for.get(i, i) for i in indices]
+    assert batch['image'].shape == (8, 32, 32, 3)
+    assert batch['label'].tolist() == shown
+    # JPEG's rounding: a level.
+    level = batch['image'].astype(int).reshape(8, -1)
+    assert np.abs(level - 10 * np.array(shown)[:, None]).max() <= 1
+    assert batch['weight'].tolist() == [float(i not in bad) for i in indices]
+    assert batch['weight'].dtype == np.float32
+
+
+def test_whole_examples_are_not_touched(config):
+  """All rows but the damaged ones are the bytes of an undamaged run."""
+  whole = _taken(config, _Source('encoded'))
+  hurt = _taken(config, _Source('encoded', {4: 'cut', 11: 'gone'}))
+  for a, b, indices in zip(whole, hurt, _order(config)):
+    same = ~np.isin(indices, [4, 11])
+    for name in a:
+      np.testing.assert_array_equal(a[name][same], b[name][same])
+
+
+@pytest.mark.parametrize('flaw', ['gone', 'cut'])
+def test_batch_depends_on_the_step_only(config, flaw):
+  source = _Source('encoded', {4: flaw, 5: flaw, 11: flaw})
+  whole = _taken(config, source)
+  shares = [np.arange(3), np.arange(3, 8)]
+  # A process that begins later, or has other rows, finds the damage elsewhere.
+  for start, rows in itertools.product((1, 4), shares):
+    part = _taken(config, source, start, rows=rows, count=9 - start)
+    for a, b in zip(whole[start:], part, strict=True):
+      for name in a:
+        np.testing.assert_array_equal(a[name][rows], b[name])
+
+
+@pytest.mark.parametrize('kind', ['encoded', 'pixels'])
+def test_evaluation_leaves_the_damaged_out(config, kind):
+  source = _Source(kind, {0: 'gone', 13: 'gone'})
+  batches = _taken(config, source, training=False)
+  weights = np.concatenate([b['weight'] for b in batches])
+  assert weights.tolist() == [float(i not in (0, 13)) for i in range(21)] + [
+    0.0, 0.0, 0.0,
+  ]  # fmt: skip
+
+
+def test_each_is_named_once(config, caplog):
+  source = _Source('encoded', {4: 'gone', 5: 'cut'})
+  registry = damage.Registry(source)
+  for _ in range(2):
+    _taken(config, source, registry=registry)
+    _taken(config, source, training=False, registry=registry)
+  lines = [r.getMessage() for r in caplog.records]
+  assert len(lines) == 2
+  assert sum('place 4 cannot be used' in line for line in lines) == 1
+  assert sum('place 5 cannot be used' in line for line in lines) == 1
+  assert '(2 of test so far)' in lines[1]
+  # Once known, it is not even opened.
+  source.reads.clear()
+  _taken(config, source, registry=registry)
+  assert 3 in source.reads and not {4, 5} & set(source.reads)
+
+
+def test_nothing_whole_gives_blank_rows(config):
+  source = _Source('encoded', {i: 'gone' for i in range(21)})
+  (batch,) = _taken(config, source, count=1)
+  assert batch['image'].shape == (8, 32, 32, 3) and not batch['image'].any()
+  assert not batch['weight'].any()
+  assert ((0 <= batch['label']) & (batch['label'] < _SIZE)).all()
+
+
+def test_it_comes_back_whole_and_is_still_left_out(config):
+  """What was damaged once stays out: an epoch is all of one kind."""
+  source = _Source('encoded', {4: 'gone'})
+  batches = _stream(config, source)
+  order = iter(_order(config, 30))
+  for _, indices in zip(batches, order):
+    if 4 in indices:
+      break
+  source.bad.clear()
+  seen = 0
+  for batch, indices in zip(itertools.islice(batches, 12), order):
+    assert batch['weight'].tolist() == [float(i != 4) for i in indices]
+    seen += 4 in indices
+  assert seen > 2

@@ -1,0 +1,234 @@
+"""Tests of listing: the files of a split, from trees and split files."""
+
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data import listing
+
+_ANPS = ('happy_dog', 'misty_morning', 'happy_morning')
+_ADJECTIVES = ('misty', 'happy', 'sad')
+_NOUNS = ('morning', 'dog')
+
+
+def _tree(root, files):
+  for file in files:
+    path = root / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(file.encode())
+  return str(root)
+
+
+def _lines(path, lines, end='\n'):
+  path.write_text(end.join(lines), newline='')
+  return str(path)
+
+
+@pytest.fixture
+def lists(tmp_path):
+  return ','.join(
+    _lines(tmp_path / f'{name}.txt', lines)
+    for name, lines in (
+      ('anps', _ANPS), ('adjectives', _ADJECTIVES), ('nouns', _NOUNS),
+    )
+  )  # fmt: skip
+
+
+def _refused(words, *args, **kwargs):
+  with pytest.raises(config_lib.ConfigError) as e:
+    listing.find(*args, **kwargs)
+  text = str(e.value)
+  assert '\n' not in text
+  for word in words:
+    assert str(word) in text, text
+
+
+# Trees.
+
+
+def test_lists_give_a_tree_its_ids_and_choose_its_folders(
+  tmp_path, lists, caplog
+):
+  root = _tree(tmp_path / 'tree', [
+    'train/misty_morning/2.jpg', 'train/misty_morning/1.jpg',
+    'train/happy_dog/3.jpg', 'train/old_car/4.jpg', 'train/a_b/5.jpg',
+  ])  # fmt: skip
+  found = listing.find(root, 'train', lists)
+  assert found.vocabulary.names == _ANPS
+  assert found.vocabulary.adjectives == _ADJECTIVES
+  assert found.vocabulary.nouns == _NOUNS
+  assert found.vocabulary.noun_ids().tolist() == [1, 0, 0]
+  assert found.files == (
+    'happy_dog/3.jpg', 'misty_morning/1.jpg', 'misty_morning/2.jpg',
+  )  # fmt: skip
+  assert found.labels.tolist() == [0, 1, 1] and found.labels.dtype == np.int32
+  assert found.root == f'{root}/train'
+  (record,) = caplog.records
+  text = record.getMessage()
+  assert '2 of 4 folders' in text and 'a_b' in text
+
+
+def test_lists_that_fit_no_folder(tmp_path, lists):
+  root = _tree(tmp_path / 'tree', ['train/hapy_dog/1.jpg'])
+  _refused([f'{root}/train', "'hapy_dog'", "mean 'happy_dog'"],
+           root, 'train', lists)  # fmt: skip
+
+
+def test_classes_of_the_other_split_count_too(tmp_path):
+  root = _tree(tmp_path / 'tree', [
+    'train/a/1.jpg', 'train/c/1.jpg', 'validation/b/1.jpg',
+    'validation/c/2.jpg',
+  ])  # fmt: skip
+  train = listing.find(root, 'train', beside=('validation',))
+  other = listing.find(root, 'validation', beside=('train',))
+  assert train.vocabulary.names == other.vocabulary.names == ('a', 'b', 'c')
+  assert train.labels.tolist() == [0, 2] and other.labels.tolist() == [1, 2]
+  # One that is not there is somebody else's complaint.
+  assert listing.find(root, 'train', beside=('x',)).vocabulary.names == (
+    'a', 'c',
+  )  # fmt: skip
+
+
+# Split files.
+
+_FOUR = [
+  'happy_dog/1_a.jpg 0 1 1',
+  'misty_morning/2_b.jpg 1 0 0',
+  'happy_morning/3_c.jpg 2 0 1',
+  'happy_dog/4_d.jpg 0 1 1',
+]
+
+
+def _split(tmp_path, lines, name='train.txt', end='\n'):
+  """A tree with the files of all lines, and the split file beside it."""
+  root = _tree(
+    tmp_path / 'tree', [x.split(' ')[0] for x in lines if x.split(' ')[0]]
+  )
+  return root, _lines(tmp_path / name, lines, end)
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n'])
+@pytest.mark.parametrize('columns', [2, 4])
+def test_split_file(tmp_path, lists, columns, end):
+  lines = [' '.join(x.split(' ')[:columns]) for x in _FOUR]
+  root, file = _split(tmp_path, lines, end=end)
+  found = listing.find(root, file, lists)
+  assert found.files == tuple(x.split(' ')[0] for x in lines)  # in its order
+  assert found.labels.tolist() == [0, 1, 2, 0]
+  assert found.labels.dtype == np.int32
+  assert found.vocabulary.adjectives == _ADJECTIVES
+  assert (found.root, found.name) == (root, file)
+
+
+def test_split_file_names_its_own_classes(tmp_path):
+  """The order of nouns and adjectives is that of the ids in the file."""
+  root, file = _split(tmp_path, [
+    'happy_dog/1_a.jpg 0 1 1', 'misty_morning/2_b.jpg 1 0 0',
+  ])  # fmt: skip
+  _lines(tmp_path / 'test.txt', ['sad_cat/x.jpg 2 2 2'])
+  found = listing.find(root, file, beside=(str(tmp_path / 'test.txt'),))
+  assert found.vocabulary.names == ('happy_dog', 'misty_morning', 'sad_cat')
+  assert found.vocabulary.adjectives == ('misty', 'happy', 'sad')
+  assert found.vocabulary.nouns == ('morning', 'dog', 'cat')
+  plain = listing.find(*_split(tmp_path, ['z/1.jpg 0', 'a/2.jpg 1'], 'p.txt'))
+  assert plain.vocabulary.names == ('z', 'a')
+  assert plain.vocabulary.adjectives == ()
+
+
+def test_split_file_is_looked_for_in_the_root_too(tmp_path, monkeypatch):
+  root, _ = _split(tmp_path, _FOUR)
+  _lines(tmp_path / 'tree' / 'inside.txt', _FOUR)
+  assert listing.find(root, 'inside.txt').labels.tolist() == [0, 1, 2, 0]
+  monkeypatch.chdir(tmp_path)
+  assert listing.find('tree', 'train.txt').labels.tolist() == [0, 1, 2, 0]
+
+
+def test_paths_may_hold_blanks_and_no_class(tmp_path, lists):
+  root, file = _split(tmp_path, _FOUR)
+  _tree(tmp_path / 'tree', ['all images/1 a.jpg'])
+  _lines(tmp_path / 'train.txt', ['all images/1 a.jpg 2 0 1'])
+  found = listing.find(root, file, lists)
+  assert found.files == ('all images/1 a.jpg',)
+  assert found.labels.tolist() == [2]
+
+
+@pytest.mark.parametrize('line, words', [
+  ('happy_dog/9.jpg 1 0 0', ["'misty_morning'", "'happy_dog'", 'class 0']),
+  ('happy_dog/9.jpg 3 0 0', ['class 3', '0 to 2']),
+  ('happy_dog/9.jpg 0 0 1', ['noun 0', "'happy_dog' is 1"]),
+  ('happy_dog/9.jpg 0 1 2', ['adjective 2', "'happy_dog' is 1"]),
+  ('happy_dog/9.jpg 0', ['PATH ANP_ID NOUN_ID ADJECTIVE_ID']),
+  ('happy_dog/9.jpg 0 1 x', ['PATH ANP_ID NOUN_ID ADJECTIVE_ID']),
+  ('happy_dog/9.jpg 0 1 -1', ['PATH ANP_ID']),
+  ('happy_dog/9.jpg 0  1 1', ['single spaces']),
+  ('happy_dog/9.jpg 0 1 ١', ['PATH ANP_ID']),
+  (' happy_dog/9.jpg 0 1 1', ['PATH ANP_ID']),
+  ('0 1 1', ['PATH ANP_ID']),
+  ('', ['PATH ANP_ID']),
+  ('happy_dog/1_a.jpg 0 1 1', ["'happy_dog/1_a.jpg'", 'line 1']),
+])  # fmt: skip
+def test_bad_lines_are_named(tmp_path, lists, line, words):
+  lines = [*_FOUR[:3], line, _FOUR[3]]
+  root, file = _split(tmp_path, lines)
+  _refused([f'{file}:4: ', *words], root, file, lists)
+
+
+@pytest.mark.parametrize('lines, words', [
+  (['a_b/1.jpg 0 0 0', 'a_c/2.jpg 1 0 0'], [':2: ', 'noun 0', "'c'", "'b'"]),
+  (['a_b/1.jpg 0', 'a_c/2.jpg 0'], [':2: ', 'class 0', "'a_c'", "'a_b'"]),
+  (['a_b/1.jpg 0', 'a_b/2.jpg 1'], [':2: ', 'class 1', 'class 0']),
+  (['a_b/1.jpg 1', 'a_c/2.jpg 2'], ['class 0', 'config.data.lists']),
+  (['a_b/1.jpg 0 0 1', 'a_c/2.jpg 1 1 1'],
+   ['adjective 0', 'config.data.lists']),
+  (['1.jpg 0'], [':1: ', 'config.data.lists']),
+  (['dog/1.jpg 0 0 0'], [':1: ', "'dog'", 'adjective_noun']),
+])  # fmt: skip
+def test_ids_that_do_not_name_classes(tmp_path, lines, words):
+  root, file = _split(tmp_path, lines)
+  _refused([file, *words], root, file)
+
+
+def test_files_that_are_not_there(tmp_path, lists):
+  root, file = _split(tmp_path, _FOUR)
+  _refused([tmp_path / 'none'], str(tmp_path / 'none'), 'train')
+  _refused(['none.txt'], root, 'none.txt')
+  _refused([f'{file}:1: ', str(tmp_path)], str(tmp_path), file, lists)
+  _refused([file, 'empty'], root, _lines(tmp_path / 'train.txt', ['', '']))
+  (tmp_path / 'train.txt').write_bytes(b'a\xff/1.jpg 0\n')
+  _refused([f'{file}:1', 'UTF-8'], root, file)
+
+
+def test_one_missing_file_is_left_to_the_reader(tmp_path, lists):
+  root, file = _split(tmp_path, _FOUR)
+  (tmp_path / 'tree' / 'happy_dog' / '1_a.jpg').unlink()
+  assert len(listing.find(root, file, lists).files) == 4
+
+
+def test_ten_thousand_mutated_lines(tmp_path, lists):
+  """Each file is refused in one line that names it, or means what it says."""
+  rng = np.random.default_rng(0)
+  root, file = _split(tmp_path, _FOUR)
+  good = '\n'.join(_FOUR).encode()
+  alphabet = b' 0123459/\\_.jpg\n\r\t\0\xff\xc3\xa9-+x'
+  path = tmp_path / 'train.txt'
+  taken = 0
+  for _ in range(2500):  # of four lines each
+    data = bytearray(good)
+    for _ in range(rng.integers(1, 4)):
+      place = int(rng.integers(len(data)))
+      new = alphabet[rng.integers(len(alphabet))]
+      data[place : place + int(rng.integers(2))] = bytes([new])
+    path.unlink()
+    path.write_bytes(data)
+    try:
+      found = listing.find(root, file, lists)
+    except config_lib.ConfigError as e:
+      assert '\n' not in str(e) and str(e).startswith(file)
+      continue
+    taken += 1
+    assert len(found.files) == len(found.labels) == len(set(found.files))
+    for name, label in zip(found.files, found.labels):
+      folder = name.split('/')[-2] if '/' in name else ''
+      # A folder that is one of the classes is the class.
+      assert folder not in _ANPS or folder == _ANPS[label]
+  assert 50 < taken < 1500
