@@ -13,6 +13,7 @@ import threading
 import numpy as np
 
 from anp_jax.data import augment
+from anp_jax.data import image_bytes
 from anp_jax.data import tensorflow_cpu
 
 
@@ -36,14 +37,17 @@ def batches(source, plan, registry, one_by_one, threads: int) -> Iterator:
   step = plan.start
   while plan.steps is None or step < plan.steps:
     try:
-      for batch in _until_exit(graph.iterator(step)):
-        yield batch
+      for images in _until_exit(graph.iterator(step)):
+        yield images, *graph.beside(step)
         step += 1
     except broken:
       yield one_by_one(step, graph.decode)
       step += 1
     else:
       return
+
+
+_JPEG = b'\xff\xd8\xff'
 
 
 class _Graph:
@@ -56,11 +60,13 @@ class _Graph:
     self._registry = registry
     self._threads = threads
     self._side = plan.config.data.image_size
+    self._beside = {}  # labels and weights by step
     self._exact = plan.config.data.decode == 'exact'
 
   def iterator(self, start):
-    """A tf.data iterator over batches from step `start` on."""
+    """A tf.data iterator over the images of batches from step `start` on."""
     tf = self._tf
+    self._beside.clear()
     # Plain graph code: nothing that AutoGraph would have to rewrite.
     plain = tf.autograph.experimental.do_not_convert
     stop = 2**62 if self._plan.steps is None else self._plan.steps
@@ -68,137 +74,107 @@ class _Graph:
     data = data.map(plain(self._load), num_parallel_calls=2, deterministic=True)
     data = data.unbatch()
     data = data.map(
-      plain(self._row), num_parallel_calls=self._threads, deterministic=True
+      plain(self._cut), num_parallel_calls=self._threads, deterministic=True
     )
     data = data.batch(len(self._plan.rows), drop_remainder=True).prefetch(2)
     options = tf.data.Options()
     options.threading.private_threadpool_size = self._threads
     return data.with_options(options).as_numpy_iterator()
 
+  def beside(self, step):
+    """Labels and weights of a batch that the iterator has given."""
+    return self._beside.pop(step)
+
   def decode(self, file: bytes, position: int) -> np.ndarray:
     """One example by itself, by the same operations; raises ValueError."""
     tf = self._tf
+    (view,) = self._views(np.array([position]), [file])
     try:
-      size = _size(tf.constant(file)).numpy()
-      views = self._views(np.array([position]), size[None])
-      view = [tf.constant(part[0]) for part in views]
-      return self._cut(tf.constant(file), *view).numpy()
+      return self._cut(tf.constant(file), tf.constant(view)).numpy()
     except tf.errors.OpError as e:
       # Without the names of TensorFlow's own operations.
       text = re.sub(r'\{\{.*?\}\} ?| ?\[Op:.*', '', e.message)
       raise ValueError(f'not a whole image: {text}') from None
 
   def _load(self, step):
-    """Files, labels, weights, boxes and flips of a step."""
+    """Files and views of a step; what else there is waits beside the graph."""
     tf, plan = self._tf, self._plan
 
     def read(step):
       positions, indices, weights = plan.indices(int(step))
       used = self._registry.stand_ins(indices)
       files, labels = self._source.read(used)
-      weights = weights * (used == indices)
-      return np.array(files, object), labels, weights, positions
+      self._beside[int(step)] = labels, weights * (used == indices)
+      return np.array(files, object), self._views(positions, files)
 
-    files, labels, weights, positions = tf.numpy_function(
-      read, [step], [tf.string, tf.int32, tf.float32, tf.int64]
-    )
-    sizes = tf.map_fn(_size, files, fn_output_signature=tf.int32)
-    boxes, halvings, flips = tf.numpy_function(
-      self._views, [positions, sizes], [tf.int32, tf.int32, tf.bool]
-    )
-    count = len(plan.rows)
-    for tensor, *shape in (
-      (files,), (labels,), (weights,), (boxes, 4), (halvings,), (flips,),
-    ):  # fmt: skip
-      tensor.set_shape([count, *shape])
-    return files, labels, weights, boxes, halvings, flips
+    files, views = tf.numpy_function(read, [step], [tf.string, tf.int32])
+    files.set_shape([len(plan.rows)])
+    views.set_shape([len(plan.rows), 7])
+    return files, views
 
-  def _views(self, positions, sizes):
-    """(n, 4) int32 boxes, (n,) int32 halvings and (n,) bool flips."""
+  def _views(self, positions, files):
+    """(n, 7) int32: box, decoder, whether both sides shrink, flip."""
+    sizes = np.array([image_bytes.size(file) for file in files])
     views = self._plan.views(positions, sizes)
     boxes = views.boxes.astype(np.int32)
     halvings = np.zeros(len(boxes), np.int32)
     if not self._exact:
       boxes, halvings = augment.reduced(boxes, self._side)
-    return boxes, halvings, views.flips
+    jpeg = np.array([file.startswith(_JPEG) for file in files])
+    decoders = np.where(jpeg, 1 + halvings, 0)
+    shrink = (boxes[:, 2:] >= self._side).all(1)
+    columns = (boxes.T, decoders[None], shrink[None], views.flips[None])
+    return np.concatenate(columns).T.astype(np.int32)
 
-  def _row(self, file, label, weight, *view):
-    return self._cut(file, *view), label, weight
-
-  def _cut(self, file, box, halvings, flip):
+  def _cut(self, file, view):
     """The box of a file as (size, size, 3) uint8."""
-    tf, size = self._tf, (self._side, self._side)
+    tf, side = self._tf, self._side
+    box, (decoder, shrink, flip) = view[:4], tf.unstack(view[4:])
+    image = _decode_box(file, box, decoder)
     if self._exact:
-      image = _decode_box(file, box)
       # The triangle filter as Pillow has it; twice the time of decoding.
-      image = tf.image.resize(image, size, antialias=True)
+      image = tf.image.resize(image, (side, side), antialias=True)
     else:
-      image = _decode_box(file, box, halvings)
-      image = _resized(image, size)
+      image = _resized(image, side, shrink)
     # Weights are positive and add up to 1: the result stays within 0..255.
     image = tf.cast(image + 0.5, tf.uint8)
     # A slice with a negative stride took longer than decoding.
-    return tf.cond(flip, lambda: tf.reverse(image, [1]), lambda: image)
+    return tf.cond(flip > 0, lambda: tf.reverse(image, [1]), lambda: image)
 
 
-def _is_jpeg(file):
-  tf = tensorflow_cpu.load()
-  return tf.strings.substr(file, 0, 3) == b'\xff\xd8\xff'
-
-
-def _size(file):
-  """(2,) int32 height and width; of a JPEG without decoding it."""
-  tf = tensorflow_cpu.load()
-  return tf.cond(
-    _is_jpeg(file),
-    lambda: tf.image.extract_jpeg_shape(file)[:2],
-    lambda: tf.shape(_decode_any(file))[:2],
-  )
-
-
-def _decode_any(file):
-  tf = tensorflow_cpu.load()
-  return tf.image.decode_image(file, channels=3, expand_animations=False)
-
-
-def _decode_box(file, box, halvings=None):
+def _decode_box(file, box, decoder):
   """The box (top, left, height, width) of an image, (h, w, 3) uint8.
 
-  A JPEG's box is decoded at 1 / 2 ** halvings of its scale, which the format
-  offers almost for nothing; other formats' and None: as it is.
+  Decoder k above 0 takes a JPEG at 1 / 2 ** (k - 1) of its scale, which the
+  format offers almost for nothing; 0 takes any format.
   """
   tf = tensorflow_cpu.load()
 
   def whole():
     top, left, height, width = tf.unstack(box)
-    image = _decode_any(file)
+    image = tf.image.decode_image(file, channels=3, expand_animations=False)
     return image[top : top + height, left : left + width]
 
-  def partial(times):
+  def jpeg(halvings):
     # Decoding only the box saves the inverse transform of the rest. As Pillow
     # decodes, to the bit; the default is off by some grey levels.
     return lambda: tf.image.decode_and_crop_jpeg(
-      file, box // 2**times if times else box, channels=3, ratio=2**times,
-      dct_method='INTEGER_ACCURATE',
+      file, box // 2**halvings if halvings else box, channels=3,
+      ratio=2**halvings, dct_method='INTEGER_ACCURATE',
     )  # fmt: skip
 
-  def jpeg():
-    if halvings is None:
-      return partial(0)()
-    choices = range(augment.MAX_HALVINGS + 1)
-    return tf.switch_case(halvings, [partial(times) for times in choices])
-
-  image = tf.cond(_is_jpeg(file), jpeg, whole)
+  scales = [jpeg(halvings) for halvings in range(augment.MAX_HALVINGS + 1)]
+  image = tf.switch_case(decoder, [whole, *scales])
   image.set_shape([None, None, 3])
   return image
 
 
-def _resized(image, size):
-  """(h, w, 3) uint8 to size, float32: mean over areas where that is smaller."""
+def _resized(image, side, shrink):
+  """(h, w, 3) uint8 to (side, side, 3) float32; to shrink: mean over areas."""
   tf = tensorflow_cpu.load()
-  images = image[None]
+  images, size = image[None], (side, side)
   return tf.cond(
-    tf.reduce_all(tf.shape(image)[:2] >= size),
+    shrink > 0,
     lambda: tf.raw_ops.ResizeArea(images=images, size=size),
     lambda: tf.raw_ops.ResizeBilinear(
       images=images, size=size, half_pixel_centers=True

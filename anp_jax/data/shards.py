@@ -30,6 +30,48 @@ class TfRecords:
     return result
 
 
+class ArrayRecords:
+  """Random access to ArrayRecord shards.
+
+  array_record's own data source starts a pool of threads for each batch, which
+  for small images takes longer than reading them.
+  """
+
+  def __init__(self, paths: list[str], counts: list[int]):
+    """Takes the shards and the number of records of each."""
+    self._paths = paths
+    self._ends = np.cumsum(counts)
+    self._readers = [None] * len(paths)
+
+  def __getitems__(self, indices: list[int]) -> list[bytes]:
+    """Records of the given indices."""
+    indices = np.asarray(indices, np.int64)
+    shards = np.searchsorted(self._ends, indices, side='right')
+    result = np.empty(len(indices), object)
+    for shard in np.unique(shards):
+      places = np.flatnonzero(shards == shard)
+      start = self._ends[shard - 1] if shard else 0
+      records = self._reader(shard).read((indices[places] - start).tolist())
+      for place, record in zip(places, records):
+        result[place] = record
+    return result.tolist()
+
+  def _reader(self, shard):
+    # Two threads may open the same shard; either reader will do.
+    reader = self._readers[shard]
+    if reader is None:
+      from array_record.python import array_record_module
+
+      reader = array_record_module.ArrayRecordReader(
+        # Examples are read in random order: what lies behind is of no use.
+        self._paths[shard],
+        options='readahead_buffer_size:0',
+        file_reader_buffer_size=32768,
+      )
+      self._readers[shard] = reader
+    return reader
+
+
 def record_places(stored: str, path: str, count: int) -> np.ndarray:
   """Where the records of a shard are; refuses a damaged one.
 

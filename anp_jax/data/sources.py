@@ -170,10 +170,8 @@ class Tfds:
     ]
     if stored == 'tfrecord':
       self._records = shards.TfRecords(paths, places)
-    elif paths:
-      from array_record.python import array_record_data_source
-
-      self._records = array_record_data_source.ArrayRecordDataSource(paths)
+    else:
+      self._records = shards.ArrayRecords(paths, list(info.shard_lengths))
 
   def __len__(self):
     return self._size

@@ -1,0 +1,223 @@
+"""What the bytes of an image file say about it, without decoding it.
+
+Pillow forgives damage at which TensorFlow, the decoder of training, gives up:
+a JPEG without its end marker, a PNG without its last chunk, a BMP with two
+bytes too many. Checksums and structure tell such files apart.
+"""
+
+import re
+import struct
+import zlib
+
+# More scans than this only serve to keep a decoder busy for hours.
+_MAX_SCANS = 500
+_MAGIC = (
+  (b'\xff\xd8\xff', 'JPEG'),
+  (b'\x89PNG\r\n\x1a\n', 'PNG'),
+  (b'GIF87a', 'GIF'),
+  (b'GIF89a', 'GIF'),
+  (b'BM', 'BMP'),
+  (b'II*\0', 'TIFF'),
+  (b'MM\0*', 'TIFF'),
+  (b'\0\0\0\x0cjP  \r\n\x87\n', 'JPEG2000'),
+  (b'\xff\x4f\xff\x51', 'JPEG2000'),
+  (b'P5', 'PPM'),
+  (b'P6', 'PPM'),
+)
+# A marker in the compressed data of a scan, which stuffing and restarts do not
+# end.
+_MARKER = re.compile(rb'\xff[^\x00\xd0-\xd7\xff]')
+_TRAINING_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP')
+
+
+def sniff(data: bytes) -> str:
+  """The format that a file's first bytes announce, '' for none we know."""
+  if data[:4] == b'RIFF' and data[8:12] == b'WEBP':
+    return 'WEBP'
+  if data[4:8] == b'ftyp' and data[8:12] in (b'avif', b'avis'):
+    return 'AVIF'
+  for magic, name in _MAGIC:
+    if data.startswith(magic):
+      return name
+  return ''
+
+
+def size(data: bytes) -> tuple[int, int]:
+  """Height and width that a JPEG, PNG, GIF or BMP announces, in pixels.
+
+  Raises:
+    ValueError: if it is none of these, ends before it says, or says nothing.
+  """
+  try:
+    name = sniff(data)
+    if name == 'JPEG':
+      height, width = _jpeg_size(data)
+    elif name == 'PNG':
+      width, height = struct.unpack_from('>II', data, 16)
+    elif name == 'GIF':
+      width, height = struct.unpack_from('<HH', data, 6)
+    elif name == 'BMP':
+      width, height = struct.unpack_from('<ii', data, 18)
+    else:
+      raise ValueError('not a JPEG, PNG, GIF or BMP image')
+  except (struct.error, IndexError):
+    raise ValueError('ends before the size of its picture') from None
+  height = abs(height)  # negative in a BMP from top to bottom
+  if height < 1 or width < 1:
+    raise ValueError(f'a picture of {width} x {height} pixels')
+  return height, width
+
+
+def _jpeg_size(data):
+  position = 2
+  while True:
+    if data[position] != 0xFF:
+      raise ValueError('not a JPEG: no marker where one belongs')
+    marker = data[position + 1]
+    if marker == 0xFF:  # fill bytes may stand before a marker
+      position += 1
+    elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+      return struct.unpack_from('>HH', data, position + 5)
+    elif marker == 0x01 or 0xD0 <= marker <= 0xD8:  # markers without a length
+      position += 2
+    else:
+      position += 2 + int.from_bytes(data[position + 2 : position + 4], 'big')
+
+
+def check(data: bytes) -> tuple[str, str]:
+  """Whether the training decoder takes a file that Pillow can decode.
+
+  Args:
+    data: a file whose format `sniff` knows.
+
+  Returns:
+    ('', '') if it does; else the kind of fault, which is 'corrupt', 'truncated'
+    or 'format', and the reason.
+  """
+  name = sniff(data)
+  if name not in _TRAINING_FORMATS:
+    return 'format', f'{name} is not read in training'
+  checker = {'JPEG': _jpeg, 'PNG': _png, 'GIF': _gif, 'BMP': _bmp}[name]
+  try:
+    return checker(data)
+  except (IndexError, struct.error):
+    return 'truncated', 'ends within a header'
+
+
+def gif_colors(data: bytes) -> int:
+  """Colours in the table of a whole GIF's first frame; 0 if it has none."""
+  return next(_gif_frames(data), ((), 0))[1]
+
+
+def _jpeg(data):
+  position, frame, scans = 2, 0, 0
+  while True:
+    # As libjpeg does: skips what is no marker, then fill bytes.
+    position = data.find(b'\xff', position)
+    while position >= 0 and data[position : position + 1] == b'\xff':
+      position += 1
+    if position < 0 or position >= len(data):
+      return 'truncated', 'no end marker'
+    marker = data[position]
+    position += 1
+    if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD7:
+      continue
+    if marker == 0xD9:
+      break
+    (length,) = struct.unpack_from('>H', data, position)
+    if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+      frame, precision = marker, data[position + 2]
+    position += length
+    if marker == 0xDA:
+      scans += 1
+      found = _MARKER.search(data, position)
+      position = found.start() if found else len(data)
+  if scans > _MAX_SCANS:
+    return 'corrupt', f'{scans} scans'
+  if not frame or not scans:
+    return 'truncated', 'ends before the picture'
+  # Baseline, extended and progressive, with Huffman codes.
+  if frame not in (0xC0, 0xC1, 0xC2) or precision != 8:
+    return 'format', f'JPEG process {frame - 0xC0} of {precision} bits'
+  return '', ''
+
+
+def _png(data):
+  position, depth = 8, data[24]
+  while position < len(data):
+    length, name = struct.unpack_from('>I4s', data, position)
+    end = position + 8 + length
+    (checksum,) = struct.unpack_from('>I', data, end)
+    if zlib.crc32(memoryview(data)[position + 4 : end]) != checksum:
+      return 'truncated', f'wrong checksum of chunk {name!r}'
+    if name == b'IEND':
+      if depth > 8:
+        return 'format', f'PNG of {depth} bits'
+      return '', ''
+    position = end + 4
+  return 'truncated', 'no end chunk'
+
+
+def _gif(data):
+  canvas = (0, 0, *struct.unpack_from('<HH', data, 6))
+  first = True
+  for frame, _ in _gif_frames(data):
+    if frame is None:
+      return 'truncated', 'what follows a block is none'
+    if first and frame != canvas:
+      return 'format', 'GIF whose first frame does not fill it'
+    if frame[2] > canvas[2] or frame[3] > canvas[3]:
+      return 'format', 'GIF with a frame that is larger'
+    first = False
+  return '', ''
+
+
+def _gif_frames(data):
+  """Yields (left, top, width, height) and colours; None where it is damaged."""
+
+  def skip_blocks(position):
+    while data[position]:
+      position += 1 + data[position]
+    return position + 1
+
+  def colors(flags):
+    return 2 << (flags & 7) if flags & 0x80 else 0
+
+  common = colors(data[10])
+  position = 13 + 3 * common
+  while position < len(data) and data[position] != 0x3B:
+    kind = data[position]
+    if kind == 0x21:
+      position = skip_blocks(position + 2)
+    elif kind == 0x2C:
+      *frame, flags = struct.unpack_from('<HHHHB', data, position + 1)
+      own = colors(flags)
+      position = skip_blocks(position + 11 + 3 * own)
+      yield tuple(frame), own or common
+    else:
+      yield None, 0
+      return
+
+
+def _bmp(data):
+  start, header = struct.unpack_from('<II', data, 10)
+  if header < 40:
+    return 'format', 'BMP of an old version'
+  width, height, _, bits, coding = struct.unpack_from('<iiHHI', data, 18)
+  size = start + (bits // 8 * width + 3) // 4 * 4 * abs(height)
+  if bits not in (8, 24, 32) or coding not in (0, 3):
+    return 'format', f'BMP of {bits} bits, coding {coding}'
+  if bits == 8:
+    # Indices are taken for tones of grey, whatever the palette.
+    (colors,) = struct.unpack_from('<I', data, 46)
+    palette = data[14 + header : start]
+    tones = b''.join(
+      bytes((i, i, i, 0)) for i in range(min(colors or 256, 256))
+    )
+    if palette[: len(tones)] != tones:
+      return 'format', 'BMP with a palette'
+  if len(data) < size:
+    return 'truncated', f'{len(data)} bytes of {size}'
+  if len(data) > size:
+    return 'format', f'BMP with {len(data) - size} bytes after the picture'
+  return '', ''
