@@ -163,3 +163,47 @@ def test_it_comes_back_whole_and_is_still_left_out(config):
     assert batch['weight'].tolist() == [float(i != 4) for i in indices]
     seen += 4 in indices
   assert seen > 2
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_files(config):
+  """No crash, no hang; each row has a picture, and the label that belongs."""
+  rng = np.random.default_rng(0)
+  whole = []
+  for i in range(20):
+    image = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
+    image = image.resize((40, 48), Image.Resampling.BICUBIC)
+    data = io.BytesIO()
+    options = [{}, {'progressive': True}, {'restart_marker_rows': 1}][i % 3]
+    image.save(data, 'PNG' if i % 5 == 4 else 'JPEG', **options)
+    whole.append(data.getvalue())
+
+  class _Mutated(_Source):
+    def __len__(self):
+      return 10000
+
+    def _image(self, index):
+      rng = np.random.default_rng(index)
+      data = bytearray(whole[index % 20])
+      if index % 4:  # a quarter stays whole
+        for _ in range(rng.integers(1, 4)):
+          data[rng.integers(len(data))] = rng.integers(256)
+        if index % 8 == 1:
+          del data[rng.integers(len(data)) :]
+      return bytes(data)
+
+  source = _Mutated('encoded')
+  plan = pipeline.Plan(config, 10000, 250, np.arange(250), False)
+  whole_ones = 0
+  for step, batch in enumerate(pipeline.batches(source, plan)):
+    indices = np.arange(250 * step, 250 * step + 250)
+    assert batch['image'].shape == (250, 32, 32, 3)
+    kept = batch['weight'] == 1
+    assert (batch['weight'][~kept] == 0).all()
+    assert kept[indices % 4 == 0].all()
+    assert (batch['label'][kept] == indices[kept]).all()
+    # At most three damaged ones stand before a whole one.
+    ahead = (batch['label'] - indices)[~kept] % 10000
+    assert ((1 <= ahead) & (ahead <= 3)).all()
+    whole_ones += kept.sum()
+  assert step == 39 and 3000 < whole_ones < 9000

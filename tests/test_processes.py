@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
+from PIL import Image
 import pytest
 
 from anp_jax import telemetry
@@ -45,6 +47,15 @@ def _free_port():
 
 def _run(workdir, processes, devices, **texts):
   """Validation scores that each process returned."""
+  results = []
+  for code, out, err in _ended(workdir, processes, devices, **texts):
+    assert code == 0, out + err
+    results.append(json.loads(out.strip().splitlines()[-1]))
+  return results
+
+
+def _ended(workdir, processes, devices, **texts):
+  """Exit status, standard output and standard error of each process."""
   address = f'127.0.0.1:{_free_port()}'
   texts = json.dumps({**_TEXTS, **texts})
   environment = {**os.environ, 'PYTHONPATH': str(_ROOT)}
@@ -60,9 +71,7 @@ def _run(workdir, processes, devices, **texts):
     for i in range(processes)
   ]  # fmt: skip
   results = [c.communicate(timeout=90) for c in children]
-  for child, (out, err) in zip(children, results):
-    assert child.returncode == 0, out + err
-  return [json.loads(out.strip().splitlines()[-1]) for out, _ in results]
+  return [(c.returncode, *texts) for c, texts in zip(children, results)]
 
 
 def _losses(workdir):
@@ -91,3 +100,39 @@ def test_run_goes_on_with_other_processes(tmp_path):
   lines = [r for r in telemetry.read(str(tmp_path / 'run'))]
   steps = [r['step'] for r in lines if r['kind'] == 'train']
   assert steps == list(range(1, 13))
+
+
+@pytest.fixture
+def photographs(tmp_path):
+  """A tree of which one file is no image; the keys that name it."""
+  rng = np.random.default_rng(0)
+  for split, count in (('train', 24), ('validation', 8)):
+    for i in range(count):
+      path = tmp_path / 'tree' / split / f'class_{"ab"[i % 2]}' / f'{i:03}.png'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+  (tmp_path / 'tree/train/class_b/003.png').write_bytes(b'no image')
+  return {'data.source': 'folder', 'data.path': str(tmp_path / 'tree')}
+
+
+@pytest.mark.multiprocess
+def test_processes_count_damage_like_one(tmp_path, photographs):
+  _run(tmp_path / 'one', 1, 1, **photographs)
+  _run(tmp_path / 'many', 2, 1, **photographs)
+  wanted, found = _losses(tmp_path / 'one'), _losses(tmp_path / 'many')
+  assert wanted.keys() == found.keys()
+  for key, loss in wanted.items():
+    assert found[key] == pytest.approx(loss, rel=1e-5), key
+  last = [telemetry.read(str(tmp_path / w))[-2] for w in ('one', 'many')]
+  # 12 steps of 16 rows are eight epochs of 24.
+  assert [r['damaged'] for r in last] == [8, 8]
+
+
+@pytest.mark.multiprocess
+def test_damage_ends_all_processes(tmp_path, photographs):
+  """Also the one whose own rows are all whole."""
+  ended = _ended(
+    tmp_path / 'run', 2, 1, **photographs, **{'data.max_damaged': '0'}
+  )
+  for code, _, err in ended:
+    assert code == 1 and 'config.data.max_damaged=0 allows' in err
