@@ -1,0 +1,280 @@
+"""Shows a data set: examples as the network gets them, and class balance.
+
+python -m anp_jax.data.show --config=configs/resnet_anp.py:demo
+python -m anp_jax.data.show --config=... --count=100 --step=500 --output=look
+python -m anp_jax.data.show --config=... --stats --sentiment=english.csv
+
+Writes training.png, evaluation.png and classes.png; with --stats it prints
+counts and writes nothing. Any --config.KEY=VALUE goes with it, as in main.py.
+"""
+
+import argparse
+import dataclasses
+import os
+import sys
+
+import numpy as np
+
+from anp_jax import command_line
+from anp_jax import config as config_lib
+from anp_jax.data import lexicons
+from anp_jax.data import order
+from anp_jax.data import pipeline
+from anp_jax.data import show_stats
+from anp_jax.data import sources
+
+_MAX_COUNT = 1000  # a sheet of more would not open in every viewer
+_STREAM = 2  # of random numbers; the shuffle has 0, the augmentation 1
+_DRAWING, _PRINTING = ('output', 'count', 'step'), ('sentiment', 'emotions')
+
+
+class _Parser(argparse.ArgumentParser):
+  """Raises where argparse would print two lines and exit."""
+
+  def error(self, message):
+    raise config_lib.ConfigError(message)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OneBatch(pipeline.Plan):
+  """One batch and no more: nothing is read that is not shown."""
+
+  @property
+  def steps(self):
+    return self.start + 1
+
+  def indices(self, step):
+    """See `pipeline.Plan.indices`; those of evaluation are spread out."""
+    if self.training:
+      return super().indices(step)
+    count = len(self.rows)
+    chosen = spread(self.config.seed, count, self.size)
+    return np.arange(count), chosen, np.ones(count, np.float32)
+
+
+def main(argv: list[str]) -> int:
+  """Returns the process's exit status: 0, 2 (bad input), 130 (Ctrl-C)."""
+  try:
+    overrides, rest = command_line.split_overrides(argv[1:])
+    flags = _parse(rest)
+    config = command_line.load(flags.config, overrides)
+    splits = _open(config)
+    for line in (_stats if flags.stats else _draw)(config, splits, flags):
+      print(line, flush=not flags.stats)
+    sys.stdout.flush()
+  except BrokenPipeError:
+    # The reader has seen enough (head, less); at exit Python flushes again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  except (config_lib.ConfigError, OSError) as e:
+    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:
+    print('\ninterrupted', file=sys.stderr)
+    return 130
+  return 0
+
+
+def examples(config, source, training: bool, count: int, step: int = 0) -> dict:
+  """Examples as the network gets them, before mean, std, mixup and cutmix.
+
+  Args:
+    config: the run's config.
+    source: of the split, 'encoded' or 'pixels'.
+    training: the first of a training step and those that follow, augmented;
+      else examples from all over the split.
+    count: of examples; no more than there are where not training.
+    step: of training.
+
+  Returns:
+    A batch of `pipeline.batches`: image (n, size, size, 3) uint8, label (n,)
+    int32, weight (n,) float32, 0 where a damaged example was replaced.
+  """
+  # The rows of a step and of those behind it are one stretch of the stream, so
+  # that a batch longer than a step's holds what several steps do.
+  rows = np.arange(count if training else min(count, len(source)))
+  plan = _OneBatch(
+    config, len(source), _batch_size(config), rows, training,
+    step if training else 0,
+  )  # fmt: skip
+  (batch,) = pipeline.batches(source, plan)
+  return batch
+
+
+def spread(seed: int, count: int, size: int) -> np.ndarray:
+  """Indices from all over a split: one of each of `count` equal stretches.
+
+  A random one, since every n-th of a set whose classes take turns may be all
+  of one class.
+
+  Args:
+    seed: of the run.
+    count: at most size.
+    size: examples of the split.
+
+  Returns:
+    (count,) int64, ascending, all different.
+  """
+  positions = np.arange(count)
+  edges = np.arange(count + 1) * size // count
+  draws = order.uniform(seed, _STREAM, positions, 1)[:, 0]
+  return edges[:-1] + (draws * np.diff(edges)).astype(np.int64)
+
+
+def _parse(arguments):
+  parser = _parser()
+  flags, unknown = parser.parse_known_args(arguments)
+  if unknown:
+    known = [option for a in parser._actions for option in a.option_strings]
+    name = unknown[0].partition('=')[0]
+    raise config_lib.ConfigError(
+      f'unknown argument {unknown[0]!r}{config_lib.nearest(name, known)}'
+    )
+  if not flags.config:
+    raise config_lib.ConfigError(
+      '--config=FILE[:VARIANT] is missing; see configs/'
+    )
+  for name in _DRAWING if flags.stats else _PRINTING:
+    if getattr(flags, name) != parser.get_default(name):
+      raise config_lib.ConfigError(
+        f'--{name} is for drawing, not for --stats'
+        if flags.stats
+        else f'--{name} is for --stats, which is missing'
+      )
+  if not 1 <= flags.count <= _MAX_COUNT:
+    raise config_lib.ConfigError(
+      f'--count={flags.count}: expected 1 to {_MAX_COUNT}'
+    )
+  if flags.step < 0:
+    raise config_lib.ConfigError(f'--step={flags.step}: expected 0 or more')
+  return flags
+
+
+def _parser():
+  parser = _Parser(
+    prog='python -m anp_jax.data.show',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add('--config', metavar='FILE[:VARIANT]', help='see configs/')
+  add(
+    '--output',
+    default='show',
+    metavar='DIR',
+    help='where the pictures go (default: %(default)s)',
+  )
+  add(
+    '--count',
+    type=int,
+    default=36,
+    metavar='N',
+    help='examples on a sheet (default: %(default)s)',
+  )
+  add(
+    '--step',
+    type=int,
+    default=0,
+    metavar='N',
+    help='of training, whose examples are shown (default: %(default)s)',
+  )
+  add('--stats', action='store_true', help='print counts, draw nothing')
+  add(
+    '--sentiment',
+    default='',
+    metavar='FILE',
+    help='VSO or MVSO: how positive the images are, for --stats',
+  )
+  add(
+    '--emotions',
+    default='',
+    metavar='FILE',
+    help='of MVSO: the emotions of the images, for --stats',
+  )
+  return parser
+
+
+def _open(config):
+  """The sources of training and of evaluation."""
+  if config.data.source == 'synthetic':
+    raise config_lib.ConfigError(
+      'config.data.source=synthetic has nothing to show: its images are made '
+      'on the device'
+    )
+  splits = [sources.open_source(config, training) for training in (True, False)]
+  names = [source.vocabulary.names for source in splits]
+  if names[0] != names[1]:
+    raise config_lib.ConfigError(
+      f'{splits[0].name} and {splits[1].name} have different classes: '
+      f'{len(names[0])} and {len(names[1])}'
+    )
+  return splits
+
+
+def _stats(config, splits, flags):
+  """Lines of text; a lexicon's mistakes are told before the long count."""
+  del config
+  sentiments = emotions = None
+  if flags.sentiment:
+    sentiments = lexicons.sentiments(os.path.expanduser(flags.sentiment))
+  if flags.emotions:
+    emotions = lexicons.emotions(os.path.expanduser(flags.emotions))
+  counts = [show_stats.count(source) for source in splits]
+  lines = show_stats.balance(counts)
+  if sentiments is not None:
+    lines += ['', *show_stats.sentiment(counts, sentiments)]
+  if emotions is not None:
+    lines += ['', *show_stats.emotions(counts, *emotions)]
+  return lines + show_stats.tables(counts)
+
+
+def _draw(config, splits, flags):
+  """Yields the path of each picture once it is written."""
+  from anp_jax.data import show_draw  # heavy: once the input is known
+
+  folder = os.path.expanduser(flags.output)
+  os.makedirs(folder, exist_ok=True)
+  for name, source in zip(('training', 'evaluation'), splits):
+    training = name == 'training'
+    batch = examples(config, source, training, flags.count, flags.step)
+    names = [
+      show_stats.class_name(source.vocabulary, i) for i in batch['label']
+    ]
+    title = _title(config, source, training, flags.step, batch)
+    path = os.path.join(folder, f'{name}.png')
+    show_draw.sheet(path, batch['image'], names, batch['weight'] == 0, title)
+    yield path
+  path = os.path.join(folder, 'classes.png')
+  show_draw.balance(path, [show_stats.count(source) for source in splits])
+  yield path
+
+
+def _title(config, source, training, step, batch):
+  """Lines above a sheet: what it shows of what."""
+  d, count = config.data, len(batch['label'])
+  side = f'{d.image_size} x {d.image_size} px'
+  if not training:
+    return [
+      f'Evaluation: {count:,} of {len(source):,} examples, spread evenly',
+      f'{source.name}; {side}',
+    ]
+  last = step + (count - 1) // _batch_size(config)
+  steps = f'step {step}' if last == step else f'steps {step} to {last}'
+  lines = [
+    f'Training: {count:,} examples of {steps}',
+    f'{source.name}; {side}, augment={d.augment}',
+  ]
+  if d.augment != 'none':  # which flips nothing either
+    lines[-1] += f', flip={d.flip:g}'
+  mixed = [f'{k}={d[k]:g}' for k in ('mixup', 'cutmix') if d[k]]
+  if mixed:
+    lines.append(f'shown unmixed: the device applies {" and ".join(mixed)}')
+  return lines
+
+
+def _batch_size(config):
+  return config.batch_size or config.batch_size_per_device
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv))

@@ -1,0 +1,253 @@
+"""Counts of a data set's images by class, adjective and noun, as text.
+
+Every function that returns lines takes the counts of training and of
+evaluation, which have the same classes.
+"""
+
+import dataclasses
+
+from absl import logging
+import numpy as np
+
+from anp_jax.data import vocabulary
+
+SPLITS = ('training', 'evaluation')
+PARTS = ('classes', 'adjectives', 'nouns')
+
+_FIRST = 5  # names given where there may be many
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+  """Images of a split.
+
+  Attributes:
+    name: of the split, as messages call it.
+    vocabulary: of its labels.
+    images: of the split, also those in none of the counts below.
+    classes: (classes,) int64 images of each.
+    adjectives: (adjectives,) int64 images of each; empty for plain classes.
+    nouns: (nouns,) int64, likewise.
+  """
+
+  name: str
+  vocabulary: vocabulary.Vocabulary
+  images: int
+  classes: np.ndarray
+  adjectives: np.ndarray
+  nouns: np.ndarray
+
+  def words(self, part: str) -> tuple[str, ...]:
+    """The names that belong to the counts of one of PARTS."""
+    part = 'names' if part == 'classes' else part
+    return getattr(self.vocabulary, part)
+
+
+def count(source) -> Counts:
+  """Counts a split; may take a pass over it.
+
+  An example whose label cannot be read, or is no class, counts in none.
+  """
+  known = source.vocabulary
+  labels = _labels(source)
+  labels = labels[(labels >= 0) & (labels < len(known))]
+  classes = np.bincount(labels, minlength=len(known))
+  parts = []
+  for ids, words in (
+    (known.adjective_ids(), known.adjectives), (known.noun_ids(), known.nouns),
+  ):  # fmt: skip
+    parts.append(np.zeros(len(words), np.int64))
+    np.add.at(parts[-1], ids, classes[: len(ids)])  # no ids: plain classes
+  return Counts(source.name, known, len(source), classes, *parts)
+
+
+def printable(name: str) -> str:
+  """A class's name without what would break a line or cannot be drawn."""
+  return ''.join(
+    c if c.isprintable() else c.encode('unicode_escape').decode() for c in name
+  )
+
+
+def class_name(known: vocabulary.Vocabulary, label: int) -> str:
+  """The name of a label; some published sets give -1 where it is secret."""
+  return known.names[label] if 0 <= label < len(known) else f'label {label}'
+
+
+def extremes(names: tuple[str, ...], numbers: np.ndarray) -> list[str]:
+  """The smallest, middle and largest number, each with its name.
+
+  Args:
+    names: n of them.
+    numbers: (n,) int64; the middle one of an even n is the smaller of two.
+  """
+  ranked = np.argsort(numbers, kind='stable')
+  result = []
+  for i in ranked[[0, (len(ranked) - 1) // 2, -1]]:
+    others = int((numbers == numbers[i]).sum()) - 1
+    whose = printable(names[i])
+    if others:
+      whose = (
+        'all' if others == len(names) - 1 else f'{whose} and {others:,} more'
+      )
+    result.append(f'{numbers[i]:,} ({whose})')
+  return result
+
+
+def balance(counts: list[Counts]) -> list[str]:
+  """How many images, how many classes, how they are divided."""
+  known = counts[0].vocabulary
+  classes = f'{len(known):,}'
+  if known.is_anp:
+    classes += (
+      f' of {len(known.adjectives):,} adjectives and {len(known.nouns):,} nouns'
+    )
+  lines = [f'{s:<10}  {c.name}' for s, c in zip(SPLITS, counts)]
+  lines += [f'classes     {classes}', '']
+  empty = [np.flatnonzero(c.classes == 0) for c in counts]
+  lost = [c.images - int(c.classes.sum()) for c in counts]
+  lines += _table([
+    ('', *SPLITS),
+    ('images', *(f'{c.images:,}' for c in counts)),
+    *zip(
+      ('smallest class', 'middle class', 'largest class'),
+      *(extremes(known.names, c.classes) for c in counts),
+    ),
+    ('classes without images', *(f'{len(ids):,}' for ids in empty)),
+    *([('images without a class', *(f'{n:,}' for n in lost))] * any(lost)),
+  ])  # fmt: skip
+  for split, ids in zip(SPLITS, empty):
+    if len(ids):
+      lines.append(f'no image in {split}: {_listed(known.names, ids)}')
+  return lines
+
+
+def sentiment(counts: list[Counts], scores: dict[str, float]) -> list[str]:
+  """How positive the images are.
+
+  Args:
+    counts: of the splits.
+    scores: pair to sentiment, from `lexicons.sentiments`.
+  """
+  names = counts[0].vocabulary.names
+  covered, lines = _coverage('sentiment', counts, scores)
+  if not len(covered):
+    return lines
+  values = np.array([scores[names[i]] for i in covered])
+  means = (_mean(values[:, None], c.classes[covered])[0] for c in counts)
+  lines.append('')
+  lines += _table(
+    [('', *SPLITS), ('mean over images', *(_number(m, '+.3f') for m in means))]
+  )
+  for title, sign in (('negative', 1), ('positive', -1)):
+    ids = covered[np.argsort(sign * values, kind='stable')]
+    lines += ['', *_table([
+      (f'most {title}', 'sentiment', *SPLITS),
+      *(
+        (names[i], f'{scores[names[i]]:+.3f}', *_images(counts, 'classes', i))
+        for i in ids[:_FIRST]
+      ),
+    ])]  # fmt: skip
+  return lines
+
+
+def emotions(
+  counts: list[Counts], names: tuple[str, ...], shares: dict[str, np.ndarray]
+) -> list[str]:
+  """Which emotions the images show, the most frequent in training first.
+
+  Args:
+    counts: of the splits.
+    names: of the emotions.
+    shares: pair to (emotions,) shares, both from `lexicons.emotions`.
+  """
+  covered, lines = _coverage('emotions', counts, shares)
+  if not len(covered):
+    return lines
+  classes = counts[0].vocabulary.names
+  values = np.array([shares[classes[i]] for i in covered], np.float64)
+  strongest = np.eye(len(names))[values.argmax(1)]
+  columns = [
+    _mean(table, c.classes[covered])
+    for table in (values, strongest)
+    for c in counts
+  ]
+  lines.append('share of images; strongest: of those whose class shows it most')
+  head = ('', *SPLITS, *(f'strongest in {split}' for split in SPLITS))
+  return [*lines, '', *_table([head] + [
+    (names[i], *(_number(column[i], '.1%') for column in columns))
+    for i in np.argsort(-columns[0], kind='stable')
+  ])]  # fmt: skip
+
+
+def tables(counts: list[Counts]) -> list[str]:
+  """All adjectives, nouns and classes, most training images first."""
+  lines = []
+  for part in (*PARTS[1:], PARTS[0]):
+    words = counts[0].words(part)
+    if words:
+      numbers = [getattr(c, part) for c in counts]
+      ranked = np.lexsort([-n for n in reversed(numbers)])
+      lines += ['', *_table([
+        (part, *SPLITS),
+        *((words[i], *_images(counts, part, i)) for i in ranked),
+      ])]  # fmt: skip
+  return lines
+
+
+def _labels(source):
+  try:
+    return source.labels()
+  except Exception as e:  # noqa: BLE001 - whatever a reader of records raises
+    logging.warning('%s: read one by one, since %s', source.name, e)
+  labels = []
+  for i in range(len(source)):
+    try:
+      labels.append(source.read(np.array([i]))[1])
+    except Exception as e:  # noqa: BLE001 - as above
+      logging.warning('%s cannot be read: %s', source.where(i), e)
+  return np.concatenate([np.zeros(0, np.int32), *labels])
+
+
+def _images(counts, part, i):
+  return (f'{getattr(c, part)[i]:,}' for c in counts)
+
+
+def _listed(names, ids):
+  """The first names, and that there are more."""
+  shown = ', '.join(printable(names[i]) for i in ids[:_FIRST])
+  more = len(ids) - _FIRST
+  return f'{shown} and {more:,} more' if more > 0 else shown
+
+
+def _coverage(title, counts, lexicon):
+  """Ids of the classes that a lexicon has, and lines about them."""
+  names = counts[0].vocabulary.names
+  has = np.array([name in lexicon for name in names])
+  covered, missing = np.flatnonzero(has), np.flatnonzero(~has)
+  lines = [f'{title}: of {len(covered):,} of {len(names):,} classes']
+  if len(missing):
+    lines.append(f'not of {_listed(names, missing)}')
+  return covered, lines
+
+
+def _mean(table, images):
+  """Mean rows of (classes, n), weighted by images; nan without images."""
+  total = images.sum()
+  return images @ table / total if total else np.full(table.shape[1], np.nan)
+
+
+def _number(value, form):
+  return '-' if np.isnan(value) else format(value, form)
+
+
+def _table(rows):
+  """Lines of columns, the first to the left and all others to the right."""
+  rows = [[printable(cell) for cell in row] for row in rows]
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return [
+    '  '.join([
+      row[0].ljust(widths[0]),
+      *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:])),
+    ]).rstrip()
+    for row in rows
+  ]  # fmt: skip
