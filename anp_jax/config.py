@@ -59,7 +59,7 @@ def base() -> ml_collections.ConfigDict:
   c.data = d = ml_collections.ConfigDict()
   d.source = 'anp_shapes'  # or folder, tfds:NAME, arrays, synthetic
   d.dir = ''  # where sets are built; '': $ANP_DATA, else a cache folder
-  d.path = ''  # of the source folder (a tree) or arrays (.npz or folder)
+  d.path = ''  # of the sources folder and arrays, see docs/data.md
   d.lists = ''  # 'ANPS.txt[,ADJECTIVES.txt,NOUNS.txt]': ids by line, for folder
   d.train_split = 'train'  # or, for folder, a split file (.txt)
   d.eval_split = 'validation'

@@ -3,6 +3,7 @@
 A run is continued only if these numbers stay, so some are written down.
 """
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -169,6 +170,20 @@ def test_order_has_no_structure(size):
   # has few of them.
   steps = np.unique(np.diff(epochs[0]) % size)
   assert len(steps) > 0.55 * size  # 1 - 1/e of them on average
+
+
+def test_a_thousand_million_examples_need_no_table():
+  positions = np.arange(1000, dtype=np.int64) + 3 * 10**9
+  order.shuffled(positions[:1], 0, 10**9)
+  tracemalloc.start()
+  found = order.shuffled(positions, 0, 10**9)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < 10**6  # bytes; one bit an example would be 125 times that
+  assert len(set(found.tolist())) == 1000
+  assert found.min() >= 0 and found.max() < 10**9
+  # Five standard deviations of the mean of a thousand.
+  assert abs(found.mean() / 10**9 - 0.5) < 5 * 0.2887 / np.sqrt(1000)
 
 
 def test_uniform_is_uniform_and_independent():

@@ -136,6 +136,28 @@ def test_every_example_once_an_epoch(config, source):
   assert (labels[0] != labels[1]).any()
 
 
+@pytest.mark.parametrize('processes', range(1, 9))
+@pytest.mark.parametrize('size', [1, 7, 101, 1009])
+def test_every_example_once_an_epoch_over_processes(config, processes, size):
+  batch = 24 * processes  # an epoch ends anywhere in it
+  for training in (True, False):
+    plans = [
+      pipeline.Plan(config, size, batch, rows, training)
+      for rows in np.split(np.arange(batch), processes)
+    ]
+    steps = -(-3 * size // batch) if training else plans[0].steps
+    seen = np.concatenate(
+      [np.array(plan.indices(s)) for s in range(steps) for plan in plans], 1
+    )
+    positions, indices, weights = seen[:, np.argsort(seen[0])]
+    assert positions.tolist() == list(range(steps * batch))
+    for epoch in range(3 if training else 1):
+      part = slice(epoch * size, (epoch + 1) * size)
+      assert sorted(indices[part]) == list(range(size))
+      assert (weights[part] == 1).all()
+    assert training or not weights[size:].any()
+
+
 def test_examples_are_augmented_anew_each_epoch(config, source):
   config.data.crop_area = (0.1, 0.5)
   batches = _batches(config, source, 6)

@@ -1,0 +1,318 @@
+"""Images a second of the training input, against its limit and its peers.
+
+  python scripts/bench/input.py [--photographs=DIR] [--seconds=4] [--rounds=5]
+
+DIR is a tree of class folders (default: the clothing photographs beside the
+project, skipped where they are not there); the embedded set is measured too.
+All contestants read the same images with as many threads or processes as there
+are cores, in turn, each started afresh; a ratio is of one round, and the
+table's its median. The others read files, ours the files of a tree or, of the
+embedded set, records. Ours is timed up to the device's array.
+
+  decode and crop           the limit: JPEG to the same crops, no resize
+  decode, crop and resize   the same with the resize, to bytes
+  tf.data                   as Flax's ImageNet example describes its own: random
+                            crop decoded, bicubic, flip, float32 on the host
+  torch                     DataLoader and Pillow, worker processes (if there)
+"""
+
+import argparse
+import importlib.util
+import itertools
+import os
+import tempfile
+import time
+import tracemalloc
+
+import _common
+import jax
+import numpy as np
+
+from anp_jax import command_line
+from anp_jax import mesh as mesh_lib
+from anp_jax.data import order
+from anp_jax.data import pipeline
+from anp_jax.data import sources
+from anp_jax.data import stream as stream_lib
+from anp_jax.data import tensorflow_cpu
+
+_ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
+_PHOTOGRAPHS = os.path.join(_ROOT, '..', 'shared', 'data', 'clothing', 'train')
+_BATCH = 64
+
+
+def main():
+  """Measures rates, then start-up, memory and the permutation."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--photographs', default=_PHOTOGRAPHS)
+  parser.add_argument('--seconds', type=float, default=4.0)
+  parser.add_argument('--rounds', type=int, default=5)
+  parser.add_argument('--epochs', type=int, default=50)
+  flags = parser.parse_args()
+  rows = [('input', 'images/s', 'of the limit', 'ours over it', 'lowest')]
+  ratios = {}
+  settings = {'embedded': {}}
+  if os.path.isdir(flags.photographs):
+    settings['photographs'] = {
+      'data.source': 'folder', 'data.path': flags.photographs,
+      'data.image_size': '224', 'data.resize': '256',
+      'data.crop_area': '(0.08, 1.0)',
+    }  # fmt: skip
+  else:
+    print(f'skipped: no photographs at {flags.photographs}')
+  for name, overrides in settings.items():
+    _rates(name, overrides, flags, rows, ratios)
+  _start(settings[name], rows, ratios)
+  _memory(settings[name], flags, rows, ratios)
+  _permutation(rows, ratios)
+  _common.show('training input', rows, ratios)
+
+
+def _load(overrides, **more):
+  more = {f'data.{key}': value for key, value in more.items()}
+  return command_line.load(
+    'configs/resnet_anp.py', {'data.max_damaged': '0'} | overrides | more
+  )
+
+
+def _rates(name, overrides, flags, rows, ratios):
+  config = _load(overrides)
+  source = sources.open_source(config, training=True)
+  with tempfile.TemporaryDirectory() as folder:
+    files = _files(source, folder)
+    rates = _measured(config, source, files, overrides, flags)
+  for contestant, values in rates.items():
+    of_limit = [a / b for a, b in zip(values, rates['decode and crop'])]
+    over = {
+      decode: [a / b for a, b in zip(rates[f'ours, {decode}'], values)]
+      for decode in ('fast', 'exact')
+    }
+    key = contestant.replace(', ', '_').replace(' ', '_')
+    if contestant.startswith('ours'):
+      ratios[f'{name}_{key}_of_limit'] = _common.median(of_limit)
+      cells = ('', '')
+    else:
+      for decode, values_over in over.items():
+        ratios[f'{name}_{decode}_over_{key}'] = _common.median(values_over)
+      cells = (
+        ' / '.join(f'{_common.median(v):.2f}' for v in over.values()),
+        ' / '.join(f'{min(v):.2f}' for v in over.values()),
+      )
+    rows.append(
+      (
+        f'{name}: {contestant}',
+        f'{_common.median(values):.0f}',
+        f'{_common.median(of_limit):.3f}',
+        *cells,
+      )
+    )
+
+
+def _measured(config, source, files, overrides, flags):
+  """Images a second of each contestant in each round."""
+  crops = _crops(config, source, files)
+  contestants = {
+    'decode and crop': lambda: _bare(config, crops, resize=False),
+    'decode, crop and resize': lambda: _bare(config, crops, resize=True),
+  }
+  for decode in ('fast', 'exact'):
+    ours = _load(overrides, decode=decode)
+    contestants[f'ours, {decode}'] = lambda ours=ours: _ours(ours, source)
+  contestants['tf.data'] = lambda: _plain(config, files)
+  if importlib.util.find_spec('torch'):
+    import _torch_input
+
+    d = config.data
+    contestants['torch'] = lambda: _torch_input.batches(
+      files, d.image_size, d.crop_area, d.crop_ratio, _BATCH, _cores()
+    )
+  else:
+    print('skipped: no PyTorch here')
+  rates = {contestant: [] for contestant in contestants}
+  for _ in range(flags.rounds):
+    for contestant, make in contestants.items():
+      rates[contestant].append(_rate(make(), flags.seconds))
+  return rates
+
+
+def _rate(batches, seconds):
+  """Images a second of a stream that has run itself in."""
+  for _ in range(4):
+    next(batches)
+  start, count = time.perf_counter(), 0
+  while time.perf_counter() - start < seconds:
+    next(batches)
+    count += _BATCH
+  rate = count / (time.perf_counter() - start)
+  batches.close()
+  return rate
+
+
+def _ours(config, source):
+  sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
+  feed = stream_lib.Stream(config, sharding).train(source, _BATCH, 0)
+  try:
+    for batch in feed:
+      yield jax.block_until_ready(batch)
+  finally:
+    feed.close()
+
+
+def _bare(config, crops, resize):
+  """Crops decoded in tf.data's threads."""
+  tf = tensorflow_cpu.load()
+  side = config.data.image_size
+
+  def decode(file, box):
+    data = tf.io.read_file(file)
+    image = tf.image.decode_and_crop_jpeg(
+      data, box, channels=3, dct_method='INTEGER_ACCURATE'
+    )
+    if not resize:
+      return tf.size(image)
+    image = tf.image.resize(image, (side, side), antialias=True)
+    return tf.cast(image + 0.5, tf.uint8)
+
+  return _dataset(crops, decode)
+
+
+def _crops(config, source, files):
+  """Paths and boxes of the first ten thousand rows of the stream."""
+  tf = tensorflow_cpu.load()
+  plan = pipeline.Plan(config, len(source), _BATCH, np.arange(_BATCH), True)
+  paths, boxes, sizes = [], [], {}
+  for step in range(10000 // _BATCH):
+    positions, indices, _ = plan.indices(step)
+    for i in set(indices.tolist()) - sizes.keys():
+      data = tf.io.read_file(files[i])
+      sizes[i] = tf.image.extract_jpeg_shape(data)[:2].numpy()
+    views = plan.views(positions, np.array([sizes[i] for i in indices]))
+    paths += [files[i] for i in indices]
+    boxes.append(views.boxes.astype(np.int32))
+  return paths, np.concatenate(boxes)
+
+
+def _plain(config, files):
+  """A tf.data pipeline as it is usually written."""
+  tf = tensorflow_cpu.load()
+  d = config.data
+
+  def decode(file):
+    data = tf.io.read_file(file)
+    shape = tf.image.extract_jpeg_shape(data)
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+      shape, tf.zeros((1, 0, 4)), min_object_covered=0.0,
+      aspect_ratio_range=d.crop_ratio, area_range=d.crop_area, max_attempts=10,
+      use_image_if_no_bounding_boxes=True,
+    )  # fmt: skip
+    image = tf.image.decode_and_crop_jpeg(
+      data, tf.concat([begin[:2], size[:2]], 0), channels=3
+    )
+    side = (d.image_size, d.image_size)
+    image = tf.image.resize(image, side, tf.image.ResizeMethod.BICUBIC)
+    image = tf.image.random_flip_left_right(image)
+    return (image - tf.constant(d.mean)) / tf.constant(d.std)
+
+  return _dataset((files,), decode, shuffle=True)
+
+
+def _dataset(parts, decode, shuffle=False):
+  tf = tensorflow_cpu.load()
+  data = tf.data.Dataset.from_tensor_slices(parts)
+  if shuffle:
+    data = data.shuffle(len(parts[0]))
+  data = data.repeat().map(decode, num_parallel_calls=_cores())
+  options = tf.data.Options()
+  options.threading.private_threadpool_size = _cores()
+  iterator = iter(data.batch(_BATCH).prefetch(2).with_options(options))
+  while True:
+    yield next(iterator)
+
+
+def _files(source, folder):
+  """Paths of a tree's images; those of another set are written to a folder."""
+  if isinstance(source, sources.Folder):
+    return [source.where(i) for i in range(len(source))]
+  paths = [os.path.join(folder, f'{i}.jpg') for i in range(len(source))]
+  for i, path in enumerate(paths):
+    (data,), _ = source.read(np.array([i]))
+    with open(path, 'wb') as f:
+      f.write(data)
+  return paths
+
+
+def _cores():
+  return len(os.sched_getaffinity(0))
+
+
+def _start(overrides, rows, ratios):
+  """The first batch at step 0 and at step 1,000,000."""
+  config = _load(overrides)
+  source = sources.open_source(config, training=True)
+  sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
+  seconds = {0: [], 10**6: []}
+  for _, step in itertools.product(range(5), seconds):
+    begin = time.perf_counter()
+    feed = stream_lib.Stream(config, sharding).train(source, _BATCH, step)
+    jax.block_until_ready(next(feed))
+    seconds[step].append(time.perf_counter() - begin)
+    feed.close()
+  first, later = (_common.median(s) for s in seconds.values())
+  rows.append(('first batch of step 1,000,000 over that of step 0',
+               '', '', f'{later / first:.2f}', ''))  # fmt: skip
+  ratios['start_at_1e6_over_0'] = later / first
+  ratios['start_at_1e6_later_seconds'] = later - first
+
+
+def _memory(overrides, flags, rows, ratios):
+  """The process's memory over epochs of 512 images."""
+  config = _load(overrides)
+  whole = sources.open_source(config, training=True)
+  config.data.source = 'folder'
+  sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
+  feed = stream_lib.Stream(config, sharding).train(_Part(whole), _BATCH, 0)
+  held = []
+  for _ in range(flags.epochs):
+    for _ in range(len(_Part(whole)) // _BATCH):
+      next(feed)
+    held.append(_resident())
+  feed.close()
+  settled = held[flags.epochs // 10 :]
+  rows.append((f'memory over {flags.epochs} epochs, most over least',
+               '', '', f'{max(settled) / min(settled):.3f}', ''))  # fmt: skip
+  ratios['memory_most_over_least'] = max(settled) / min(settled)
+  ratios['memory_last_over_first'] = settled[-1] / settled[0]
+
+
+class _Part:
+  """The first examples of a source."""
+
+  def __init__(self, source):
+    self.kind, self.name = source.kind, source.name
+    self.vocabulary, self.read = source.vocabulary, source.read
+    self.where = source.where
+
+  def __len__(self):
+    return 512
+
+
+def _resident():
+  with open('/proc/self/statm') as f:
+    return int(f.read().split()[1])
+
+
+def _permutation(rows, ratios):
+  """A batch out of a thousand million examples: no table."""
+  positions = np.arange(_BATCH, dtype=np.int64) + 10**12
+  order.shuffled(positions, 0, 10**9)
+  tracemalloc.start()
+  order.shuffled(positions, 0, 10**9)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  rows.append(('peak bytes of a batch of 10^9 examples over its indices',
+               '', '', f'{peak / positions.nbytes:.0f}', ''))  # fmt: skip
+  ratios['permutation_bytes_over_indices'] = peak / positions.nbytes
+
+
+if __name__ == '__main__':
+  main()
