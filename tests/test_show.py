@@ -11,11 +11,11 @@ from PIL import Image
 import pytest
 
 from anp_jax.data import pipeline
-from anp_jax.data import show
-from anp_jax.data import show_draw
-from anp_jax.data import show_stats
 from anp_jax.data import sources
 from anp_jax.data import vocabulary
+from anp_jax.data.show import __main__ as show
+from anp_jax.data.show import draw
+from anp_jax.data.show import stats
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _CONFIG = f'--config={_ROOT / "configs" / "resnet_anp.py"}:tiny'
@@ -194,7 +194,7 @@ def test_small_images_are_enlarged_pixel_by_pixel(tmp_path, side, times):
   image = rng.integers(1, 200, (side, side, 3), np.uint8)
   image[..., 0] = 0  # no shade of the text
   path = str(tmp_path / 'sheet.png')
-  show_draw.sheet(path, image[None], ['name'], np.array([False]), ['title'])
+  draw.sheet(path, image[None], ['name'], np.array([False]), ['title'])
   sheet = _pixels(path)
   wanted = image.repeat(times, 0).repeat(times, 1)
   rows, columns = np.nonzero((sheet[..., 0] == 0) & (sheet[..., 1] > 0))
@@ -210,7 +210,7 @@ def _sheet(tmp_path, names, replaced, title=('one', 'two')):
     values[:, None, None, None], (len(names), 100, 100, 3)
   )
   path = str(tmp_path / 'sheet.png')
-  show_draw.sheet(path, images, list(names), np.array(replaced), list(title))
+  draw.sheet(path, images, list(names), np.array(replaced), list(title))
   sheet = _pixels(path)
   boxes = []
   for value in values:
@@ -270,7 +270,7 @@ def test_long_names_stay_below_their_images(tmp_path):
   ],
 )
 def test_fitted(text, width, result):
-  assert show_draw.fitted(text, width, len) == result
+  assert draw.fitted(text, width, len) == result
 
 
 def test_images_are_shown_unmixed(tree, tmp_path):
@@ -313,9 +313,9 @@ def _chart(tmp_path, train, held, names):
   """The picture for these numbers of images a class."""
   labels = [np.repeat(np.arange(len(names)), n) for n in (train, held)]
   known = vocabulary.Vocabulary(tuple(names))
-  counts = [show_stats.count(_Labels(known, own)) for own in labels]
+  counts = [stats.count(_Labels(known, own)) for own in labels]
   path = str(tmp_path / 'classes.png')
-  show_draw.balance(path, counts)
+  draw.balance(path, counts)
   return _pixels(path)
 
 
@@ -465,28 +465,28 @@ def test_equal_classes_are_not_told_apart(tmp_path, capsys):
 
 def test_records_that_cannot_be_read_do_not_count():
   known = vocabulary.Vocabulary(('tall_tree', 'red_car'))
-  counts = show_stats.count(_Labels(known, [1, 0, -1, -2, 1, 7]))
+  counts = stats.count(_Labels(known, [1, 0, -1, -2, 1, 7]))
   assert counts.images == 6
   assert counts.classes.tolist() == [1, 2]
   assert counts.adjectives.tolist() == [2, 1]  # red, tall
   assert counts.nouns.tolist() == [2, 1]  # car, tree
-  lines = [line.split() for line in show_stats.balance([counts, counts])]
+  lines = [line.split() for line in stats.balance([counts, counts])]
   assert ['images', 'without', 'a', 'class', '3', '3'] in lines
 
 
 def test_every_record_may_be_damaged():
   known = vocabulary.Vocabulary(('a', 'b'))
-  assert show_stats.count(_Labels(known, [-2])).classes.tolist() == [0, 0]
+  assert stats.count(_Labels(known, [-2])).classes.tolist() == [0, 0]
 
 
 def test_names_of_labels():
   known = vocabulary.Vocabulary(('a', 'b'))
-  names = [show_stats.class_name(known, i) for i in (-1, 0, 1, 2)]
+  names = [stats.class_name(known, i) for i in (-1, 0, 1, 2)]
   assert names == ['label -1', 'a', 'b', 'label 2']
 
 
 def test_names_do_not_break_lines():
-  assert show_stats.printable('a\nb\tc\udce9 é日') == 'a\\nb\\tc\\udce9 é日'
+  assert stats.printable('a\nb\tc\udce9 é日') == 'a\\nb\\tc\\udce9 é日'
 
 
 # Lexicons.

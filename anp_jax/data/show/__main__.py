@@ -20,8 +20,8 @@ from anp_jax import config as config_lib
 from anp_jax.data import lexicons
 from anp_jax.data import order
 from anp_jax.data import pipeline
-from anp_jax.data import show_stats
 from anp_jax.data import sources
+from anp_jax.data.show import stats
 
 _MAX_COUNT = 1000  # a sheet of more would not open in every viewer
 _STREAM = 2  # of random numbers; the shuffle has 0, the augmentation 1
@@ -219,33 +219,31 @@ def _stats(config, splits, flags):
     sentiments = lexicons.sentiments(os.path.expanduser(flags.sentiment))
   if flags.emotions:
     emotions = lexicons.emotions(os.path.expanduser(flags.emotions))
-  counts = [show_stats.count(source) for source in splits]
-  lines = show_stats.balance(counts)
+  counts = [stats.count(source) for source in splits]
+  lines = stats.balance(counts)
   if sentiments is not None:
-    lines += ['', *show_stats.sentiment(counts, sentiments)]
+    lines += ['', *stats.sentiment(counts, sentiments)]
   if emotions is not None:
-    lines += ['', *show_stats.emotions(counts, *emotions)]
-  return lines + show_stats.tables(counts)
+    lines += ['', *stats.emotions(counts, *emotions)]
+  return lines + stats.tables(counts)
 
 
 def _draw(config, splits, flags):
   """Yields the path of each picture once it is written."""
-  from anp_jax.data import show_draw  # heavy: once the input is known
+  from anp_jax.data.show import draw  # heavy: once the input is known
 
   folder = os.path.expanduser(flags.output)
   os.makedirs(folder, exist_ok=True)
   for name, source in zip(('training', 'evaluation'), splits):
     training = name == 'training'
     batch = examples(config, source, training, flags.count, flags.step)
-    names = [
-      show_stats.class_name(source.vocabulary, i) for i in batch['label']
-    ]
+    names = [stats.class_name(source.vocabulary, i) for i in batch['label']]
     title = _title(config, source, training, flags.step, batch)
     path = os.path.join(folder, f'{name}.png')
-    show_draw.sheet(path, batch['image'], names, batch['weight'] == 0, title)
+    draw.sheet(path, batch['image'], names, batch['weight'] == 0, title)
     yield path
   path = os.path.join(folder, 'classes.png')
-  show_draw.balance(path, [show_stats.count(source) for source in splits])
+  draw.balance(path, [stats.count(source) for source in splits])
   yield path
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from PIL import ImageDraw
 from PIL import ImageFont
 
-from anp_jax.data import show_stats
+from anp_jax.data.show import stats
 
 # Okabe and Ito's colours, told apart with any kind of colour vision.
 _COLORS = '#0072b2', '#d55e00'  # of the splits
@@ -86,7 +86,7 @@ def sheet(
   fonts = _font('DejaVuSans-Bold', 16), _font('DejaVuSans', 12)
   for i, (line, color) in enumerate(title):
     font = fonts[i > 0]
-    line = fitted(show_stats.printable(line), width, font.getlength)
+    line = fitted(stats.printable(line), width, font.getlength)
     draw.text((_MARGIN, _MARGIN + _LINE * i), line, color, font)
   for i, image in enumerate(images):
     left = _MARGIN + i % columns * (side + _GAP)
@@ -102,7 +102,7 @@ def sheet(
       (side, side), Image.Resampling.NEAREST
     )
     canvas.paste(picture, (left, upper))
-    name = fitted(show_stats.printable(names[i]), side, fonts[1].getlength)
+    name = fitted(stats.printable(names[i]), side, fonts[1].getlength)
     draw.text(
       (left + side // 2, upper + side + _LINE // 2 + 2), name, color, fonts[1],
       anchor='mm',
@@ -110,14 +110,14 @@ def sheet(
   canvas.save(path)
 
 
-def balance(path: str, counts: list[show_stats.Counts]) -> None:
+def balance(path: str, counts: list[stats.Counts]) -> None:
   """Writes how many images the classes, adjectives and nouns have.
 
   Args:
     path: of the PNG.
     counts: of training and of evaluation.
   """
-  parts = [p for p in show_stats.PARTS if len(getattr(counts[0], p))]
+  parts = [p for p in stats.PARTS if len(getattr(counts[0], p))]
   heights = [_height(len(counts[0].words(part))) for part in parts]
   style = {
     'font.size': 9,
@@ -140,9 +140,9 @@ def balance(path: str, counts: list[show_stats.Counts]) -> None:
     )
     axes = figure.subplots(len(parts), 2, squeeze=False, height_ratios=heights)
     for part, row in zip(parts, axes):
-      words = [show_stats.printable(w) for w in counts[0].words(part)]
+      words = [stats.printable(w) for w in counts[0].words(part)]
       numbers = [getattr(c, part) for c in counts]
-      for axis, split, own in zip(row, show_stats.SPLITS, numbers):
+      for axis, split, own in zip(row, stats.SPLITS, numbers):
         axis.set_title(f'{split}: {own.sum():,} images of {len(own):,} {part}')
       (_bars if len(words) <= _BARS else _ranks)(row, words, numbers)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
@@ -182,7 +182,7 @@ def _ranks(row, words, numbers):
     curve = np.maximum(np.sort(own)[::-1], lowest)
     ranks = np.arange(1, len(own) + 1)
     axis.fill_between(ranks, curve, lowest, step='mid', color=color, lw=0)
-    smallest, middle, largest = show_stats.extremes(words, own)
+    smallest, middle, largest = stats.extremes(words, own)
     axis.text(
       0.98, 0.97,
       f'largest: {largest}\nmiddle: {middle}\nsmallest: {smallest}',

@@ -1,0 +1,219 @@
+"""Examines image files before they are trained on, decoding each file once."""
+
+import contextlib
+import dataclasses
+import io
+import logging
+import os
+import warnings
+
+import numpy as np
+from PIL import Image
+from PIL import ImageFile
+
+from anp_jax.data import image_bytes
+
+# What a file can be, from the worst on. None of them: a whole colour picture
+# that stands upright, in a format that training reads.
+KINDS = (
+  'corrupt', 'truncated', 'placeholder', 'format', 'rotated', 'cmyk', 'alpha',
+  'grey', 'suffix',
+)  # fmt: skip
+# The picture that Flickr sends for a photograph that is gone has 2,051 bytes
+# and 500x374 pixels. Honest files of so few bytes hold much smaller pictures.
+PLACEHOLDER_BYTES = 2051
+PLACEHOLDER_SIDE = 200
+
+_SUFFIXES = {
+  '.jpg': 'JPEG', '.jpeg': 'JPEG', '.jpe': 'JPEG', '.jfif': 'JPEG',
+  '.png': 'PNG', '.gif': 'GIF', '.bmp': 'BMP', '.webp': 'WEBP',
+  '.tif': 'TIFF', '.tiff': 'TIFF', '.avif': 'AVIF', '.jp2': 'JPEG2000',
+  '.ppm': 'PPM', '.pgm': 'PPM',
+}  # fmt: skip
+_DEEP = ('I;16', 'I;16L', 'I;16B', 'I;16N')
+_GREY = ('1', 'L', 'LA', *_DEEP)
+# Others, such as floats, have no 8-bit colours that all agree on.
+_MODES = (*_GREY, 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr')
+_UPRIGHT = {
+  2: Image.Transpose.FLIP_LEFT_RIGHT,
+  3: Image.Transpose.ROTATE_180,
+  4: Image.Transpose.FLIP_TOP_BOTTOM,
+  5: Image.Transpose.TRANSPOSE,
+  6: Image.Transpose.ROTATE_270,
+  7: Image.Transpose.TRANSVERSE,
+  8: Image.Transpose.ROTATE_90,
+}
+_ORIENTATION = 0x0112
+
+# It tells the user of tags; the verdict is told by us.
+logging.getLogger('PIL').setLevel(logging.CRITICAL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+  """What an image file holds.
+
+  Attributes:
+    format: Pillow's name, such as 'JPEG'; '' if the bytes are of no image.
+    height: in pixels as stored, 0 for a corrupt file.
+    width: like height.
+    mode: Pillow's name of the kind of pixels, such as 'RGB'.
+    kinds: those of KINDS that hold, in their order.
+    reason: of what makes it corrupt, truncated or of a wrong format.
+  """
+
+  format: str
+  height: int
+  width: int
+  mode: str
+  kinds: tuple[str, ...]
+  reason: str
+
+
+def examine(data: bytes, file_name: str) -> Finding:
+  """Decodes an image and tells what is unusual about it.
+
+  The kinds: 'corrupt', of which nothing can be decoded, or that is larger than
+  178,956,970 pixels; 'truncated', of which a part can; 'placeholder', at most
+  2,051 bytes though 200 pixels a side or more; 'format', of which the training
+  decoder would refuse or distort the picture (all but 8-bit JPEG, PNG, GIF and
+  plain BMP); 'rotated' by its EXIF orientation; 'cmyk'; 'alpha', transparent
+  in places; 'grey', of one channel; 'suffix', where the name says another
+  format. A corrupt file has no other kind.
+
+  Args:
+    data: the file.
+    file_name: only its suffix counts.
+
+  Returns:
+    The finding; no file raises, warns or prints.
+  """
+  name = image_bytes.sniff(data)
+  if not name:
+    begins = f'begins with {data[:8]!r}' if data else 'is empty'
+    return _corrupt('', f'no image: {begins}')
+  fault, reason = image_bytes.check(data)
+  if fault == 'corrupt':
+    return _corrupt(name, reason)
+  try:
+    image = _decode(data, name)
+  except Exception as e:  # whatever Pillow makes of damaged fields
+    fault, reason = 'truncated', _text(e)
+    try:
+      image = _decode(data, name, tolerant=True)
+    except Exception:
+      return _corrupt(name, reason)
+  if image.mode not in _MODES:
+    return _corrupt(name, f'pixels of kind {image.mode}')
+  if not fault and name == 'GIF':
+    colors = image_bytes.gif_colors(data)
+    if image.getextrema()[1] >= colors:
+      fault, reason = 'format', f'GIF with colours beyond its {colors}'
+  kinds = _kinds(image, len(data), name, fault, file_name)
+  width, height = image.size
+  return Finding(name, height, width, image.mode, kinds, reason)
+
+
+def convert(data: bytes) -> bytes:
+  """The same picture as an upright 8-bit RGB file without metadata.
+
+  A JPEG becomes a JPEG of quality 95 with full colour resolution, all else a
+  PNG. Transparency is ignored, as in training. What a truncated file lacks is
+  grey or black.
+
+  Raises:
+    ValueError: if it cannot be decoded: `examine` calls it corrupt.
+  """
+  name = image_bytes.sniff(data)
+  try:
+    try:
+      image = _decode(data, name)
+    except Exception:
+      image = _decode(data, name, tolerant=True)
+    turn = _UPRIGHT.get(_orientation(image))
+    pixels = _rgb(image)
+  except Exception as e:
+    raise ValueError(_text(e)) from e
+  if turn is not None:
+    pixels = pixels.transpose(turn)
+  # A picture of its own: nothing of the file's information would follow.
+  clean = Image.frombytes('RGB', pixels.size, pixels.tobytes())
+  result = io.BytesIO()
+  if name == 'JPEG':
+    clean.save(result, 'JPEG', quality=95, subsampling=0)
+  else:
+    clean.save(result, 'PNG')
+  return result.getvalue()
+
+
+def _corrupt(name, reason):
+  return Finding(name, 0, 0, '', ('corrupt',), reason)
+
+
+def _kinds(image, size, name, fault, file_name):
+  suffix = os.path.splitext(file_name)[1].lower()
+  few = size <= PLACEHOLDER_BYTES and min(image.size) >= PLACEHOLDER_SIDE
+  holds = {
+    'truncated': fault == 'truncated',
+    'placeholder': few and fault != 'truncated',
+    'format': fault == 'format',
+    'rotated': _orientation(image) in _UPRIGHT,
+    'cmyk': image.mode == 'CMYK',
+    'alpha': image.mode in ('RGBA', 'LA', 'PA') or 'transparency' in image.info,
+    'grey': image.mode in _GREY,
+    'suffix': _SUFFIXES.get(suffix, name) != name,
+  }
+  return tuple(kind for kind in KINDS if holds.get(kind))
+
+
+def _decode(data, name, tolerant=False):
+  """All pixels of the first frame; tolerant: those before the damage."""
+  before = ImageFile.LOAD_TRUNCATED_IMAGES
+  ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+  try:
+    with _quietly():
+      # No other format: some would start programs, or take anything.
+      image = Image.open(io.BytesIO(data), formats=(name,))
+      image.load()
+  finally:
+    ImageFile.LOAD_TRUNCATED_IMAGES = before
+  return image
+
+
+@contextlib.contextmanager
+def _quietly():
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    yield
+
+
+def _orientation(image):
+  # Not image.getexif(): it also believes XMP, which programs that turn
+  # pictures forget to change. (TIFF is turned while it is loaded.)
+  try:
+    with _quietly():
+      exif = Image.Exif()
+      exif.load(image.info.get('exif') or b'')
+      return exif.get(_ORIENTATION, 1)
+  except Exception:  # a damaged directory
+    return 1
+
+
+def _rgb(image):
+  """The colours that the training decoder would see."""
+  if image.mode in _DEEP:
+    high = (np.asarray(image) >> 8).astype(np.uint8)
+    image = Image.fromarray(high)
+  with _quietly():
+    if image.format == 'GIF' and 'transparency' in image.info:
+      # Transparent pixels of a GIF are left black.
+      whole = image.convert('RGBA')
+      black = Image.new('RGBA', image.size, (0, 0, 0, 255))
+      return Image.alpha_composite(black, whole).convert('RGB')
+    return image.convert('RGB')
+
+
+def _text(error):
+  if isinstance(error, Image.UnidentifiedImageError):
+    return 'header cannot be read'  # its text has an address of memory
+  return ' '.join(str(error).split()) or type(error).__name__

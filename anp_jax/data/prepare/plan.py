@@ -1,0 +1,222 @@
+"""What becomes of each file of a set: its kinds, and what is done."""
+
+import collections
+import dataclasses
+
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.data import listing as listing_lib
+from anp_jax.data.prepare import examine
+
+# Beside those of one file alone: it is gone, its picture is small, its bytes
+# come again, its class has few examples.
+KINDS = ('missing', *examine.KINDS, 'small', 'duplicate', 'leak', 'rare')
+
+# What may be done, the default first. What cannot be trained on is not kept.
+POLICIES = {
+  'missing': ('skip', 'fail'),
+  'corrupt': ('skip', 'fail'),
+  'truncated': ('skip', 'convert', 'fail'),
+  'placeholder': ('skip', 'keep', 'fail'),
+  'format': ('convert', 'skip', 'fail'),
+  'rotated': ('convert', 'keep', 'skip', 'fail'),
+  'cmyk': ('convert', 'keep', 'skip', 'fail'),
+  'alpha': ('keep', 'convert', 'skip', 'fail'),
+  'grey': ('keep', 'convert', 'skip', 'fail'),
+  'suffix': ('keep', 'skip', 'fail'),
+  'small': ('keep', 'skip', 'fail'),
+  'duplicate': ('keep', 'skip', 'fail'),
+  'leak': ('skip', 'keep', 'fail'),
+  'rare': ('keep', 'skip', 'fail'),
+}
+MEANINGS = {
+  'missing': 'no such file',
+  'corrupt': 'nothing of it can be decoded',
+  'truncated': 'damaged, it decodes in part',
+  'placeholder': 'a blank picture in few bytes',
+  'format': 'of a kind that training does not read',
+  'rotated': 'upright only by its EXIF orientation',
+  'cmyk': 'of four inks',
+  'alpha': 'transparent in places',
+  'grey': 'of one channel',
+  'suffix': 'its name says another format',
+  'small': 'shorter side below --min_size',
+  'duplicate': 'the bytes of an earlier file',
+  'leak': 'the bytes of an evaluation file',
+  'rare': 'of a class below --min_count',
+}
+# A file of several kinds: the last of these that any of them asks for.
+ACTIONS = ('keep', 'convert', 'skip', 'fail')
+KEEP, CONVERT, SKIP, FAIL = range(4)
+
+
+@dataclasses.dataclass
+class Split:
+  """One split: its files, what was found in them, what is done with them.
+
+  Attributes:
+    name: in the prepared set.
+    listing: of the files.
+    sizes: (n,) int64, bytes of each file.
+    shapes: (n, 2) int32, height and width, 0 where unknown.
+    kinds: (n,) uint32, bit i for KINDS[i].
+    digests: n SHA-256 of the files' bytes, b'' for a missing one.
+    formats: n names, such as 'JPEG'.
+    reasons: of damage, by index.
+    actions: (n,) uint8, indices of ACTIONS; of `decide`.
+    equals: the split and index that a duplicate or a leak equals, by index.
+  """
+
+  name: str
+  listing: listing_lib.Listing
+  sizes: np.ndarray
+  shapes: np.ndarray
+  kinds: np.ndarray
+  digests: list[bytes]
+  formats: list[str]
+  reasons: dict[int, str]
+  actions: np.ndarray | None = None
+  equals: dict[int, tuple[str, int]] = dataclasses.field(default_factory=dict)
+
+  def __len__(self) -> int:
+    return len(self.listing.files)
+
+  def of_kind(self, kind: str) -> np.ndarray:
+    """(n,) bool: the files of a kind."""
+    return (self.kinds & bit(kind)) != 0
+
+  @property
+  def stored(self) -> np.ndarray:
+    """Indices of the files that the set will hold, in their order."""
+    return np.flatnonzero(self.actions <= CONVERT)
+
+  @property
+  def converted(self) -> np.ndarray:
+    """Indices of the files that it will hold converted."""
+    return np.flatnonzero(self.actions == CONVERT)
+
+
+def bit(kind: str) -> int:
+  """The bit of `Split.kinds` that stands for a kind."""
+  return 1 << KINDS.index(kind)
+
+
+def policy(text: str) -> dict[str, str]:
+  """The action for every kind, from 'kind=action,kind=action'.
+
+  Raises:
+    ConfigError: for an unknown kind, or an action that it does not allow.
+  """
+  result = {kind: actions[0] for kind, actions in POLICIES.items()}
+  for item in filter(None, text.split(',')):
+    kind, _, action = item.partition('=')
+    if kind not in POLICIES:
+      raise config_lib.ConfigError(
+        f'--policy: unknown kind {kind!r}{config_lib.nearest(kind, POLICIES)}'
+      )
+    if action not in POLICIES[kind]:
+      raise config_lib.ConfigError(
+        f'--policy: {item!r}, expected {kind}=' + ' or '.join(POLICIES[kind])
+      )
+    result[kind] = action
+  return result
+
+
+def decide(
+  splits: list[Split], policy: dict[str, str], min_size: int, min_count: int
+) -> None:
+  """Sets the actions, and the kinds that take more than one file to see.
+
+  A duplicate has the bytes of an earlier file of its split, a leak is a file
+  of the first split with the bytes of one of the second. Both are sought among
+  the files that are not left out for what they are alone, and rare classes,
+  with fewer than `min_count` examples in the first split, among what is left.
+
+  Args:
+    splits: for training, and for evaluation if there is one.
+    policy: of `policy`.
+    min_size: pixels of the shorter side below which a file is small.
+    min_count: examples below which a class is rare.
+  """
+  for split in splits:
+    known = split.shapes.min(1) > 0
+    small = known & (split.shapes.min(1) < min_size)
+    split.kinds[small] |= bit('small')
+    split.actions = np.zeros(len(split), np.uint8)
+    _act(split, policy)
+  firsts = [_duplicates(split) for split in splits]
+  if len(splits) == 2:
+    _leaks(splits[0], splits[1], firsts[1])
+  for split in splits:
+    _act(split, policy)
+  classes = len(splits[0].listing.vocabulary)
+  counts = np.bincount(
+    splits[0].listing.labels[splits[0].stored], minlength=classes
+  )
+  for split in splits:
+    rare = (counts < min_count)[split.listing.labels]
+    rare &= split.actions <= CONVERT
+    split.kinds[rare] |= bit('rare')
+    _act(split, policy)
+
+
+def shards(split: Split, size: int) -> list[np.ndarray]:
+  """Divides what is stored of a split into shards of about `size` bytes.
+
+  Converted files count with the bytes they had, so that the division is known
+  before any is converted.
+
+  Returns:
+    Indices of files, consecutive and none empty.
+  """
+  stored = split.stored
+  ends = np.cumsum(split.sizes[stored])
+  count = max(1, round(ends[-1] / size))
+  # The middle of each file falls into one of `count` equal parts.
+  middles = ends - split.sizes[stored] / 2
+  numbers = np.minimum(middles * count // ends[-1], count - 1)
+  return np.split(stored, np.flatnonzero(np.diff(numbers)) + 1)
+
+
+def _act(split, policy):
+  for i, kind in enumerate(KINDS):
+    action = ACTIONS.index(policy[kind])
+    holds = (split.kinds >> i) & 1 != 0
+    split.actions[holds] = np.maximum(split.actions[holds], action)
+
+
+def _duplicates(split):
+  """Marks them; the first index of each digest."""
+  firsts = {}
+  for i in split.stored.tolist():
+    first = firsts.setdefault(split.digests[i], i)
+    if first != i:
+      split.kinds[i] |= bit('duplicate')
+      split.equals[i] = (split.name, first)
+  return firsts
+
+
+def _leaks(train, held, firsts):
+  for i in train.stored.tolist():
+    j = firsts.get(train.digests[i])
+    if j is not None:
+      train.kinds[i] |= bit('leak')
+      train.equals[i] = (held.name, j)
+
+
+def count(split: Split) -> dict[str, int]:
+  """Files of each kind."""
+  return {kind: int(split.of_kind(kind).sum()) for kind in KINDS}
+
+
+def failures(
+  splits: list[Split], policy: dict[str, str]
+) -> collections.Counter:
+  """Files of each kind that forbids the set."""
+  result = collections.Counter()
+  for split in splits:
+    for kind, number in count(split).items():
+      if number and policy[kind] == 'fail':
+        result[kind] += number
+  return result

@@ -1,0 +1,162 @@
+"""What a preparation found and did: tables for people, lines for programs."""
+
+import json
+import os
+
+import numpy as np
+
+from anp_jax.data.prepare import plan as plan_lib
+
+MARKDOWN, LINES = 'report.md', 'damaged.jsonl'
+
+_FIRST = 3  # files named for each kind
+
+
+def write(
+  folder: str, name: str, splits: list[plan_lib.Split], policy: dict
+) -> None:
+  """Writes report.md and damaged.jsonl, the same for the same data.
+
+  Args:
+    folder: to write to.
+    name: of the set.
+    splits: decided.
+    policy: action of each kind.
+  """
+  with open(
+    os.path.join(folder, MARKDOWN), 'w', encoding='utf-8',
+    errors='backslashreplace',
+  ) as f:  # fmt: skip
+    f.write('\n'.join(_markdown(name, splits, policy)) + '\n')
+  with open(os.path.join(folder, LINES), 'w', encoding='utf-8') as f:
+    for split in splits:
+      for i in np.flatnonzero(split.kinds).tolist():
+        f.write(json.dumps(_line(splits, split, i)) + '\n')
+
+
+def table(rows: list[tuple[str, ...]]) -> list[str]:
+  """Lines of columns, the first flush left and numbers flush right."""
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return [
+    '  '.join(
+      cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
+      for cell, width in zip(row, widths)
+    ).rstrip()
+    for row in rows
+  ]
+
+
+def summary(splits: list[plan_lib.Split], policy: dict) -> list[str]:
+  """The lines that a preparation ends with."""
+  classes = splits[0].listing.vocabulary
+  lines = [f'{len(classes):,} classes']
+  if classes.is_anp:
+    lines[0] += (
+      f' of {len(classes.adjectives):,} adjectives and '
+      f'{len(classes.nouns):,} nouns'
+    )
+  rows = [('split', 'files', 'images', 'converted', 'smallest class')]
+  for split in splits:
+    rows.append((
+      split.name, f'{len(split):,}', f'{len(split.stored):,}',
+      f'{len(split.converted):,}', _smallest(split),
+    ))  # fmt: skip
+  lines += table(rows)
+  rows = [('kind', 'files', 'share', 'done', 'meaning')]
+  for kind, number, share in _counts(splits):
+    rows.append(
+      (kind, f'{number:,}', share, policy[kind], plan_lib.MEANINGS[kind])
+    )
+  if len(rows) > 1:
+    lines += ['', *table(rows)]
+  else:
+    lines += ['', 'no file is damaged or unusual']
+  return lines
+
+
+def first(splits: list[plan_lib.Split], kinds) -> str:
+  """The path and kind of the first file of any of the kinds."""
+  for split in splits:
+    for i in np.flatnonzero(split.kinds).tolist():
+      for kind in kinds:
+        if split.kinds[i] & plan_lib.bit(kind):
+          path = os.path.join(split.listing.root, split.listing.files[i])
+          reason = split.reasons.get(i)
+          return f'{path} ({kind}{f": {reason}" if reason else ""})'
+  return ''
+
+
+def _smallest(split):
+  labels = split.listing.labels[split.stored]
+  classes = split.listing.vocabulary
+  counts = np.bincount(labels, minlength=len(classes))
+  i = int(counts.argmin())
+  return f'{counts[i]:,} ({classes.names[i]})'
+
+
+def _counts(splits):
+  total = sum(map(len, splits))
+  for kind in plan_lib.KINDS:
+    number = sum(int(s.of_kind(kind).sum()) for s in splits)
+    if number:
+      yield kind, number, f'{100 * number / total:.2f} %'
+
+
+def _markdown(name, splits, policy):
+  yield f'# {name}: what was found and done'
+  yield ''
+  yield '| split | folder | files | images | converted | smallest class |'
+  yield '|---|---|---:|---:|---:|---|'
+  for s in splits:
+    cells = (
+      s.name, _cell(s.listing.root), f'{len(s):,}', f'{len(s.stored):,}',
+      f'{len(s.converted):,}', _cell(_smallest(s)),
+    )  # fmt: skip
+    yield f'| {" | ".join(cells)} |'
+  yield ''
+  yield '| kind | meaning | files | share | done | first files |'
+  yield '|---|---|---:|---:|---|---|'
+  for kind, number, share in _counts(splits):
+    files = [
+      f'{s.name}: {_cell(s.listing.files[i])}'
+      for s in splits
+      for i in np.flatnonzero(s.of_kind(kind))[:_FIRST]
+    ]
+    cells = (
+      kind, plan_lib.MEANINGS[kind], f'{number:,}', share, policy[kind],
+      ', '.join(files[:_FIRST]),
+    )  # fmt: skip
+    yield f'| {" | ".join(cells)} |'
+  yield ''
+  yield (
+    'A file of several kinds counts in each; what is done about it is the '
+    f'strictest. Every file of a kind is a line of {LINES}.'
+  )
+
+
+def _cell(text):
+  # Of a file's name: neither a new cell nor a new line.
+  return ' '.join(text.replace('|', '\\|').split())
+
+
+def _line(splits, split, i):
+  height, width = split.shapes[i].tolist()
+  result = {
+    'split': split.name,
+    'file': split.listing.files[i],
+    'class': split.listing.vocabulary.names[split.listing.labels[i]],
+    'kinds': [k for k in plan_lib.KINDS
+              if split.kinds[i] & plan_lib.bit(k)],
+    'done': plan_lib.ACTIONS[split.actions[i]],
+    'bytes': int(split.sizes[i]),
+    'format': split.formats[i],
+    'height': height,
+    'width': width,
+  }  # fmt: skip
+  if i in split.reasons:
+    result['reason'] = split.reasons[i]
+  if i in split.equals:
+    name, j = split.equals[i]
+    other = next(s for s in splits if s.name == name)
+    result['equals'] = {'split': name, 'file': other.listing.files[j]}
+  return result

@@ -1,0 +1,221 @@
+"""The work on image files that `prepare` gives to its worker processes.
+
+Each task leaves one file, which appears under its name when it is whole.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import stat
+import struct
+
+from anp_jax import config as config_lib
+from anp_jax.data import vocabulary
+from anp_jax.data.prepare import examine
+from anp_jax.data.prepare import worker_pool
+
+# TensorFlow's readers count bytes in 32 bits.
+_MAX_BYTES = 2**31 - 1
+
+
+@contextlib.contextmanager
+def whole_file(path: str):
+  """Yields a name to write to, which becomes `path` at the end."""
+  # Leftovers go with the folder; several hosts may share it.
+  draft = f'{path}.{socket.gethostname()}.{os.getpid()}.draft'
+  yield draft
+  os.rename(draft, path)
+
+
+def read_part(path: str) -> list:
+  """The lines that `_examine` wrote: one list a file, see there."""
+  with open(path, encoding='utf-8') as f:
+    return [json.loads(line) for line in f]
+
+
+def _examine(task):
+  """Examines files; writes what was found, a line of JSON for each.
+
+  A line is [sha256, bytes, format, height, width, kinds, reason].
+  """
+  damaged = size = 0
+  with whole_file(task['out']) as draft, open(draft, 'w') as f:
+    for name in task['files']:
+      row = _row(os.path.join(task['root'], name), name)
+      f.write(json.dumps(row) + '\n')
+      size += row[1]
+      damaged += bool({'missing', 'corrupt', 'truncated'} & set(row[5]))
+  return {'files': len(task['files']), 'damaged': damaged, 'bytes': size}
+
+
+def _row(path, name):
+  try:
+    data = _read(path)
+  except (FileNotFoundError, NotADirectoryError):
+    return ['', 0, '', 0, 0, ['missing'], 'no such file']
+  except _Unusable as e:
+    return ['', 0, '', 0, 0, ['corrupt'], str(e)]
+  found = examine.examine(data, name)
+  digest = hashlib.sha256(data).hexdigest()
+  return [
+    digest, len(data), found.format, found.height, found.width,
+    list(found.kinds), found.reason,
+  ]  # fmt: skip
+
+
+class _Unusable(Exception):
+  """What is in a file's place cannot be an image."""
+
+
+def _read(path):
+  try:
+    # A pipe would wait for a writer.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+  except OSError as e:
+    if isinstance(e, (FileNotFoundError, NotADirectoryError)):
+      raise
+    if not os.path.isfile(path) and os.path.exists(path):
+      raise _Unusable('no file') from e
+    raise
+  try:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+      raise _Unusable('no file')
+    if status.st_size > _MAX_BYTES:
+      raise _Unusable(f'{status.st_size} bytes')
+  except _Unusable:
+    os.close(handle)
+    raise
+  with open(handle, 'rb') as f:
+    return f.read()
+
+
+def _read_again(task, name, digest):
+  """The bytes that were examined; raises ConfigError if they have changed."""
+  path = os.path.join(task['root'], name)
+  with open(path, 'rb') as f:
+    data = f.read()
+  if hashlib.sha256(data).hexdigest() != digest:
+    raise config_lib.ConfigError(
+      f'{path} has changed since it was examined: delete {task["work"]} and '
+      'start again'
+    )
+  return data
+
+
+def _convert(task):
+  """Converts files; writes them, their lengths in JSON, and how long that is.
+
+  The lengths come last, so that only one file is held at a time.
+  """
+  lengths = []
+  with whole_file(task['out']) as draft, open(draft, 'wb') as f:
+    for name, digest in zip(task['files'], task['digests']):
+      result = examine.convert(_read_again(task, name, digest))
+      lengths.append(f.write(result))
+    tail = json.dumps(lengths).encode()
+    f.write(tail + struct.pack('<Q', len(tail)))
+  return {'files': len(lengths)}
+
+
+def read_converted(path: str, start: int, count: int) -> Iterator[bytes]:
+  """Yields `count` of the files that `_convert` wrote."""
+  with open(path, 'rb') as f:
+    f.seek(-8, os.SEEK_END)
+    (size,) = struct.unpack('<Q', f.read())
+    f.seek(-8 - size, os.SEEK_END)
+    lengths = json.loads(f.read(size))
+    f.seek(sum(lengths[:start]))
+    for length in lengths[start : start + count]:
+      yield f.read(length)
+
+
+def _write(task):
+  """Writes a shard, then a small file that says what it holds."""
+  from anp_jax.data.prepare import anp_folder  # tfds: slow to import
+
+  classes = vocabulary.Vocabulary(*map(tuple, task['vocabulary']))
+
+  def examples():
+    converted = iter(_converted(task))
+    for name, digest, label, turned in zip(
+      task['files'], task['digests'], task['labels'], task['converted']
+    ):
+      if turned:
+        yield next(converted), label, name
+      else:
+        yield _read_again(task, name, digest), label, name
+
+  with whole_file(task['shard']) as draft:
+    size = anp_folder.write_shard(draft, classes, examples())
+    _flush(draft)
+  count = len(task['files'])
+  with whole_file(task['out']) as draft, open(draft, 'w') as f:
+    json.dump({'examples': count, 'bytes': size}, f)
+  return {'files': count}
+
+
+def _converted(task):
+  """The converted files of a shard, in order.
+
+  task['parts'] names the files that hold them, the first of each that belongs
+  to the shard and the number of them.
+  """
+  for path, start, count in task['parts']:
+    yield from read_converted(path, start, count)
+
+
+def _copy(task):
+  """Copies the examples of a TFRecord file to an ArrayRecord file."""
+  from array_record.python import array_record_module
+
+  from anp_jax.data import tensorflow_cpu
+  from anp_jax.data.prepare import anp_folder
+
+  tf = tensorflow_cpu.load()
+  source, count = task['source'], 0
+  with whole_file(task['out']) as draft:
+    writer = array_record_module.ArrayRecordWriter(
+      draft, anp_folder.WRITER_OPTIONS
+    )
+    try:
+      # It verifies the checksums.
+      for record in tf.data.TFRecordDataset(source).as_numpy_iterator():
+        writer.write(record)
+        count += 1
+    except tf.errors.OpError as e:
+      raise config_lib.ConfigError(
+        f'{source} is damaged after {count} whole examples of '
+        f'{task["count"]}: {e.message.split("[")[0]}'
+      ) from e
+    finally:
+      writer.close()
+    if count != task['count']:
+      raise config_lib.ConfigError(
+        f'{source} is damaged: {count} whole examples, expected {task["count"]}'
+      )
+    _flush(draft)
+  return {'files': 1}
+
+
+def _flush(path):
+  handle = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(handle)
+  finally:
+    os.close(handle)
+
+
+# By a task's 'do'.
+HANDLERS = {
+  'examine': _examine,
+  'convert': _convert,
+  'write': _write,
+  'copy': _copy,
+}
+
+if __name__ == '__main__':
+  worker_pool.serve(HANDLERS)

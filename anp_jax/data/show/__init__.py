@@ -1,0 +1,1 @@
+"""What the network gets to see of a data set."""
