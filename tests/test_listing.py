@@ -89,6 +89,18 @@ def test_classes_of_the_other_split_count_too(tmp_path):
   )  # fmt: skip
 
 
+def test_files_that_training_cannot_decode(tmp_path, caplog):
+  names = ['1.webp', '2.JPG', '3.TIFF', '4.jfif', '5.txt', '6.webp']
+  root = _tree(tmp_path / 'tree', [f'train/a/{name}' for name in names])
+  assert listing.find(root, 'train').files == ('a/2.JPG', 'a/4.jfif')
+  (record,) = caplog.records
+  assert '3 files are left out' in record.getMessage()
+  every = (*listing.SUFFIXES, *listing.CONVERTIBLE)
+  found = listing.find(root, 'train', suffixes=every)
+  assert found.files == tuple(f'a/{n}' for n in names if n != '5.txt')
+  assert len(caplog.records) == 1
+
+
 # Split files.
 
 _FOUR = [

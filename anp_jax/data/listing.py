@@ -10,7 +10,9 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 
-SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
+SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
+# Those that training cannot decode, and `prepare` turns into others.
+CONVERTIBLE = ('.webp', '.tif', '.tiff', '.avif', '.jp2', '.ppm', '.pgm')
 # Share of a tree without splits that is used for training.
 _TRAIN_SHARE = 0.8
 _USUAL_SPLITS = ('train', 'validation', 'val', 'test')
@@ -36,8 +38,9 @@ class Listing:
 
 
 def find(
-  path: str, split: str, lists: str = '', beside: tuple[str, ...] = ()
-) -> Listing:
+  path: str, split: str, lists: str = '', beside: tuple[str, ...] = (),
+  suffixes: tuple[str, ...] = SUFFIXES,
+) -> Listing:  # fmt: skip
   """The files of a split.
 
   A tree has a folder for each class: ROOT/SPLIT/CLASS/image, ROOT/CLASS/image.
@@ -55,6 +58,7 @@ def find(
     lists: 'ANPS.txt' or 'ANPS.txt,ADJECTIVES.txt,NOUNS.txt', which give classes
       their ids; folders that they do not name are left out.
     beside: other splits of the run; without lists, their classes count too.
+    suffixes: of a tree's files, in lower case; others are left out.
 
   Returns:
     Files in the order of their labels and names, or of the split file's lines.
@@ -68,10 +72,10 @@ def find(
   known = vocabulary.from_spec(lists) if lists else None
   if split.endswith('.txt'):
     return _from_split_file(root, split, known, beside)
-  return _from_tree(root, split, known, beside)
+  return _from_tree(root, split, known, beside, suffixes)
 
 
-def _from_tree(root, split, known, beside):
+def _from_tree(root, split, known, beside, suffixes):
   base, divided = _base(root, split)
   folders = _class_folders(base)
   if not folders:
@@ -97,15 +101,24 @@ def _from_tree(root, split, known, beside):
       '%s: %d of %d folders are no listed class and are left out, such as %s',
       base, len(ignored), len(folders), min(ignored),
     )  # fmt: skip
-  files, labels = [], []
+  files, labels, unread = [], [], 0
   for label, name in enumerate(known.names):
     if name not in present:
       continue
-    for file in _image_files(os.path.join(base, name)):
+    found = _image_files(os.path.join(base, name), (*suffixes, *CONVERTIBLE))
+    for file in found:
+      if not file.lower().endswith(suffixes):
+        unread += 1
+        continue
       inside = f'{name}/{file}'
       if divided or (_in_train(inside) == (split == 'train')):
         files.append(inside)
         labels.append(label)
+  if unread:
+    logging.warning(
+      '%s: %d files are left out that training cannot decode (%s); prepare '
+      'converts them, see docs/data.md', base, unread, ', '.join(CONVERTIBLE),
+    )  # fmt: skip
   return Listing(
     base, tuple(files), np.array(labels, np.int32), known, f'{root}: {split}'
   )
@@ -294,12 +307,12 @@ def _class_folders(folder):
     raise config_lib.ConfigError(f'{folder}: {e.strerror}') from e
 
 
-def _image_files(folder):
+def _image_files(folder, suffixes):
   # macOS leaves a hidden ._NAME.jpg, no image, beside each file it copies.
   return sorted(
     e.name
     for e in os.scandir(folder)
-    if e.name.lower().endswith(SUFFIXES) and not e.name.startswith('.')
+    if e.name.lower().endswith(suffixes) and not e.name.startswith('.')
   )
 
 

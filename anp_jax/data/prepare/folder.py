@@ -278,7 +278,10 @@ def _listings(flags):
   listings = []
   for i, split in enumerate(chosen):
     others = tuple(chosen[:i] + chosen[i + 1 :])
-    found = listing.find(flags.source, split, flags.lists, beside=others)
+    found = listing.find(
+      flags.source, split, flags.lists, beside=others,
+      suffixes=(*listing.SUFFIXES, *listing.CONVERTIBLE),
+    )  # fmt: skip
     if not found.files:
       raise config_lib.ConfigError(f'{found.name} has no files')
     if listings and found.vocabulary != listings[0].vocabulary:
