@@ -186,6 +186,24 @@ def test_every_kind_is_found(as_usual):
   }  # fmt: skip
 
 
+def test_files_that_a_tree_leaves_out_are_taken_in(tmp_path, capsys):
+  root = _tree(tmp_path / 'tree', {
+    'train/a/1.webp': _photo(1, 'WEBP', lossless=True),
+    'train/b/2.TIFF': _photo(2, 'TIFF'),
+  })  # fmt: skip
+  status, _, _ = _run(
+    capsys, f'--from={root}', '--name=n', f'--data_dir={tmp_path}',
+    '--eval_split=',
+  )  # fmt: skip
+  assert status == 0
+  stored = _stored(tmp_path, 'n', 'train')
+  assert [name for name, _, _ in stored] == ['a/1.webp', 'b/2.TIFF']
+  for seed, (_, data, _) in enumerate(stored, 1):
+    image = Image.open(io.BytesIO(data))
+    assert image.format == 'PNG'
+    assert (np.asarray(image) == _pixels(12, 10, seed)).all()
+
+
 def test_lines_of_damaged_files(as_usual):
   lines = _damaged(_set(as_usual[0], 'usual'))
   files = _faulty()
