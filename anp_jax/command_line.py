@@ -1,5 +1,6 @@
 """From what a person types to a config that is valid."""
 
+import argparse
 import ast
 import importlib.util
 import os
@@ -10,6 +11,25 @@ import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax import validation
+
+
+class Parser(argparse.ArgumentParser):
+  """Of a command beside main.py: a bad argument is one line, a ConfigError."""
+
+  def parse(self, arguments: list[str]) -> argparse.Namespace:
+    """The flags; ConfigError for one that there is not, with the nearest."""
+    flags, unknown = self.parse_known_args(arguments)
+    if unknown:
+      known = [option for a in self._actions for option in a.option_strings]
+      name = unknown[0].partition('=')[0]
+      raise config_lib.ConfigError(
+        f'unknown argument {unknown[0]!r}{config_lib.nearest(name, known)}'
+      )
+    return flags
+
+  def error(self, message):
+    """Raises where argparse would print two lines and exit."""
+    raise config_lib.ConfigError(message)
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:

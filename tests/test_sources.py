@@ -267,8 +267,12 @@ def test_tfds_set_that_is_missing(stored, config, tmp_path):
   _refused([directory, 'tiny_pairs:2.0.0'], config, 'tfds:tiny_pairs:2.0.0')
   _refused(['tiny_pairs/1.0.0', "'test'", 'train, validation'],
            config, 'tfds:tiny_pairs', split='test')  # fmt: skip
-  config.data.dir = str(tmp_path / 'nowhere')
-  _refused([config.data.dir], config, 'tfds:tiny_pairs')
+  config.data.dir = str(tmp_path / 'no where')
+  _refused([config.data.dir, f"tfds build tiny_pairs --data_dir='{tmp_path}"],
+           config, 'tfds:tiny_pairs')  # fmt: skip
+  (tmp_path / 'no where' / 'anp_folder' / 'photos').mkdir(parents=True)
+  _refused(['anp_jax.data.prepare --from=FOLDER --name=photo --data_dir=',
+            "mean 'photos'"], config, 'tfds:anp_folder/photo')  # fmt: skip
 
 
 @pytest.mark.parametrize('damage', ['half', 'record', 'byte', 'gone'])

@@ -6,6 +6,7 @@ TensorFlow; synthetic examples are made on the device.
 """
 
 import os
+import shlex
 from typing import Protocol
 
 import numpy as np
@@ -83,6 +84,42 @@ def open_source(config, training: bool) -> Source:
   if not len(source):
     raise config_lib.ConfigError(f'{source.name} has no examples')
   return cache.wrap(source, config)
+
+
+def prepared(name: str, directory: str):
+  """The tfds builder of a set's generated files.
+
+  A run neither downloads nor needs the code that made them.
+
+  Args:
+    name: NAME, NAME/CONFIG, with or without :VERSION.
+    directory: of data sets.
+
+  Raises:
+    ConfigError: if there is none, with the command that makes it.
+  """
+  from tensorflow_datasets import core
+  from tensorflow_datasets.core import read_only_builder
+
+  try:
+    return read_only_builder.builder_from_files(name, data_dir=directory)
+  except (core.DatasetNotFoundError, ValueError) as e:
+    place = shlex.quote(directory)
+    group, _, own = name.partition('/')
+    if group == 'anp_folder':
+      folder = os.path.join(directory, group)
+      command = (
+        'python -m anp_jax.data.prepare --from=FOLDER '
+        f'--name={own.partition(":")[0] or "NAME"} --data_dir={place}'
+      )
+    else:
+      folder, own = directory, name
+      command = f'tfds build {name} --data_dir={place}'
+    found = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    raise config_lib.ConfigError(
+      f'{directory} holds no prepared set {name!r}'
+      f'{config_lib.nearest(own, found)}; prepare it with: {command}'
+    ) from e
 
 
 class Synthetic:
@@ -224,21 +261,8 @@ def _tfds_source(config, split):
     from anp_jax.data import anp_shapes
 
     return Tfds(anp_shapes.prepare(directory), split)
-  from tensorflow_datasets import core
-  from tensorflow_datasets.core import read_only_builder
-
   name = config.data.source.removeprefix('tfds:')
-  try:
-    # Generated files only: a run neither downloads nor needs the code.
-    builder = read_only_builder.builder_from_files(name, data_dir=directory)
-  except (core.DatasetNotFoundError, ValueError) as e:
-    found = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-    raise config_lib.ConfigError(
-      f'{directory} holds no prepared set {name!r}'
-      f'{config_lib.nearest(name, found)}; prepare it with: '
-      f'tfds build {name} --data_dir={directory}'
-    ) from e
-  return Tfds(builder, split)
+  return Tfds(prepared(name, directory), split)
 
 
 def _vocabulary(features, label):

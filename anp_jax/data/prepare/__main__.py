@@ -16,6 +16,7 @@ import os
 import re
 import sys
 
+from anp_jax import command_line
 from anp_jax import config as config_lib
 from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import plan as plan_lib
@@ -24,13 +25,6 @@ _FOLDER_FLAGS = (
   'train_split', 'eval_split', 'lists', 'policy', 'min_size', 'min_count',
   'shard_megabytes',
 )  # fmt: skip
-
-
-class _Parser(argparse.ArgumentParser):
-  """Raises where argparse would print two lines and exit."""
-
-  def error(self, message):
-    raise config_lib.ConfigError(message)
 
 
 def main(argv: list[str]) -> int:
@@ -54,13 +48,7 @@ def main(argv: list[str]) -> int:
 
 def _parse(arguments):
   parser = _parser()
-  flags, unknown = parser.parse_known_args(arguments)
-  if unknown:
-    known = [option for a in parser._actions for option in a.option_strings]
-    name = unknown[0].partition('=')[0]
-    raise config_lib.ConfigError(
-      f'unknown argument {unknown[0]!r}{config_lib.nearest(name, known)}'
-    )
+  flags = parser.parse(arguments)
   if flags.source.startswith('tfds:'):
     for name in _FOLDER_FLAGS:
       if getattr(flags, name) != parser.get_default(name):
@@ -82,7 +70,7 @@ def _parser():
     (kind, ', '.join(actions), plan_lib.MEANINGS[kind])
     for kind, actions in plan_lib.POLICIES.items()
   ]
-  parser = _Parser(
+  parser = command_line.Parser(
     prog='python -m anp_jax.data.prepare',
     description=__doc__,
     epilog='kinds, and what may be done about each, the default first:\n'

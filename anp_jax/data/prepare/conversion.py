@@ -12,6 +12,7 @@ import shutil
 import time
 
 from anp_jax import config as config_lib
+from anp_jax.data import sources
 from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import target as target_lib
 
@@ -112,20 +113,8 @@ def _task(shard, made):
 
 
 def _builder(flags):
-  from tensorflow_datasets import core
-  from tensorflow_datasets.core import read_only_builder
-
-  name = flags.source.removeprefix('tfds:')
   directory = os.path.expanduser(flags.from_dir or flags.data_dir)
-  try:
-    # Generated files only: neither downloads nor needs the code.
-    builder = read_only_builder.builder_from_files(name, data_dir=directory)
-  except (core.DatasetNotFoundError, ValueError) as e:
-    found = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-    raise config_lib.ConfigError(
-      f'{directory} holds no prepared set {name!r}'
-      f'{config_lib.nearest(name, found)}'
-    ) from e
+  builder = sources.prepared(flags.source.removeprefix('tfds:'), directory)
   stored = builder.info.file_format.value
   if stored != 'tfrecord':
     raise config_lib.ConfigError(

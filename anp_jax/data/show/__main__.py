@@ -28,13 +28,6 @@ _STREAM = 2  # of random numbers; the shuffle has 0, the augmentation 1
 _DRAWING, _PRINTING = ('output', 'count', 'step'), ('sentiment', 'emotions')
 
 
-class _Parser(argparse.ArgumentParser):
-  """Raises where argparse would print two lines and exit."""
-
-  def error(self, message):
-    raise config_lib.ConfigError(message)
-
-
 @dataclasses.dataclass(frozen=True)
 class _OneBatch(pipeline.Plan):
   """One batch and no more: nothing is read that is not shown."""
@@ -122,13 +115,7 @@ def spread(seed: int, count: int, size: int) -> np.ndarray:
 
 def _parse(arguments):
   parser = _parser()
-  flags, unknown = parser.parse_known_args(arguments)
-  if unknown:
-    known = [option for a in parser._actions for option in a.option_strings]
-    name = unknown[0].partition('=')[0]
-    raise config_lib.ConfigError(
-      f'unknown argument {unknown[0]!r}{config_lib.nearest(name, known)}'
-    )
+  flags = parser.parse(arguments)
   if not flags.config:
     raise config_lib.ConfigError(
       '--config=FILE[:VARIANT] is missing; see configs/'
@@ -150,7 +137,7 @@ def _parse(arguments):
 
 
 def _parser():
-  parser = _Parser(
+  parser = command_line.Parser(
     prog='python -m anp_jax.data.show',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
