@@ -30,6 +30,7 @@ RESUMABLE = (
   'sharding',
   'data.dir',
   'data.path',
+  'data.lists',
   'data.eval_split',
   'data.prefetch',
   'data.cache_gigabytes',
@@ -76,7 +77,7 @@ def base() -> ml_collections.ConfigDict:
   d.std = (58.4, 57.1, 57.4)  # RGB, 0..255, divided by on the device
   d.decode = 'fast'  # large JPEG crops at 1/2 to 1/8, area mean; exact: Pillow
   d.cache = 'none'  # encoded: files; decoded: images of `resize` px; in memory
-  d.cache_gigabytes = 4.0  # that the cache of a process may take
+  d.cache_gigabytes = 4.0  # that the cache of each split and process may take
   d.max_damaged = 0.01  # share of unreadable examples at which a run stops
   d.prefetch = 2  # batches that wait on the device
   d.threads = 0  # decoding threads; 0: as many as cores
@@ -231,6 +232,8 @@ def difference(saved: dict, config) -> str:
   for key in sorted(set(saved) | set(have)):
     if any(key == r or key.startswith(r + '.') for r in RESUMABLE):
       continue
+    if key == 'data.cache' and 'decoded' not in (saved.get(key), have.get(key)):
+      continue  # the same files, from memory or not
     if saved.get(key) != have.get(key):
       return (
         f'config.{key} is {have.get(key)!r}, but the run in this workdir was '

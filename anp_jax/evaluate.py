@@ -1,5 +1,7 @@
 """Evaluation on every example exactly once, on any number of devices."""
 
+import math
+
 import jax
 import numpy as np
 
@@ -26,7 +28,8 @@ def run(eval_step, state, batches) -> dict[str, float]:
   if pending is not None:
     _add(totals, pending)
   weight = totals.pop('weight', np.float64(0))
-  means = {k: float(v / weight) for k, v in totals.items()}
+  means = {k: float(v / weight) if weight else math.nan
+           for k, v in totals.items()}  # fmt: skip
   return means | {'examples': int(weight)}
 
 

@@ -116,7 +116,9 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
   def evaluated():
     scores = evaluate.run(eval_step, state, stream.evaluation(eval_source))
     lost = len(eval_source) - scores['examples']
-    _check_damage(config, lost, len(eval_source), eval_source.name)
+    _check_damage(
+      config, lost, len(eval_source), eval_source.name, not scores['examples']
+    )
     return scores
 
   if mode == 'evaluate':
@@ -178,7 +180,11 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
           stopping = readings.read_last() >= _STOP or stopping
           if step % every['eval'] == 0 or step == total:
             with telemetry.paused('evaluating'):
-              scores = evaluated()
+              try:
+                scores = evaluated()
+              except Damaged:  # what was trained is worth keeping
+                checkpoints.save(step, state)
+                raise
             telemetry.evaluation(step, scores)
             checkpoints.save_best(step, state, scores)
           with telemetry.paused('saving'):
@@ -276,11 +282,11 @@ class _Stop:
           file=sys.stderr, flush=True)  # fmt: skip
 
 
-def _check_damage(config, damaged, examples, name):
+def _check_damage(config, damaged, examples, name, all_lost=False):
   """All processes count the same reduced numbers, so all raise or none."""
   # A first batch with one bad example is no rate yet.
   allowed = config.data.max_damaged * max(examples, _FEW_EXAMPLES)
-  if damaged > allowed:
+  if damaged > allowed or all_lost:
     raise Damaged(
       f'{damaged} of {examples} examples of {name} could not be read, more '
       f'than config.data.max_damaged={config.data.max_damaged:g} allows; the '

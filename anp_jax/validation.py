@@ -186,6 +186,9 @@ def _validate_data(have) -> None:
     _check(path, 'data.path', path, f'the path of the {source}')
     _check(os.path.exists(os.path.expanduser(path)), 'data.path', path,
            'a path that exists')  # fmt: skip
+  lists = have['data.lists']
+  _check(not lists or source == 'folder', 'data.lists', lists,
+         "nothing where data.source is not 'folder'")  # fmt: skip
   for key, count in (
     ('crop_area', 2), ('crop_ratio', 2), ('scale_range', 2), ('mean', 3),
     ('std', 3),

@@ -149,6 +149,23 @@ def test_bad_array_files(tmp_path, config):
   _refused([labels], config, 'arrays', folder)
 
 
+def test_class_names_of_bytes(tmp_path, config):
+  names = ['happy_dog', *'abcdefghij', 'é']
+  encoded = np.array([n.encode() for n in names])
+  _save(tmp_path / 'set.npz', _arrays() | {'class_names': encoded})
+  source = _open(config, 'arrays', tmp_path / 'set.npz')
+  assert source.vocabulary.names == tuple(names)
+
+
+@pytest.mark.parametrize(
+  'names', [np.arange(12), np.array([['a'] * 12]), np.array([b'\xff'] * 12)]
+)
+def test_class_names_that_are_no_texts(tmp_path, config, names):
+  path = tmp_path / 'set.npz'
+  _save(path, _arrays() | {'class_names': names})
+  _refused([path, 'class_names', 'texts'], config, 'arrays', path)
+
+
 def test_class_names_that_repeat(tmp_path, config):
   path = tmp_path / 'set.npz'
   names = ['a', 'b', 'a', *map(str, range(9))]

@@ -134,6 +134,16 @@ def test_all_modes_become_rgb(config, kind, mode):
   assert image.std() > 5
 
 
+def test_sixteen_bits_lose_their_lower_half(config):
+  config.data.resize = 3
+  ramp = np.array([[200, 25000, 50000]] * 3, np.uint16)
+  data = io.BytesIO()
+  Image.fromarray(ramp).save(data, 'PNG')
+  files = _Files([data.getvalue()])
+  (image,), _ = _wrapped(config, files, 'decoded').read(np.array([0]))
+  assert image[0].tolist() == [[0] * 3, [97] * 3, [195] * 3]
+
+
 def test_a_jpeg_decoded_at_a_smaller_scale_looks_the_same(config):
   config.data.resize = 50
   files = _Files([_file(403, 601, 'JPEG')])  # decoded at a quarter

@@ -1,7 +1,11 @@
 """Tests of damage: examples that turn out to be unusable in a run."""
 
+import errno
+import gc
 import io
 import itertools
+import threading
+import weakref
 
 import numpy as np
 from PIL import Image
@@ -36,7 +40,9 @@ class _Source:
   def _image(self, index):
     kind = self.bad.get(index, '')
     if kind == 'gone':
-      raise FileNotFoundError(f'no file {index}')
+      raise FileNotFoundError(errno.ENOENT, f'no file {index}')
+    if kind == 'outage':
+      raise OSError(errno.EIO, 'the network is down')
     image = np.full((40, 40, 3), 10 * index, np.uint8)
     if self.kind == 'pixels':
       return image
@@ -163,6 +169,72 @@ def test_it_comes_back_whole_and_is_still_left_out(config):
     assert batch['weight'].tolist() == [float(i != 4) for i in indices]
     seen += 4 in indices
   assert seen > 2
+
+
+@pytest.mark.parametrize('kind', ['encoded', 'pixels'])
+def test_an_outage_condemns_no_example(config, kind, monkeypatch, caplog):
+  """Its rows count for nothing; when it is over all is as if it never was."""
+  monkeypatch.setattr(pipeline, '_WAITS', (0.01,))
+  source = _Source(kind)
+  batches = _stream(config, source)
+  next(batches)
+  source.bad = {i: 'outage' for i in range(_SIZE)}
+  lost = [b['weight'].sum() for b in itertools.islice(batches, 8)]
+  assert 0.0 in lost
+  source.bad = {}
+  for _ in itertools.islice(batches, 8):  # what was made in the outage
+    pass
+  for step, batch in enumerate(itertools.islice(batches, 6), 17):
+    assert (batch['weight'] == 1).all()
+    assert batch['label'].tolist() == _order(config, step + 1)[step].tolist()
+  assert not any('cannot be used' in r.getMessage() for r in caplog.records)
+
+
+def test_a_short_outage_is_waited_for(config, monkeypatch):
+  monkeypatch.setattr(pipeline, '_WAITS', (0.3, 0.3, 0.3))
+  source = _Source('encoded', {i: 'outage' for i in range(_SIZE)})
+  threading.Timer(0.5, source.bad.clear).start()
+  for batch in _taken(config, source, count=3):
+    assert (batch['weight'] == 1).all()
+
+
+def test_a_folder_that_is_gone(config):
+  """A hundred in a row, and all have the one stand-in."""
+
+  class _Long(_Source):
+    def __len__(self):
+      return 200
+
+    def _image(self, index):
+      if index < 100:
+        raise FileNotFoundError(errno.ENOENT, 'gone')
+      return super()._image(index % 21)
+
+  config.data.flip = 0.0
+  source = _Long('encoded')
+  registry = damage.Registry(source)
+  plan = pipeline.Plan(config, 200, 40, np.arange(40), False)
+  for again in range(2):
+    source.reads.clear()
+    batches = list(pipeline.batches(source, plan, registry))
+    labels = np.concatenate([b['label'] for b in batches])
+    weights = np.concatenate([b['weight'] for b in batches])
+    assert labels.tolist() == [100] * 100 + list(range(100, 200))
+    assert weights.tolist() == [0] * 100 + [1] * 100
+    assert not again or min(source.reads) == 100
+
+
+def test_a_stream_leaves_nothing_of_its_source(config):
+  """TensorFlow keeps the functions of a graph; what they read must go."""
+  source = _Source('encoded')
+  gone = weakref.ref(source)
+  for _ in range(2):
+    stream = _stream(config, source)
+    next(stream)
+    stream.close()
+  del source, stream
+  gc.collect()
+  assert gone() is None
 
 
 @pytest.mark.slow

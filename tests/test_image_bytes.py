@@ -43,6 +43,15 @@ def test_fill_bytes_and_markers_without_a_length():
     assert image_bytes.size(data[:2] + extra + data[2:]) == (70, 90)
 
 
+@pytest.mark.parametrize('stray', [b'\0', b'\xff\0', b'AB', b'\0\xff\xff\0'])
+def test_stray_bytes_before_a_marker(stray):
+  """Decoders pass over them, and so must what is trained on."""
+  data = _file(90, 70, 'JPEG')
+  data = data[:20] + stray + data[20:]  # behind the first segment
+  assert Image.open(io.BytesIO(data)).size == (90, 70)
+  assert image_bytes.size(data) == (70, 90)
+
+
 def test_bmp_from_top_to_bottom():
   data = bytearray(_file(5, 7, 'BMP'))
   data[22:26] = struct.pack('<i', -7)

@@ -178,6 +178,7 @@ def test_paths_may_hold_blanks_and_no_class(tmp_path, lists):
   ('0 1 1', ['PATH ANP_ID']),
   ('', ['PATH ANP_ID']),
   ('happy_dog/1_a.jpg 0 1 1', ["'happy_dog/1_a.jpg'", 'line 1']),
+  ('happy_dog/1_a.jpg 2 0 1', ["'happy_dog/1_a.jpg'", 'line 1']),
 ])  # fmt: skip
 def test_bad_lines_are_named(tmp_path, lists, line, words):
   lines = [*_FOUR[:3], line, _FOUR[3]]

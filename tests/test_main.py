@@ -54,6 +54,10 @@ def _main(*arguments, **environment):
       ["'nestrov'", "'nesterov'"],
     ),
     (
+      [f'--config={_RECIPE}', '--config.data.lists=anps.txt'],
+      ["config.data.lists='anps.txt'", "'folder'"],
+    ),
+    (
       [f'--config={_RECIPE}', '--config.duration=3 epocs'],
       ['config.duration', "'epochs'"],
     ),

@@ -447,8 +447,14 @@ def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
   _broken(photographs, 'validation', [3])
   with pytest.raises(train.Damaged, match='1 of 8 examples of .*validation'):
     train.run(photographs, str(tmp_path / 'run'))
-  # What was saved before is still there.
-  assert _steps(tmp_path / 'run', 'train')
+  # What was trained until then is kept, for when the file is back.
+  assert '6' in os.listdir(tmp_path / 'run' / 'checkpoints')
+
+
+def test_an_evaluation_that_can_read_nothing(tmp_path, photographs):
+  _broken(photographs, 'validation', range(8))
+  with pytest.raises(train.Damaged, match='8 of 8 examples'):
+    train.run(photographs, str(tmp_path / 'run'))
 
 
 @pytest.mark.parametrize('damaged, examples, good', [

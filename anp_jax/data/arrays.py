@@ -103,8 +103,24 @@ def _numpy(path, split):
     used = _array(path, 'train_labels')
     count = int(used.max()) + 1 if len(used) else 0
     names = [f'class{i:0{len(str(count - 1))}}' for i in range(count)]
+  else:
+    names = _texts(path, names)
   raw_files.check_labels(f'{path}: {split}', labels, len(names))
   return images, np.asarray(labels, np.int32), tuple(str(n) for n in names)
+
+
+def _texts(path, names):
+  try:
+    if names.ndim == 1 and names.dtype.kind == 'S':
+      return np.char.decode(names, 'utf-8')
+    if names.ndim == 1 and names.dtype.kind == 'U':
+      return names
+    found = f'{names.dtype}{names.shape}'
+  except UnicodeDecodeError:
+    found = 'not UTF-8'
+  raise config_lib.ConfigError(
+    f'{path}: class_names is {found}, expected texts'
+  )
 
 
 def _array(path, name, optional=False):

@@ -5,6 +5,8 @@ import threading
 
 import numpy as np
 
+from anp_jax.data import colours
+
 
 def wrap(source, config):
   """A source that keeps what it has read, as config.data.cache says."""
@@ -84,7 +86,7 @@ class Decoded(Encoded):
     with Image.open(io.BytesIO(image)) as opened:
       # Twice, since the last pixels of a smaller scale hang over the edge.
       opened.draft('RGB', (2 * self._shorter, 2 * self._shorter))
-      decoded = opened.convert('RGB')
+      decoded = colours.rgb(opened)
     share = self._shorter / min(decoded.size)
     if share < 1:
       size = [max(round(side * share), self._shorter) for side in decoded.size]

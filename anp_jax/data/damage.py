@@ -5,14 +5,30 @@ One is named in the log once; from then on another takes its place with weight
 """
 
 from collections.abc import Iterator
+import errno
 import threading
 
 from absl import logging
 import numpy as np
 
-# Neighbours that are tried before a blank image is given: a file system that is
-# gone must end the run by its rate of damaged examples, not by a search.
-_TRIES = 64
+# Beyond these a file system is gone rather than a file damaged; the rate of
+# damaged examples ends the run.
+_MOST_NAMED = 1000
+# Of these errors, a file's own.
+_OF_THE_FILE = (
+  errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES,
+  errno.EPERM, errno.ENAMETOOLONG,
+)  # fmt: skip
+
+
+def passes(error: Exception) -> bool:
+  """Whether an error may be of the machine or the network, and not of a file.
+
+  Decoders raise OSError too, but without a number.
+  """
+  if isinstance(error, OSError):
+    return error.errno is not None and error.errno not in _OF_THE_FILE
+  return isinstance(error, MemoryError)
 
 
 class Registry:
@@ -21,6 +37,7 @@ class Registry:
   def __init__(self, source):
     self._source = source
     self._known = set()
+    self._found = {}  # what stands in for the known ones
     self._lock = threading.Lock()
 
   def stand_ins(self, indices: np.ndarray) -> np.ndarray:
@@ -34,7 +51,7 @@ class Registry:
     """
     if not self._known:
       return indices
-    return np.array([next(self.candidates(i), i) for i in indices], np.int64)
+    return np.array([self._stand_in(int(i)) for i in indices], np.int64)
 
   def candidates(self, index: int) -> Iterator[int]:
     """The example and those that may stand in for it, in order.
@@ -42,10 +59,18 @@ class Registry:
     The first that is whole is a pure function of the index and the data, so
     batches do not depend on when or by which process damage was found.
     """
-    for offset in range(_TRIES):
-      candidate = (int(index) + offset) % len(self._source)
+    size = len(self._source)
+    for offset in range(size):
+      candidate = (int(index) + offset) % size
       if candidate not in self._known:
         yield candidate
+
+  def _stand_in(self, index):
+    if index not in self._known:
+      return index
+    if index not in self._found:  # a folder that is gone is a long way round
+      self._found[index] = next(self.candidates(index), index)
+    return self._found[index]
 
   def note(self, index: int, error: Exception) -> None:
     """Remembers that an example is unusable; names it in the log."""
@@ -53,10 +78,26 @@ class Registry:
       if index in self._known:
         return
       self._known.add(index)
+      self._found = {}
       count = len(self._known)
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if count > _MOST_NAMED:
+      return
     logging.warning(
       '%s cannot be used, another example takes its place with weight 0 '
-      '(%d of %s so far): %s',
-      self._source.where(index), count, self._source.name, lines[0],
+      '(%d of %s so far%s): %s',
+      self._source.where(index), count, self._source.name,
+      '; further ones are not named' if count == _MOST_NAMED else '',
+      _line(error),
     )  # fmt: skip
+
+  def lost(self, index: int, error: Exception) -> None:
+    """Says that an example could not be read now; it is tried again later."""
+    logging.log_every_n_seconds(
+      logging.WARNING, '%s: example %d cannot be read now and has weight 0: %s',
+      10, self._source.name, index, _line(error),
+    )  # fmt: skip
+
+
+def _line(error):
+  lines = str(error).strip().splitlines() or [type(error).__name__]
+  return lines[0]

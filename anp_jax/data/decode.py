@@ -9,6 +9,7 @@ import atexit
 from collections.abc import Iterator
 import re
 import threading
+import weakref
 
 import numpy as np
 
@@ -47,11 +48,12 @@ def batches(source, plan, registry, one_by_one, threads: int) -> Iterator:
       return
 
 
+_MOST_READERS = 8  # each holds the files of a batch
 _JPEG = b'\xff\xd8\xff'
 
 
 class _Graph:
-  """The operations of one stream, traced once."""
+  """The operations of one stream."""
 
   def __init__(self, source, plan, registry, threads):
     self._tf = tensorflow_cpu.load()
@@ -71,14 +73,18 @@ class _Graph:
     plain = tf.autograph.experimental.do_not_convert
     stop = 2**62 if self._plan.steps is None else self._plan.steps
     data = tf.data.Dataset.range(start, stop)
-    data = data.map(plain(self._load), num_parallel_calls=2, deterministic=True)
+    # Reading waits for a disk or a network rather than for a core.
+    readers = min(max(self._threads, 2), _MOST_READERS)
+    data = data.map(
+      plain(self._load), num_parallel_calls=readers, deterministic=True
+    )
     data = data.unbatch()
     data = data.map(
       plain(self._cut), num_parallel_calls=self._threads, deterministic=True
     )
     data = data.batch(len(self._plan.rows), drop_remainder=True).prefetch(2)
     options = tf.data.Options()
-    options.threading.private_threadpool_size = self._threads
+    options.threading.private_threadpool_size = self._threads + readers
     return data.with_options(options).as_numpy_iterator()
 
   def beside(self, step):
@@ -100,17 +106,22 @@ class _Graph:
     """Files and views of a step; what else there is waits beside the graph."""
     tf, plan = self._tf, self._plan
 
-    def read(step):
-      positions, indices, weights = plan.indices(int(step))
-      used = self._registry.stand_ins(indices)
-      files, labels = self._source.read(used)
-      self._beside[int(step)] = labels, weights * (used == indices)
-      return np.array(files, object), self._views(positions, files)
-
-    files, views = tf.numpy_function(read, [step], [tf.string, tf.int32])
+    # TensorFlow keeps a function that it was given for good; not so the source
+    # behind it, and all that may be cached there.
+    me = weakref.ref(self)
+    files, views = tf.numpy_function(
+      lambda step: me()._read(int(step)), [step], [tf.string, tf.int32]
+    )
     files.set_shape([len(plan.rows)])
     views.set_shape([len(plan.rows), 7])
     return files, views
+
+  def _read(self, step):
+    positions, indices, weights = self._plan.indices(step)
+    used = self._registry.stand_ins(indices)
+    files, labels = self._source.read(used)
+    self._beside[step] = labels, weights * (used == indices)
+    return np.array(files, object), self._views(positions, files)
 
   def _views(self, positions, files):
     """(n, 7) int32: box, decoder, whether both sides shrink, flip."""

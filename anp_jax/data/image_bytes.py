@@ -71,10 +71,12 @@ def size(data: bytes) -> tuple[int, int]:
 def _jpeg_size(data):
   position = 2
   while True:
-    if data[position] != 0xFF:
-      raise ValueError('not a JPEG: no marker where one belongs')
+    # Decoders pass over stray bytes before a marker.
+    position = data.find(b'\xff', position)
+    if position < 0:
+      raise IndexError
     marker = data[position + 1]
-    if marker == 0xFF:  # fill bytes may stand before a marker
+    if marker in (0x00, 0xFF):  # stuffing, or fill bytes before a marker
       position += 1
     elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
       return struct.unpack_from('>HH', data, position + 5)

@@ -182,7 +182,7 @@ def _rows(root, split):
         f'{file}:{number}: {line[:80]!r}, expected PATH {ids}, with single '
         'spaces'
       )
-    first = seen.setdefault(row, number)
+    first = seen.setdefault(row[0], number)
     if first != number:
       raise config_lib.ConfigError(
         f'{file}:{number}: {row[0]!r} stands in line {first} already'

@@ -10,6 +10,7 @@ from concurrent import futures
 import dataclasses
 import itertools
 import os
+import time
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from anp_jax.data import damage
 from anp_jax.data import decode as decode_lib
 from anp_jax.data import order
 from anp_jax.data import sources
+
+# Seconds between attempts to read while a disk or a network has a fault.
+_WAITS = (0.1, 0.5, 2.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +120,28 @@ def _pixels(plan, one_by_one):
 def _one_by_one(source, plan, registry, pool, step, decode):
   """The batch of a step, in which one bad example harms no other."""
   side = plan.config.data.image_size
+  waits = iter(_WAITS)  # of the whole batch: an outage must not stall for hours
+
+  def read(index):
+    while True:
+      try:
+        (image,), (label,) = source.read(np.array([index]))
+        return image, label
+      except Exception as e:
+        wait = next(waits, None) if damage.passes(e) else None
+        if wait is None:
+          raise
+        time.sleep(wait)
 
   def one(position, index, weight):
     for candidate in registry.candidates(index):
       try:
-        (image,), (label,) = source.read(np.array([candidate]))
+        image, label = read(candidate)
         image = decode(image, position)
       except Exception as e:  # whatever a reader or a decoder raises
+        if damage.passes(e):
+          registry.lost(candidate, e)
+          break
         registry.note(candidate, e)
       else:
         return image, label, weight if candidate == index else 0.0

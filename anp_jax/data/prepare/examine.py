@@ -7,10 +7,10 @@ import logging
 import os
 import warnings
 
-import numpy as np
 from PIL import Image
 from PIL import ImageFile
 
+from anp_jax.data import colours
 from anp_jax.data import image_bytes
 
 # What a file can be, from the worst on. None of them: a whole colour picture
@@ -30,8 +30,7 @@ _SUFFIXES = {
   '.tif': 'TIFF', '.tiff': 'TIFF', '.avif': 'AVIF', '.jp2': 'JPEG2000',
   '.ppm': 'PPM', '.pgm': 'PPM',
 }  # fmt: skip
-_DEEP = ('I;16', 'I;16L', 'I;16B', 'I;16N')
-_GREY = ('1', 'L', 'LA', *_DEEP)
+_GREY = ('1', 'L', 'LA', *colours.DEEP)
 # Others, such as floats, have no 8-bit colours that all agree on.
 _MODES = (*_GREY, 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr')
 _UPRIGHT = {
@@ -131,7 +130,7 @@ def convert(data: bytes) -> bytes:
     except Exception:
       image = _decode(data, name, tolerant=True)
     turn = _UPRIGHT.get(_orientation(image))
-    pixels = _rgb(image)
+    pixels = colours.rgb(image)
   except Exception as e:
     raise ValueError(_text(e)) from e
   if turn is not None:
@@ -197,20 +196,6 @@ def _orientation(image):
       return exif.get(_ORIENTATION, 1)
   except Exception:  # a damaged directory
     return 1
-
-
-def _rgb(image):
-  """The colours that the training decoder would see."""
-  if image.mode in _DEEP:
-    high = (np.asarray(image) >> 8).astype(np.uint8)
-    image = Image.fromarray(high)
-  with _quietly():
-    if image.format == 'GIF' and 'transparency' in image.info:
-      # Transparent pixels of a GIF are left black.
-      whole = image.convert('RGBA')
-      black = Image.new('RGBA', image.size, (0, 0, 0, 255))
-      return Image.alpha_composite(black, whole).convert('RGB')
-    return image.convert('RGB')
 
 
 def _text(error):
