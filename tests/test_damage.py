@@ -174,7 +174,7 @@ def test_it_comes_back_whole_and_is_still_left_out(config):
 @pytest.mark.parametrize('kind', ['encoded', 'pixels'])
 def test_an_outage_condemns_no_example(config, kind, monkeypatch, caplog):
   """Its rows count for nothing; when it is over all is as if it never was."""
-  monkeypatch.setattr(pipeline, '_WAITS', (0.01,))
+  monkeypatch.setattr(pipeline, '_PATIENCE', 0.01)
   source = _Source(kind)
   batches = _stream(config, source)
   next(batches)
@@ -190,8 +190,7 @@ def test_an_outage_condemns_no_example(config, kind, monkeypatch, caplog):
   assert not any('cannot be used' in r.getMessage() for r in caplog.records)
 
 
-def test_a_short_outage_is_waited_for(config, monkeypatch):
-  monkeypatch.setattr(pipeline, '_WAITS', (0.3, 0.3, 0.3))
+def test_a_short_outage_is_waited_for(config):
   source = _Source('encoded', {i: 'outage' for i in range(_SIZE)})
   threading.Timer(0.5, source.bad.clear).start()
   for batch in _taken(config, source, count=3):

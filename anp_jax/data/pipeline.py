@@ -20,8 +20,9 @@ from anp_jax.data import decode as decode_lib
 from anp_jax.data import order
 from anp_jax.data import sources
 
-# Seconds between attempts to read while a disk or a network has a fault.
-_WAITS = (0.1, 0.5, 2.0)
+# Seconds that a batch waits for a disk or a network with a fault, and between
+# two attempts. Rows wait together: an outage must not stall a run for hours.
+_PATIENCE, _PAUSE = 3.0, 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _pixels(plan, one_by_one):
 def _one_by_one(source, plan, registry, pool, step, decode):
   """The batch of a step, in which one bad example harms no other."""
   side = plan.config.data.image_size
-  waits = iter(_WAITS)  # of the whole batch: an outage must not stall for hours
+  deadline = []
 
   def read(index):
     while True:
@@ -128,10 +129,12 @@ def _one_by_one(source, plan, registry, pool, step, decode):
         (image,), (label,) = source.read(np.array([index]))
         return image, label
       except Exception as e:
-        wait = next(waits, None) if damage.passes(e) else None
-        if wait is None:
+        if not damage.passes(e):
           raise
-        time.sleep(wait)
+        deadline.append(time.monotonic() + _PATIENCE)
+        if time.monotonic() > deadline[0]:  # the first that any row has set
+          raise
+        time.sleep(_PAUSE)
 
   def one(position, index, weight):
     for candidate in registry.candidates(index):
