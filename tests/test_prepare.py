@@ -18,6 +18,7 @@ import tensorflow_datasets as tfds
 from anp_jax.data import sources
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.data.prepare import plan as plan_lib
+from anp_jax.data.prepare import report
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
@@ -438,7 +439,7 @@ def test_a_tree_without_splits_and_a_tree_of_one(tmp_path, capsys, config):
            for c in 'ab' for i in range(20)}  # fmt: skip
   root = _tree(tmp_path / 'tree', files)
   for name, arguments in (('both', []), ('one', ['--eval_split='])):
-    status, _, err = _run(
+    status, out, err = _run(
       capsys, f'--from={root}', f'--name={name}', f'--data_dir={tmp_path}',
       *arguments,
     )  # fmt: skip
@@ -449,6 +450,10 @@ def test_a_tree_without_splits_and_a_tree_of_one(tmp_path, capsys, config):
   assert parts[0] | parts[1] == set(files)
   assert sorted(tfds.builder('anp_folder/one', data_dir=tmp_path).info.splits
                 ) == ['train']  # fmt: skip
+  assert {n for n, _, _ in _stored(tmp_path, 'one', 'train')} == set(files)
+  assert re.search(
+    r'^no evaluation split: .*\n.* --config.data.eval_split=train$', out, re.M
+  )
   # The same examples by the same indices as the tree itself.
   config.data.source, config.data.path = 'folder', str(root)
   tree = sources.open_source(config, training=False)
@@ -484,24 +489,83 @@ def test_names_that_are_no_text_and_things_that_are_no_files(tmp_path, capsys):
   assert 'x\\|y .jpg' in table
 
 
-def test_vanished_and_changed_files(tmp_path, capsys):
+def _bitmap(seed):
+  """Of one size for all seeds."""
+  return _photo(seed, 'BMP')
+
+
+def test_changed_files_are_not_stored_as_examined(tmp_path, capsys):
   """What was examined is what is stored, or nothing is."""
   root = _tree(tmp_path / 'tree', {
     'train/a/1.jpg': _photo(1), 'train/a/2.jpg': b'',
-    'train/b/3.jpg': _photo(3),
+    'train/b/3.bmp': _bitmap(3),
   })  # fmt: skip
   arguments = [
     f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=',
   ]  # fmt: skip
   _error(capsys, *arguments, '--policy=corrupt=fail')
-  (root / 'train/b/3.jpg').write_bytes(_photo(4))
+  path = root / 'train/b/3.bmp'
+  when = path.stat().st_mtime_ns
+  path.write_bytes(_bitmap(4))
+  os.utime(path, ns=(when, when))  # only the bytes tell
   line = _error(capsys, *arguments)
-  assert str(root / 'train/b/3.jpg') in line and 'changed' in line
-  folder = re.search(r'delete (\S+) and', line)[1]
+  assert str(path) in line and 'changed' in line
+  folder = re.search(r'delete (\S+) before', line)[1]
   assert os.path.isdir(os.path.join(folder, 'examined'))
   subprocess.run(['rm', '-r', folder], check=True)
   assert _run(capsys, *arguments)[0] == 0
-  assert _stored(tmp_path, 'x', 'train')[1][1] == _photo(4)
+  assert _stored(tmp_path, 'x', 'train')[1][1] == _bitmap(4)
+
+
+def test_repaired_files_are_examined_again(tmp_path, capsys):
+  root = _tree(tmp_path / 'tree', {
+    'train/a/1.jpg': _photo(1), 'train/a/2.jpg': b'', 'train/b/3.jpg': b'x',
+    'train/b/4.jpg': _photo(4), 'validation/a/5.jpg': _photo(5),
+  })  # fmt: skip
+  (root / 'train/a/6.jpg').symlink_to(root / 'later.jpg')
+  arguments = [
+    f'--from={root}', '--name=x', f'--data_dir={tmp_path}',
+    '--policy=corrupt=fail',
+  ]  # fmt: skip
+  assert '2 corrupt files, first' in _error(capsys, *arguments)
+  (root / 'train/a/2.jpg').write_bytes(_photo(2))
+  line = _error(capsys, *arguments)
+  assert '1 corrupt files, first' in line and 'b/3.jpg' in line
+  report = pathlib.Path(line.rpartition('report: ')[2]).read_text()
+  assert 'b/3.jpg' in report and 'a/2.jpg' not in report
+  (root / 'train/b/3.jpg').write_bytes(_photo(3))
+  (root / 'train/b/4.jpg').write_bytes(_photo(44))
+  (root / 'later.jpg').write_bytes(_photo(6))
+  status, _, err = _run(capsys, *arguments)
+  assert status == 0, err
+  assert [data for _, data, _ in _stored(tmp_path, 'x', 'train')] == [
+    _photo(i) for i in (1, 2, 6, 3, 44)
+  ]
+  assert os.listdir(tmp_path / 'anp_folder') == ['x']
+
+
+def test_shards_of_files_that_changed_are_written_again(
+  tmp_path, capsys, monkeypatch
+):
+  root = _tree(tmp_path / 'tree', {
+    f'train/a/{i}.jpg': _photo(i) for i in range(4)
+  })  # fmt: skip
+  arguments = [
+    f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=',
+  ]  # fmt: skip
+
+  def full(*_):
+    raise OSError('No space left on device')
+
+  with monkeypatch.context() as patch:  # in the last step
+    patch.setattr(report, 'write', full)
+    assert 'No space' in _error(capsys, *arguments)
+  assert [*tmp_path.glob('anp_folder/.x.*/*/set/*array_record*')]
+  (root / 'train/a/2.jpg').write_bytes(_photo(22))
+  assert _run(capsys, *arguments)[0] == 0
+  assert [data for _, data, _ in _stored(tmp_path, 'x', 'train')] == [
+    _photo(i) for i in (0, 1, 22, 3)
+  ]
 
 
 # Finished sets.
@@ -521,6 +585,45 @@ def test_a_finished_set_is_kept(faulty, tmp_path, capsys):
   names = [n for n, _, _ in _stored(tmp_path, 'x', 'train')]
   assert 'old_dog/tiny.png' not in names
   assert os.listdir(tmp_path / 'anp_folder') == ['x']
+
+
+def test_a_finished_set_of_files_that_changed(tmp_path, capsys):
+  root = _tree(tmp_path / 'tree', {
+    'train/a/1.jpg': _photo(1), 'train/b/2.jpg': b'', 'train/b/3.jpg': b'',
+    'validation/a/4.jpg': _photo(4),
+  })  # fmt: skip
+  arguments = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}']
+  assert _run(capsys, *arguments)[0] == 0
+  (root / 'train/b/2.jpg').write_bytes(_photo(2))
+  line = _error(capsys, *arguments)
+  assert f'(first {root}/train/b/2.jpg)' in line and '--overwrite' in line
+  assert len(_stored(tmp_path, 'x', 'train')) == 1
+  for _ in range(2):  # the second time it is made already
+    status, out, _ = _run(capsys, *arguments, '--overwrite')
+    assert status == 0
+    stored = _stored(tmp_path, 'x', 'train')
+    assert [data for _, data, _ in stored] == [_photo(1), _photo(2)]
+  assert 'already' in out
+  (root / 'validation/a/4.jpg').unlink()
+  (root / 'validation/a/4.jpg').symlink_to(root / 'nowhere')
+  assert 'validation/a/4.jpg' in _error(capsys, *arguments)
+
+
+def test_processes_wait_for_the_set_that_replaces_one(tmp_path, capsys):
+  root = _tree(tmp_path / 'tree', {
+    'train/a/1.jpg': b'', 'train/a/2.jpg': _photo(2),
+    'validation/a/3.jpg': _photo(3),
+  })  # fmt: skip
+  arguments = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}']
+  assert _run(capsys, *arguments)[0] == 0
+  (root / 'train/a/1.jpg').write_bytes(_photo(1))
+  arguments += ['--overwrite', '--num_processes=2']
+  second = _command(*arguments, '--process_id=1')
+  next(x for x in iter(second.stderr.readline, '') if 'waiting' in x)
+  _done(_command(*arguments, '--process_id=0'))
+  assert 'is finished' in _done(second)[0]
+  stored = _stored(tmp_path, 'x', 'train')
+  assert [data for _, data, _ in stored] == [_photo(1), _photo(2)]
 
 
 def test_nothing_that_stands_in_the_way_is_touched(faulty, tmp_path, capsys):
@@ -584,18 +687,32 @@ def test_nothing_left(tmp_path, capsys):
   assert not _set(tmp_path, 'x').exists()
 
 
-def test_a_file_that_may_not_be_read_is_no_verdict(tmp_path, capsys):
-  if os.geteuid() == 0:
-    pytest.skip('root reads everything')
+def test_entries_that_cannot_be_opened_are_corrupt(tmp_path, capsys):
   root = _tree(tmp_path / 'tree', {
-    'train/a/1.jpg': _photo(1), 'train/a/2.jpg': _photo(2),
+    'a/1.jpg': _photo(1), 'a/2.jpg': _photo(2), 'plain': b'',
   })  # fmt: skip
-  (root / 'train/a/2.jpg').chmod(0)
-  line = _error(
-    capsys, f'--from={root}', '--name=x', f'--data_dir={tmp_path}',
-    '--eval_split=',
-  )  # fmt: skip
-  assert 'Permission denied' in line and '2.jpg' in line
+  (root / 'a/loop.jpg').symlink_to(root / 'a/loop.jpg')
+  long = f'a/{"x" * 300}.jpg'
+  names = ['a/1.jpg', 'a/loop.jpg', long, 'a/2.jpg', 'plain/a/3.jpg']
+  (root / 'train.txt').write_text(''.join(f'{n} 0\n' for n in names))
+  (root / 'a/2.jpg').chmod(0)
+  arguments = [
+    f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=',
+    '--train_split=train.txt',
+  ]  # fmt: skip
+  line = _error(capsys, *arguments, '--policy=corrupt=fail')
+  assert 'a/loop.jpg (corrupt: Too many levels of symbolic links)' in line
+  assert _run(capsys, *arguments)[0] == 0
+  lines = _damaged(_set(tmp_path, 'x'))
+  reasons = {file: x['reason'] for (_, file), x in lines.items()}
+  expected = {
+    'a/loop.jpg': 'Too many levels of symbolic links',
+    long: 'File name too long',
+    'plain/a/3.jpg': 'no such file',
+  }
+  if os.geteuid():  # root reads everything
+    expected['a/2.jpg'] = 'Permission denied'
+  assert reasons == expected
 
 
 def test_help():

@@ -256,6 +256,34 @@ def test_a_process_waits_for_others_with_a_message(many, tmp_path):
   assert 0 < len(parts) < 6
 
 
+def test_a_process_that_fails_ends_the_others(many, undisturbed, tmp_path):
+  arguments = _arguments(many, tmp_path, workers=1)
+  shares = [[f'--process_id={i}', '--num_processes=2'] for i in range(2)]
+
+  def waiting():
+    process = _command(*arguments, *shares[1])
+    next(x for x in iter(process.stderr.readline, '') if 'waiting' in x)
+    return process
+
+  second = waiting()
+  before = _work_files(tmp_path)
+  first = _command(*arguments, *shares[0])
+  _wait_for(
+    functools.partial(_is_made, tmp_path, r'\.jsonl$', before), 'a part'
+  )
+  os.killpg(first.pid, signal.SIGINT)
+  first.communicate(timeout=30)
+  out, err = second.communicate(timeout=30)
+  assert (second.returncode, out) == (2, '')
+  assert err == 'error: process 0 failed: KeyboardInterrupt\n'
+  # Another attempt is not stopped by what this one left.
+  second = waiting()
+  assert any('failed-0' in name for name in _work_files(tmp_path))
+  first = _command(*arguments, *shares[0])
+  _done(first), _done(second)
+  assert _digests(_set(tmp_path, 'many')) == undisturbed
+
+
 def test_a_second_process_of_the_same_number_is_refused(many, tmp_path):
   arguments = _arguments(many, tmp_path, workers=1)
   first = _command(*arguments, '--process_id=1', '--num_processes=2')

@@ -115,7 +115,8 @@ def _parser():
     '--eval_split',
     default='validation',
     metavar='SPLIT',
-    help='likewise; empty for none (default: %(default)s)',
+    help='likewise; empty for none, then a tree without split folders is '
+    'taken whole (default: %(default)s)',
   )
   add(
     '--lists',
@@ -172,7 +173,8 @@ def _parser():
   add(
     '--overwrite',
     action='store_true',
-    help='replace a set of that name that was made from something else',
+    help='replace a set of that name that was made from something else, or '
+    'before files changed',
   )
   return parser  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Prepares a folder of images: examines all, decides, then writes shards."""
 
+from concurrent import futures
+import dataclasses
 import functools
 import hashlib
 import json
@@ -20,9 +22,14 @@ from anp_jax.data.prepare import target as target_lib
 from anp_jax.data.prepare import worker as worker_lib
 
 # Of what parts hold: another number starts anew.
-_VERSION = 1
+_VERSION = 2
 _FILES = 256  # of a part
 _DEFAULT_NAMES = ('train', 'validation')
+# A tree with one of these is divided.
+_SPLIT_FOLDERS = ('train', 'validation', 'val', 'test')
+# In a finished set: (n, 2) int64, `worker.state` of every file.
+_STATES = 'prepared.npy'
+_STAT_THREADS = 16
 
 
 def prepare(flags) -> list[str]:
@@ -38,8 +45,8 @@ def prepare(flags) -> list[str]:
     ConfigError: if the input is bad, or a policy forbids the set.
   """
   work = _Preparation(flags)
-  lines = work.target.run(flags.overwrite, work.make)
-  return lines if flags.share.process_id else [*lines, '', work.command()]
+  lines = work.target.run(flags.overwrite, work.make, work.changed)
+  return lines if flags.share.process_id else [*lines, '', *work.command()]
 
 
 class _Preparation:
@@ -72,7 +79,7 @@ class _Preparation:
       digest,
       flags.share,
     )
-    self._own = os.path.join(self.target.work, digest[:16])
+    self._own = self._states = None  # known when all is examined
 
   def make(self, pool):
     """Makes the set; lines to print."""
@@ -92,8 +99,25 @@ class _Preparation:
       f'details: {os.path.join(self.target.final, report_lib.MARKDOWN)}',
     ]
 
+  def changed(self):
+    """The first file that is not as it was for the set that is there."""
+    paths = [
+      os.path.join(found.root, file)
+      for found in self._listings
+      for file in found.files
+    ]
+    try:
+      before = np.load(os.path.join(self.target.final, _STATES))
+    except (OSError, ValueError):
+      return paths[0]
+    parts = [paths[i : i + _FILES] for i in range(0, len(paths), _FILES)]
+    with futures.ThreadPoolExecutor(_STAT_THREADS) as threads:
+      now = np.concatenate([*threads.map(_states, parts)])
+    changed = np.flatnonzero((now != before).any(1))
+    return paths[changed[0]] if len(changed) else None
+
   def command(self):
-    """The line that says how to train on it."""
+    """The lines that say how to train on it."""
     words = [
       'python', 'main.py', '--config=configs/resnet_anp.py',
       f'--config.data.source=tfds:{anp_folder_files.NAME}/{self._flags.name}',
@@ -104,7 +128,11 @@ class _Preparation:
     ):
       if name != usual:
         words.append(f'--config.data.{key}={name}')
-    return f'train with: {shlex.join(words)}'
+    lines = []
+    if len(self._names) == 1:
+      words.append(f'--config.data.eval_split={self._names[0]}')
+      lines = ['no evaluation split: scores will be of the training images']
+    return [*lines, f'train with: {shlex.join(words)}']
 
   def _examined(self, pool):
     """All splits, examined."""
@@ -121,11 +149,16 @@ class _Preparation:
           self._task, 'examine', found.root, files, out=out
         )
         parts.append(parts_lib.Part(out, len(files), make))
+    self.target.verify('verifying', parts, pool)
     self.target.make_all('examining', parts, pool)
-    return [
+    loaded = [
       _load(name, found, out)
       for name, found, out in zip(self._names, self._listings, outs)
     ]
+    splits = [split for split, _ in loaded]
+    self._states = np.concatenate([states for _, states in loaded])
+    self._own = self.target.agree(_digest_of_findings(splits))
+    return splits
 
   def _task(self, do, root, files, **more):
     return {
@@ -144,7 +177,6 @@ class _Preparation:
     if not failed and empty is None:
       return
     if self._share.process_id == 0:
-      os.makedirs(self._own, exist_ok=True)
       report_lib.write(self._own, self._flags.name, splits, self._policy)
     report = os.path.join(self._own, report_lib.MARKDOWN)
     if failed:
@@ -243,7 +275,8 @@ class _Preparation:
     anp_folder.write_info(
       made, self._flags.name, self._classes, infos, self._metadata(splits)
     )
-    self.target.finish(made)
+    np.save(os.path.join(made, _STATES), self._states)
+    self.target.finish(made, hashlib.sha256(self._states.tobytes()).hexdigest())
 
   def _metadata(self, splits):
     return {
@@ -278,10 +311,14 @@ def _listings(flags):
   listings = []
   for i, split in enumerate(chosen):
     others = tuple(chosen[:i] + chosen[i + 1 :])
+    root = os.path.expanduser(flags.source)
+    whole = not others and split == 'train' and not _has_splits(root)
     found = listing.find(
-      flags.source, split, flags.lists, beside=others,
+      flags.source, '' if whole else split, flags.lists, beside=others,
       suffixes=(*listing.SUFFIXES, *listing.CONVERTIBLE),
     )  # fmt: skip
+    if whole:
+      found = dataclasses.replace(found, root=root, name=root)
     if not found.files:
       raise config_lib.ConfigError(f'{found.name} has no files')
     if listings and found.vocabulary != listings[0].vocabulary:
@@ -298,6 +335,10 @@ def _listings(flags):
   return names, listings
 
 
+def _has_splits(root):
+  return any(os.path.isdir(os.path.join(root, n)) for n in _SPLIT_FOLDERS)
+
+
 def _digest_of_files(names, listings):
   classes = listings[0].vocabulary
   digest = hashlib.sha256()
@@ -309,8 +350,18 @@ def _digest_of_files(names, listings):
   return digest.hexdigest()
 
 
+def _digest_of_findings(splits):
+  """Of all that decides, with the options, what the set holds."""
+  digest = hashlib.sha256()
+  for split in splits:
+    for data in split.digests:
+      digest.update(data.ljust(32, b'\0'))
+    digest.update(split.kinds.tobytes() + split.shapes.tobytes())
+  return digest.hexdigest()
+
+
 def _load(name, found, outs):
-  """A split from its parts."""
+  """A split from its parts, and the (n, 2) int64 states of its files."""
   rows = [row for out in outs for row in worker_lib.read_part(out)]
   if len(rows) != len(found.files):
     raise config_lib.ConfigError(
@@ -319,7 +370,7 @@ def _load(name, found, outs):
   kinds = np.array(
     [sum(plan_lib.bit(kind) for kind in row[5]) for row in rows], np.uint32
   )
-  return plan_lib.Split(
+  split = plan_lib.Split(
     name,
     found,
     sizes=np.array([row[1] for row in rows], np.int64),
@@ -329,6 +380,11 @@ def _load(name, found, outs):
     formats=[row[2] for row in rows],
     reasons={i: row[6] for i, row in enumerate(rows) if row[6]},
   )
+  return split, np.array([row[7:] for row in rows], np.int64)
+
+
+def _states(paths):
+  return np.array([worker_lib.state(path) for path in paths], np.int64)
 
 
 def _json(path):

@@ -10,9 +10,11 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import json
 import os
 import sys
 import time
+import uuid
 
 from anp_jax import config as config_lib
 from anp_jax.data.prepare import worker_pool
@@ -62,6 +64,84 @@ class Finished(Exception):
   """The set is there: other processes did not need this one."""
 
 
+class OtherFailed(config_lib.ConfigError):
+  """Another process has failed, so that its parts will not come."""
+
+
+class Failures:
+  """Files failed-I, by which processes tell each other that they failed.
+
+  What lies there from an earlier attempt says nothing about this one, and the
+  clocks of hosts differ: what this process finds at its start it ignores.
+
+  Args:
+    folder: that the processes share.
+    share: of this process.
+  """
+
+  def __init__(self, folder: str, share: Share):
+    self._folder = folder
+    self._own = os.path.join(folder, f'failed-{share.process_id}')
+    self._share = share
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(self._own)
+    self._before = self._read()
+
+  def tell(self, error: BaseException) -> None:
+    """Tells the others why this process ends."""
+    if self._share.num_processes == 1:
+      return
+    line = ' '.join((str(error) or type(error).__name__).split())
+    if not isinstance(error, OtherFailed):
+      line = f'process {self._share.process_id} failed: {line}'
+    draft = f'{self._own}.draft'
+    with contextlib.suppress(OSError):  # the folder may be gone, or full
+      with open(draft, 'w') as f:
+        json.dump([uuid.uuid4().hex, line], f)
+      os.rename(draft, self._own)
+
+  def check(self) -> None:
+    """Raises OtherFailed if another process has failed since the start."""
+    new = self._read() - self._before
+    if new:
+      raise OtherFailed(min(line for _, line in new))
+
+  def _read(self):
+    """{(attempt, line)}: a process that fails again has another attempt."""
+    result = set()
+    for i in range(self._share.num_processes):
+      path = os.path.join(self._folder, f'failed-{i}')
+      with contextlib.suppress(FileNotFoundError), open(path) as f:
+        result.add(tuple(json.load(f)))
+    return result
+
+
+def verify(
+  title: str, parts: list[Part], share: Share, pool: worker_pool.Pool
+) -> None:
+  """Does the tasks of all parts that are there, this process's first.
+
+  Every process does, as none can know which parts another one has verified
+  since it was started.
+
+  Args:
+    title: what progress lines call it.
+    parts: all of them, in folders that exist.
+    share: of this process.
+    pool: that does the work.
+
+  Raises:
+    ConfigError: if a task fails.
+  """
+  there = sorted(
+    set(range(len(parts))).difference(_missing(parts)),
+    key=lambda i: (i - share.process_id) % share.num_processes,
+  )
+  if there:
+    total = sum(parts[i].files for i in there)
+    _do(share.prefix + title, parts, there, total, pool)
+
+
 def make_all(
   title: str,
   parts: list[Part],
@@ -76,26 +156,18 @@ def make_all(
     parts: all of them, in folders that exist.
     share: of this process.
     pool: that does the work.
-    finished: whether the whole set is there.
+    finished: whether the whole set is there; may raise ConfigError.
 
   Raises:
-    ConfigError: if a part cannot be made.
+    ConfigError: if a part cannot be made, or `finished` raises it.
     Finished: if the set is there before all parts are.
   """
   missing = _missing(parts)
   mine = [i for i in missing if i % share.num_processes == share.process_id]
   if mine:
-    left = sum(parts[i].files for i in mine)
     own = range(share.process_id, len(parts), share.num_processes)
     total = sum(parts[i].files for i in own)
-    progress = Progress(share.prefix + title, total, total - left)
-    try:
-      for reply in pool.run(mine, lambda i: parts[i].make()):
-        if reply:
-          progress.add(reply['files'], reply.get('damaged', 0))
-        progress.show()
-    finally:
-      progress.close()
+    _do(share.prefix + title, parts, mine, total, pool)
   said = -_LOG_SECONDS
   while share.num_processes > 1:
     try:
@@ -199,6 +271,19 @@ class Progress:
 def say(line: str) -> None:
   """Prints a message for people, where results do not go."""
   print(line, file=sys.stderr, flush=True)
+
+
+def _do(title, parts, chosen, total, pool):
+  """Does the tasks of the chosen parts, the last ones of `total` files."""
+  left = sum(parts[i].files for i in chosen)
+  progress = Progress(title, total, total - left)
+  try:
+    for reply in pool.run(chosen, lambda i: parts[i].make()):
+      if reply:
+        progress.add(reply['files'], reply.get('damaged', 0))
+      progress.show()
+  finally:
+    progress.close()
 
 
 def _missing(parts):

@@ -5,6 +5,7 @@ Each task leaves one file, which appears under its name when it is whole.
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -19,6 +20,9 @@ from anp_jax.data.prepare import worker_pool
 
 # TensorFlow's readers count bytes in 32 bits.
 _MAX_BYTES = 2**31 - 1
+# Of one entry, not of the disk or of this process.
+_MISSING = {errno.ENOENT, errno.ENOTDIR}
+_UNREADABLE = {errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 
 
 @contextlib.contextmanager
@@ -36,34 +40,73 @@ def read_part(path: str) -> list:
     return [json.loads(line) for line in f]
 
 
+def state(path: str) -> list[int]:
+  """A file's size in bytes and time in ns; [-1, -1] if it is none."""
+  try:
+    return _state(os.stat(path))
+  except OSError as e:
+    if e.errno in _MISSING | _UNREADABLE:
+      return [-1, -1]
+    raise
+
+
+def _state(status):
+  if not stat.S_ISREG(status.st_mode):
+    return [-1, -1]
+  return [status.st_size, status.st_mtime_ns]
+
+
 def _examine(task):
   """Examines files; writes what was found, a line of JSON for each.
 
-  A line is [sha256, bytes, format, height, width, kinds, reason].
+  A line is [sha256, bytes, format, height, width, kinds, reason, *state]. What
+  was written before stays for files that have not changed since.
   """
-  damaged = size = 0
-  with whole_file(task['out']) as draft, open(draft, 'w') as f:
-    for name in task['files']:
-      row = _row(os.path.join(task['root'], name), name)
-      f.write(json.dumps(row) + '\n')
-      size += row[1]
-      damaged += bool({'missing', 'corrupt', 'truncated'} & set(row[5]))
-  return {'files': len(task['files']), 'damaged': damaged, 'bytes': size}
+  before = _rows_before(task)
+  rows = []
+  for name, row in zip(task['files'], before):
+    path = os.path.join(task['root'], name)
+    # The state does not tell whether a file can be read now.
+    if not row or not row[0] or row[7:] != state(path):
+      row = _row(path, name)
+    rows.append(row)
+  if rows != before:
+    with whole_file(task['out']) as draft, open(draft, 'w') as f:
+      f.writelines(json.dumps(row) + '\n' for row in rows)
+  damaged = {'missing', 'corrupt', 'truncated'}
+  return {
+    'files': len(rows),
+    'damaged': sum(not damaged.isdisjoint(row[5]) for row in rows),
+    'bytes': sum(row[1] for row in rows),
+  }
+
+
+def _rows_before(task):
+  """What `_examine` wrote, a row or None for each file."""
+  with contextlib.suppress(FileNotFoundError, ValueError):
+    rows = read_part(task['out'])
+    if len(rows) == len(task['files']):
+      return rows
+  return [None] * len(task['files'])
 
 
 def _row(path, name):
   try:
-    data = _read(path)
-  except (FileNotFoundError, NotADirectoryError):
-    return ['', 0, '', 0, 0, ['missing'], 'no such file']
+    data, when = _read(path)
+  except _Missing:
+    return ['', 0, '', 0, 0, ['missing'], 'no such file', -1, -1]
   except _Unusable as e:
-    return ['', 0, '', 0, 0, ['corrupt'], str(e)]
+    return ['', 0, '', 0, 0, ['corrupt'], str(e), *state(path)]
   found = examine.examine(data, name)
   digest = hashlib.sha256(data).hexdigest()
   return [
     digest, len(data), found.format, found.height, found.width,
-    list(found.kinds), found.reason,
+    list(found.kinds), found.reason, *when,
   ]  # fmt: skip
+
+
+class _Missing(Exception):
+  """Nothing is in a file's place."""
 
 
 class _Unusable(Exception):
@@ -71,12 +114,15 @@ class _Unusable(Exception):
 
 
 def _read(path):
+  """A file's bytes, and its state before they were read."""
   try:
     # A pipe would wait for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
   except OSError as e:
-    if isinstance(e, (FileNotFoundError, NotADirectoryError)):
-      raise
+    if e.errno in _MISSING:
+      raise _Missing from e
+    if e.errno in _UNREADABLE:
+      raise _Unusable(e.strerror) from e
     if not os.path.isfile(path) and os.path.exists(path):
       raise _Unusable('no file') from e
     raise
@@ -90,7 +136,7 @@ def _read(path):
     os.close(handle)
     raise
   with open(handle, 'rb') as f:
-    return f.read()
+    return f.read(), _state(status)
 
 
 def _read_again(task, name, digest):
@@ -100,8 +146,8 @@ def _read_again(task, name, digest):
     data = f.read()
   if hashlib.sha256(data).hexdigest() != digest:
     raise config_lib.ConfigError(
-      f'{path} has changed since it was examined: delete {task["work"]} and '
-      'start again'
+      f'{path} has changed since it was examined: start again, and if it has '
+      f'kept its size and time, delete {task["work"]} before'
     )
   return data
 
