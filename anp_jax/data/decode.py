@@ -84,7 +84,7 @@ class _Graph:
     )
     data = data.batch(len(self._plan.rows), drop_remainder=True).prefetch(2)
     options = tf.data.Options()
-    options.threading.private_threadpool_size = self._threads + readers
+    options.threading.private_threadpool_size = self._threads
     return data.with_options(options).as_numpy_iterator()
 
   def beside(self, step):
