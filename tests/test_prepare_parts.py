@@ -172,6 +172,7 @@ def _wait_for(condition, what):
     time.sleep(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
   not os.path.exists('/proc/self/task'), reason='children are read from /proc'
 )
