@@ -17,6 +17,9 @@ from anp_jax.data import augment
 from anp_jax.data import image_bytes
 from anp_jax.data import tensorflow_cpu
 
+_MOST_READERS = 8  # each holds the files of a batch
+_JPEG = b'\xff\xd8\xff'
+
 
 def batches(source, plan, registry, one_by_one, threads: int) -> Iterator:
   """Batches of a source of kind 'encoded'.
@@ -46,10 +49,6 @@ def batches(source, plan, registry, one_by_one, threads: int) -> Iterator:
       step += 1
     else:
       return
-
-
-_MOST_READERS = 8  # each holds the files of a batch
-_JPEG = b'\xff\xd8\xff'
 
 
 class _Graph:

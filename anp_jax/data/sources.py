@@ -215,7 +215,7 @@ class Tfds:
 
   def read(self, indices):
     """See `Source.read`."""
-    # By hand: tfds takes four times as long to make its dicts of arrays.
+    # By hand: with tfds's dicts of arrays a read took 2.5 times as long.
     images, labels = [], []
     for features in self._features(indices):
       images.append(features[self._image].bytes_list.value[0])
