@@ -3,26 +3,11 @@
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.data import arrays as arrays_lib
-from anp_jax.data import sources
+from tests import opening
 
-
-def _open(config, source, path='', split='train'):
-  config.data.source = source
-  config.data.path = str(path)
-  config.data.train_split = split
-  return sources.open_source(config, training=True)
-
-
-def _refused(words, config, *args, **kwargs):
-  """The config is refused, in one line that holds all words."""
-  with pytest.raises(config_lib.ConfigError) as e:
-    _open(config, *args, **kwargs)
-  text = str(e.value)
-  assert '\n' not in text
-  for word in words:
-    assert str(word) in text, text
+_open = opening.source
+_refused = opening.refused
 
 
 def _arrays():

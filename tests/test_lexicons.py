@@ -2,7 +2,6 @@
 
 import csv
 import math
-import os
 import pathlib
 import random
 import re
@@ -12,6 +11,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import lexicons
+from tests import mutations
 
 _ANP = pathlib.Path(__file__).parents[2] / 'shared' / 'data' / 'anp'
 _NEEDS_ANP = pytest.mark.skipif(
@@ -271,31 +271,6 @@ _TOKENS = (
 )  # fmt: skip
 
 
-def _write_anew(path, data):
-  # Some file systems wait for the disk when a file is cut short and rewritten.
-  if os.path.exists(path):
-    os.remove(path)
-  with open(path, 'xb') as f:
-    f.write(data)
-
-
-def _mutated(data, draw):
-  """A copy with one to three small damages."""
-  for _ in range(draw.randint(1, 3)):
-    at = draw.randrange(len(data) + 1)
-    end = min(len(data), at + draw.choice((1, 1, 1, 3, 8)))
-    lines = data.split(b'\n')
-    data = draw.choice((
-      data[:at] + bytes([draw.randrange(256)]) + data[end:],
-      data[:at] + draw.choice(_TOKENS) + data[at:],
-      data[:at] + data[end:],
-      data[:at],
-      b'\n'.join(draw.sample(lines, len(lines))),
-      b'\n'.join(lines + [draw.choice(lines)]),
-    ))  # fmt: skip
-  return data
-
-
 def _is_pair(name):
   return len(name.split('_')) == 2 and all(name.split('_'))
 
@@ -307,8 +282,8 @@ def test_damaged_tables_load_or_are_refused_in_one_line(tmp_path, table):
   path = f'{tmp_path}/table'
   loaded = 0
   for round_ in range(4000):
-    data = _mutated(table.encode(), draw)
-    _write_anew(path, data)
+    data = mutations.mutated(table.encode(), draw, _TOKENS)
+    mutations.write_anew(path, data)
     try:
       result = read(path)
     except config_lib.ConfigError as e:

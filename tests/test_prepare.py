@@ -1,7 +1,6 @@
 """Tests of prepare: folders with every fault, killed, shared and repeated."""
 
 import collections
-import hashlib
 import io
 import json
 import os
@@ -19,6 +18,7 @@ from anp_jax.data import sources
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.data.prepare import plan as plan_lib
 from anp_jax.data.prepare import report
+from tests import prepared
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
@@ -64,53 +64,6 @@ def _error(capsys, *arguments):
   (line,) = [x for x in err.splitlines() if not re.match(r'\w+: [\d,]+/', x)]
   assert line.startswith('error: ')
   return line
-
-
-def _command(*arguments, **environment):
-  """The command as a person types it."""
-  inherited = {
-    k: v for k, v in os.environ.items() if not k.startswith('SLURM_')
-  }
-  return subprocess.Popen(
-    [sys.executable, '-m', 'anp_jax.data.prepare', *map(str, arguments)],
-    cwd=_ROOT,
-    env=inherited | environment,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-
-
-def _done(process):
-  out, err = process.communicate(timeout=60)
-  assert process.returncode == 0, err
-  return out, err
-
-
-def _set(data_dir, name):
-  return pathlib.Path(data_dir) / 'anp_folder' / name / '1.0.0'
-
-
-def _digests(folder):
-  """{file name: SHA-256} of a set."""
-  return {
-    path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-    for path in sorted(folder.iterdir())
-  }
-
-
-def _stored(data_dir, name, split):
-  """What tfds reads: (file name, bytes, label) of every example, in order."""
-  data = tfds.data_source(
-    f'anp_folder/{name}',
-    data_dir=data_dir,
-    split=split,
-    decoders={'image': tfds.decode.SkipDecoding()},
-  )
-  return [
-    (os.fsdecode(e['file_name']), bytes(e['image']), int(e['label']))
-    for e in data
-  ]
 
 
 def _damaged(folder):
@@ -168,14 +121,16 @@ def faulty(tmp_path_factory):
 def as_usual(faulty, tmp_path_factory):
   """The faulty tree, prepared with the default policies."""
   data_dir = tmp_path_factory.mktemp('usual')
-  out, err = _done(
-    _command(f'--from={faulty}', '--name=usual', f'--data_dir={data_dir}')
+  out, err = prepared.done(
+    prepared.command(
+      f'--from={faulty}', '--name=usual', f'--data_dir={data_dir}'
+    )
   )
   return data_dir, out, err
 
 
 def test_every_kind_is_found(as_usual):
-  lines = _damaged(_set(as_usual[0], 'usual'))
+  lines = _damaged(prepared.folder(as_usual[0], 'usual'))
   kinds = {os.path.basename(f): x['kinds'] for (_, f), x in lines.items()}
   assert kinds == {
     'alpha.png': ['alpha'], 'cmyk.jpg': ['cmyk'], 'corrupt.jpg': ['corrupt'],
@@ -197,7 +152,7 @@ def test_files_that_a_tree_leaves_out_are_taken_in(tmp_path, capsys):
     '--eval_split=',
   )  # fmt: skip
   assert status == 0
-  stored = _stored(tmp_path, 'n', 'train')
+  stored = prepared.stored(tmp_path, 'n', 'train')
   assert [name for name, _, _ in stored] == ['a/1.webp', 'b/2.TIFF']
   for seed, (_, data, _) in enumerate(stored, 1):
     image = Image.open(io.BytesIO(data))
@@ -206,7 +161,7 @@ def test_files_that_a_tree_leaves_out_are_taken_in(tmp_path, capsys):
 
 
 def test_lines_of_damaged_files(as_usual):
-  lines = _damaged(_set(as_usual[0], 'usual'))
+  lines = _damaged(prepared.folder(as_usual[0], 'usual'))
   files = _faulty()
   for (split, file), line in lines.items():
     assert line['bytes'] == len(files[f'{split}/{file}'])
@@ -230,7 +185,7 @@ def test_lines_of_damaged_files(as_usual):
 def test_examples_are_the_files_in_order(as_usual):
   data_dir = as_usual[0]
   files = _faulty()
-  stored = _stored(data_dir, 'usual', 'train')
+  stored = prepared.stored(data_dir, 'usual', 'train')
   assert [name for name, _, _ in stored] == [
     'big_cat/0.jpg', 'big_cat/alpha.png', 'big_cat/cmyk.jpg',
     'big_cat/rotated.jpg', 'old_dog/again.jpg', 'old_dog/grey.jpg',
@@ -247,7 +202,7 @@ def test_examples_are_the_files_in_order(as_usual):
       assert image.mode == 'RGB' and not image.getexif()
       turned = name == 'big_cat/rotated.jpg'
       assert image.size == (before.size[::-1] if turned else before.size)
-  held = _stored(data_dir, 'usual', 'validation')
+  held = prepared.stored(data_dir, 'usual', 'validation')
   assert [(name, label) for name, _, label in held] == [
     ('big_cat/v.jpg', 0), ('old_dog/w.jpg', 1), ('old_dog/x.jpg', 1),
   ]  # fmt: skip
@@ -267,7 +222,7 @@ def test_training_reads_the_set(as_usual, config):
 
 def test_report_and_summary(as_usual):
   data_dir, out, err = as_usual
-  folder = _set(data_dir, 'usual')
+  folder = prepared.folder(data_dir, 'usual')
   report = (folder / 'report.md').read_text()
   assert re.search(
     r'\| train \| .* \| 15 \| 10 \| 3 \| 1 \(red_car\) \|', report
@@ -304,7 +259,7 @@ def test_a_kind_can_forbid_the_set(kind, faulty, tmp_path, capsys):
   )  # fmt: skip
   file = _KINDS[kind]
   assert re.search(rf'forbids \d {kind} files, first \S*/{file} \({kind}', line)
-  assert not _set(tmp_path, 'x').exists()
+  assert not prepared.folder(tmp_path, 'x').exists()
   report = pathlib.Path(line.rpartition('report: ')[2])
   assert f'| {kind} |' in report.read_text()
   assert (report.parent / 'damaged.jsonl').is_file()
@@ -330,12 +285,12 @@ def test_policies(policy, missing, faulty, as_usual, tmp_path, capsys):
   assert status == 0, err
 
   def names(data_dir, name):
-    stored = _stored(data_dir, name, 'train')
+    stored = prepared.stored(data_dir, name, 'train')
     return {os.path.basename(file) for file, _, _ in stored}
 
   usual, here = names(as_usual[0], 'usual'), names(tmp_path, 'x')
   assert {*(usual - here), *(f'-{n}' for n in here - usual)} == missing
-  lines = _damaged(_set(tmp_path, 'x'))
+  lines = _damaged(prepared.folder(tmp_path, 'x'))
   assert 'small' in lines['train', 'old_dog/tiny.png']['kinds']
   assert 'rare' in lines['train', 'red_car/one.jpg']['kinds']
 
@@ -347,7 +302,7 @@ def test_what_is_converted_by_choice(faulty, tmp_path, capsys):
     '--min_size=4',  # tiny.png has 4 pixels
   )  # fmt: skip
   assert status == 0
-  stored = {n: d for n, d, _ in _stored(tmp_path, 'x', 'train')}
+  stored = {n: d for n, d, _ in prepared.stored(tmp_path, 'x', 'train')}
   files = _faulty()
   for name in ('big_cat/cmyk.jpg', 'big_cat/rotated.jpg'):
     assert stored[name] == files[f'train/{name}']
@@ -368,13 +323,15 @@ def test_rare_counts_what_is_left(tmp_path, capsys):
     '--policy=rare=skip,duplicate=skip', '--min_count=2',
   )  # fmt: skip
   assert status == 0
-  assert [n for n, _, _ in _stored(tmp_path, 'x', 'train')] == [
+  assert [n for n, _, _ in prepared.stored(tmp_path, 'x', 'train')] == [
     'a/1.jpg', 'a/5.jpg'
   ]  # fmt: skip
-  assert [n for n, _, _ in _stored(tmp_path, 'x', 'validation')] == ['a/3.jpg']
-  assert _damaged(_set(tmp_path, 'x'))['validation', 'b/4.jpg']['kinds'] == [
-    'rare'
+  assert [n for n, _, _ in prepared.stored(tmp_path, 'x', 'validation')] == [
+    'a/3.jpg'
   ]
+  assert _damaged(prepared.folder(tmp_path, 'x'))['validation', 'b/4.jpg'][
+    'kinds'
+  ] == ['rare']
 
 
 def _split(sizes):
@@ -422,14 +379,14 @@ def test_split_files(tmp_path, capsys):
     '--train_split=fit.txt', '--eval_split=held out.txt', f'--lists={lists}',
   )  # fmt: skip
   assert status == 0, err
-  stored = _stored(tmp_path, 'x', 'train')
+  stored = prepared.stored(tmp_path, 'x', 'train')
   assert [(n, label) for n, _, label in stored] == [
     ('big_cat/3.jpg', 1), ('old_dog/0.jpg', 0)
   ]  # fmt: skip
-  assert [n for n, _, _ in _stored(tmp_path, 'x', 'validation')] == [
+  assert [n for n, _, _ in prepared.stored(tmp_path, 'x', 'validation')] == [
     'old_dog/1.jpg'
   ]
-  line = _damaged(_set(tmp_path, 'x'))['train', 'big_cat/9.jpg']
+  line = _damaged(prepared.folder(tmp_path, 'x'))['train', 'big_cat/9.jpg']
   assert (line['kinds'], line['done']) == (['missing'], 'skip')
   assert 'train_split' not in out  # the prepared splits have the usual names
 
@@ -444,13 +401,15 @@ def test_a_tree_without_splits_and_a_tree_of_one(tmp_path, capsys, config):
       *arguments,
     )  # fmt: skip
     assert status == 0, err
-  parts = [{n for n, _, _ in _stored(tmp_path, 'both', split)}
+  parts = [{n for n, _, _ in prepared.stored(tmp_path, 'both', split)}
            for split in ('train', 'validation')]  # fmt: skip
   assert all(parts) and not parts[0] & parts[1]
   assert parts[0] | parts[1] == set(files)
   assert sorted(tfds.builder('anp_folder/one', data_dir=tmp_path).info.splits
                 ) == ['train']  # fmt: skip
-  assert {n for n, _, _ in _stored(tmp_path, 'one', 'train')} == set(files)
+  assert {n for n, _, _ in prepared.stored(tmp_path, 'one', 'train')} == set(
+    files
+  )
   assert re.search(
     r'^no evaluation split: .*\n.* --config.data.eval_split=train$', out, re.M
   )
@@ -478,14 +437,17 @@ def test_names_that_are_no_text_and_things_that_are_no_files(tmp_path, capsys):
     '--eval_split=',
   )  # fmt: skip
   assert status == 0, err
-  stored = _stored(tmp_path, 'x', 'train')
+  stored = prepared.stored(tmp_path, 'x', 'train')
   assert [n for n, _, _ in stored] == [os.fsdecode(b'a/\xff.jpg'), 'b/1.jpg']
-  kinds = {f: x['kinds'] for (_, f), x in _damaged(_set(tmp_path, 'x')).items()}
+  kinds = {
+    f: x['kinds']
+    for (_, f), x in _damaged(prepared.folder(tmp_path, 'x')).items()
+  }
   assert kinds == {
     'a/folder.jpg': ['corrupt'], 'a/pipe.jpg': ['corrupt'],
     'a/link.jpg': ['missing'], 'a/x|y\n.jpg': ['corrupt'],
   }  # fmt: skip
-  table = (_set(tmp_path, 'x') / 'report.md').read_text()
+  table = (prepared.folder(tmp_path, 'x') / 'report.md').read_text()
   assert 'x\\|y .jpg' in table
 
 
@@ -514,7 +476,7 @@ def test_changed_files_are_not_stored_as_examined(tmp_path, capsys):
   assert os.path.isdir(os.path.join(folder, 'examined'))
   subprocess.run(['rm', '-r', folder], check=True)
   assert _run(capsys, *arguments)[0] == 0
-  assert _stored(tmp_path, 'x', 'train')[1][1] == _bitmap(4)
+  assert prepared.stored(tmp_path, 'x', 'train')[1][1] == _bitmap(4)
 
 
 def test_repaired_files_are_examined_again(tmp_path, capsys):
@@ -538,7 +500,7 @@ def test_repaired_files_are_examined_again(tmp_path, capsys):
   (root / 'later.jpg').write_bytes(_photo(6))
   status, _, err = _run(capsys, *arguments)
   assert status == 0, err
-  assert [data for _, data, _ in _stored(tmp_path, 'x', 'train')] == [
+  assert [data for _, data, _ in prepared.stored(tmp_path, 'x', 'train')] == [
     _photo(i) for i in (1, 2, 6, 3, 44)
   ]
   assert os.listdir(tmp_path / 'anp_folder') == ['x']
@@ -563,7 +525,7 @@ def test_shards_of_files_that_changed_are_written_again(
   assert [*tmp_path.glob('anp_folder/.x.*/*/set/*array_record*')]
   (root / 'train/a/2.jpg').write_bytes(_photo(22))
   assert _run(capsys, *arguments)[0] == 0
-  assert [data for _, data, _ in _stored(tmp_path, 'x', 'train')] == [
+  assert [data for _, data, _ in prepared.stored(tmp_path, 'x', 'train')] == [
     _photo(i) for i in (0, 1, 22, 3)
   ]
 
@@ -574,15 +536,15 @@ def test_shards_of_files_that_changed_are_written_again(
 def test_a_finished_set_is_kept(faulty, tmp_path, capsys):
   arguments = [f'--from={faulty}', '--name=x', f'--data_dir={tmp_path}']
   assert _run(capsys, *arguments)[0] == 0
-  before = _digests(_set(tmp_path, 'x'))
+  before = prepared.digests(prepared.folder(tmp_path, 'x'))
   status, out, err = _run(capsys, *arguments)
   assert (status, err) == (0, '') and 'already' in out
   line = _error(capsys, *arguments, '--min_size=2')
-  assert '--overwrite' in line and str(_set(tmp_path, 'x')) in line
-  assert _digests(_set(tmp_path, 'x')) == before
+  assert '--overwrite' in line and str(prepared.folder(tmp_path, 'x')) in line
+  assert prepared.digests(prepared.folder(tmp_path, 'x')) == before
   assert _run(capsys, *arguments, '--min_size=5', '--policy=small=skip',
               '--overwrite')[0] == 0  # fmt: skip
-  names = [n for n, _, _ in _stored(tmp_path, 'x', 'train')]
+  names = [n for n, _, _ in prepared.stored(tmp_path, 'x', 'train')]
   assert 'old_dog/tiny.png' not in names
   assert os.listdir(tmp_path / 'anp_folder') == ['x']
 
@@ -597,11 +559,11 @@ def test_a_finished_set_of_files_that_changed(tmp_path, capsys):
   (root / 'train/b/2.jpg').write_bytes(_photo(2))
   line = _error(capsys, *arguments)
   assert f'(first {root}/train/b/2.jpg)' in line and '--overwrite' in line
-  assert len(_stored(tmp_path, 'x', 'train')) == 1
+  assert len(prepared.stored(tmp_path, 'x', 'train')) == 1
   for _ in range(2):  # the second time it is made already
     status, out, _ = _run(capsys, *arguments, '--overwrite')
     assert status == 0
-    stored = _stored(tmp_path, 'x', 'train')
+    stored = prepared.stored(tmp_path, 'x', 'train')
     assert [data for _, data, _ in stored] == [_photo(1), _photo(2)]
   assert 'already' in out
   (root / 'validation/a/4.jpg').unlink()
@@ -618,16 +580,16 @@ def test_processes_wait_for_the_set_that_replaces_one(tmp_path, capsys):
   assert _run(capsys, *arguments)[0] == 0
   (root / 'train/a/1.jpg').write_bytes(_photo(1))
   arguments += ['--overwrite', '--num_processes=2']
-  second = _command(*arguments, '--process_id=1')
+  second = prepared.command(*arguments, '--process_id=1')
   next(x for x in iter(second.stderr.readline, '') if 'waiting' in x)
-  _done(_command(*arguments, '--process_id=0'))
-  assert 'is finished' in _done(second)[0]
-  stored = _stored(tmp_path, 'x', 'train')
+  prepared.done(prepared.command(*arguments, '--process_id=0'))
+  assert 'is finished' in prepared.done(second)[0]
+  stored = prepared.stored(tmp_path, 'x', 'train')
   assert [data for _, data, _ in stored] == [_photo(1), _photo(2)]
 
 
 def test_nothing_that_stands_in_the_way_is_touched(faulty, tmp_path, capsys):
-  mine = _set(tmp_path, 'x') / 'mine.txt'
+  mine = prepared.folder(tmp_path, 'x') / 'mine.txt'
   mine.parent.mkdir(parents=True)
   mine.write_text('mine')
   _error(capsys, f'--from={faulty}', '--name=x', f'--data_dir={tmp_path}')
@@ -637,7 +599,7 @@ def test_nothing_that_stands_in_the_way_is_touched(faulty, tmp_path, capsys):
 def test_data_dir_of_the_environment(faulty, tmp_path, capsys, monkeypatch):
   monkeypatch.setenv('ANP_DATA', str(tmp_path))
   assert _run(capsys, f'--from={faulty}', '--name=x')[0] == 0
-  assert (_set(tmp_path, 'x') / 'dataset_info.json').is_file()
+  assert (prepared.folder(tmp_path, 'x') / 'dataset_info.json').is_file()
 
 
 # Bad commands.
@@ -684,7 +646,7 @@ def test_nothing_left(tmp_path, capsys):
   })  # fmt: skip
   line = _error(capsys, f'--from={root}', '--name=x', f'--data_dir={tmp_path}')
   assert 'none of the 1 files' in line and '2.jpg (corrupt' in line
-  assert not _set(tmp_path, 'x').exists()
+  assert not prepared.folder(tmp_path, 'x').exists()
 
 
 def test_entries_that_cannot_be_opened_are_corrupt(tmp_path, capsys):
@@ -703,7 +665,7 @@ def test_entries_that_cannot_be_opened_are_corrupt(tmp_path, capsys):
   line = _error(capsys, *arguments, '--policy=corrupt=fail')
   assert 'a/loop.jpg (corrupt: Too many levels of symbolic links)' in line
   assert _run(capsys, *arguments)[0] == 0
-  lines = _damaged(_set(tmp_path, 'x'))
+  lines = _damaged(prepared.folder(tmp_path, 'x'))
   reasons = {file: x['reason'] for (_, file), x in lines.items()}
   expected = {
     'a/loop.jpg': 'Too many levels of symbolic links',
@@ -716,8 +678,8 @@ def test_entries_that_cannot_be_opened_are_corrupt(tmp_path, capsys):
 
 
 def test_help():
-  process = _command('--help')
-  out, err = _done(process)
+  process = prepared.command('--help')
+  out, err = prepared.done(process)
   assert err == ''
   for word in ('--from', '--policy', 'Slurm', 'placeholder', 'leak'):
     assert word in out

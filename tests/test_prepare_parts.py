@@ -1,72 +1,21 @@
 """Tests of prepare: many files, workers, processes, and what kills them."""
 
 import functools
-import hashlib
 import io
 import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 from PIL import Image
 import pytest
-import tensorflow_datasets as tfds
 
 from anp_jax.data.prepare import __main__ as prepare
+from tests import prepared
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-
-def _command(*arguments, **environment):
-  """The command as a person types it."""
-  inherited = {
-    k: v for k, v in os.environ.items() if not k.startswith('SLURM_')
-  }
-  return subprocess.Popen(
-    [sys.executable, '-m', 'anp_jax.data.prepare', *map(str, arguments)],
-    cwd=_ROOT,
-    env=inherited | environment,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    start_new_session=True,  # as a terminal gives it a group of its own
-  )
-
-
-def _done(process):
-  out, err = process.communicate(timeout=60)
-  assert process.returncode == 0, err
-  return out, err
-
-
-def _set(data_dir, name):
-  return pathlib.Path(data_dir) / 'anp_folder' / name / '1.0.0'
-
-
-def _digests(folder):
-  """{file name: SHA-256} of a set."""
-  return {
-    path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-    for path in sorted(folder.iterdir())
-  }
-
-
-def _stored(data_dir, name, split):
-  """What tfds reads: (file name, bytes, label) of every example, in order."""
-  data = tfds.data_source(
-    f'anp_folder/{name}',
-    data_dir=data_dir,
-    split=split,
-    decoders={'image': tfds.decode.SkipDecoding()},
-  )
-  return [
-    (os.fsdecode(e['file_name']), bytes(e['image']), int(e['label']))
-    for e in data
-  ]
 
 
 def _pixels(seed):
@@ -106,12 +55,12 @@ def _arguments(many, data_dir, workers=2):
 def undisturbed(many, tmp_path_factory):
   """Digests of the files that every run has to give."""
   data_dir = tmp_path_factory.mktemp('undisturbed')
-  _done(_command(*_arguments(many, data_dir, workers=1)))
-  result = _digests(_set(data_dir, 'many'))
+  prepared.done(prepared.command(*_arguments(many, data_dir, workers=1)))
+  result = prepared.digests(prepared.folder(data_dir, 'many'))
   shards = [n for n in result if 'array_record' in n]
   assert len(shards) == 6  # 5.4 and 1.4 MB, of 1 MiB about
   for split, lost in (('train', 2), ('validation', 1)):
-    stored = _stored(data_dir, 'many', split)
+    stored = prepared.stored(data_dir, 'many', split)
     folder = many / split
     files = sorted(os.path.join(*p.parts[-2:]) for p in folder.glob('*/*'))
     names = {name for name, _, _ in stored}
@@ -130,8 +79,8 @@ def undisturbed(many, tmp_path_factory):
 
 
 def test_any_number_of_workers(many, undisturbed, tmp_path):
-  _done(_command(*_arguments(many, tmp_path, workers=3)))
-  assert _digests(_set(tmp_path, 'many')) == undisturbed
+  prepared.done(prepared.command(*_arguments(many, tmp_path, workers=3)))
+  assert prepared.digests(prepared.folder(tmp_path, 'many')) == undisturbed
 
 
 def _work_files(data_dir):
@@ -187,14 +136,14 @@ def test_killed_and_gone_on(many, undisturbed, tmp_path):
     (r'/written/', signal.SIGINT),
   ):
     before = _work_files(tmp_path)
-    process = _command(*arguments)
+    process = prepared.command(*arguments)
     _wait_for(functools.partial(_is_made, tmp_path, pattern, before), pattern)
     workers = _children(process)
     # Ctrl-C goes to all processes of a terminal.
     send = os.killpg if killer == signal.SIGINT else os.kill
     send(process.pid, killer)
     _, err = process.communicate(timeout=30)
-    assert not _set(tmp_path, 'many').exists()
+    assert not prepared.folder(tmp_path, 'many').exists()
     if killer == signal.SIGINT:
       assert process.returncode == 130
       assert 'interrupted; the same command goes on' in err
@@ -212,9 +161,9 @@ def test_killed_and_gone_on(many, undisturbed, tmp_path):
   made = pathlib.Path(tmp_path, next(iter(have))).parent
   (made / 'dataset_info.json').write_text('{"na')
   (made / 'anp_folder-train.array_record-00000-of-00005.x.1.draft').touch()
-  _done(_command(*arguments))
-  folder = _set(tmp_path, 'many')
-  assert _digests(folder) == undisturbed
+  prepared.done(prepared.command(*arguments))
+  folder = prepared.folder(tmp_path, 'many')
+  assert prepared.digests(folder) == undisturbed
   # What was made was not made again.
   for name, when in have.items():
     made = folder / os.path.basename(name)
@@ -224,14 +173,17 @@ def test_killed_and_gone_on(many, undisturbed, tmp_path):
 
 def test_two_processes_share_the_work(many, undisturbed, tmp_path):
   arguments = _arguments(many, tmp_path, workers=1)
-  first = _command(*arguments, '--process_id=0', '--num_processes=2')
+  first = prepared.command(*arguments, '--process_id=0', '--num_processes=2')
   # As Slurm starts it.
-  second = _command(
+  second = prepared.command(
     *arguments, SLURM_PROCID='1', SLURM_NTASKS='2', SLURM_JOB_ID='1',
     SLURM_STEP_ID='0',
   )  # fmt: skip
-  (out, err), (other_out, other_err) = _done(first), _done(second)
-  assert _digests(_set(tmp_path, 'many')) == undisturbed
+  (out, err), (other_out, other_err) = (
+    prepared.done(first),
+    prepared.done(second),
+  )
+  assert prepared.digests(prepared.folder(tmp_path, 'many')) == undisturbed
   counts = [
     int(re.search(r'examining: [\d,]+/([\d,]+) files', e)[1].replace(',', ''))
     for e in (err, other_err)
@@ -244,7 +196,7 @@ def test_two_processes_share_the_work(many, undisturbed, tmp_path):
 
 def test_a_process_waits_for_others_with_a_message(many, tmp_path):
   arguments = _arguments(many, tmp_path, workers=1)
-  process = _command(*arguments, '--process_id=1', '--num_processes=2')
+  process = prepared.command(*arguments, '--process_id=1', '--num_processes=2')
   lines = iter(process.stderr.readline, '')
   line = next(x for x in lines if 'waiting' in x)
   process.send_signal(signal.SIGINT)
@@ -262,13 +214,13 @@ def test_a_process_that_fails_ends_the_others(many, undisturbed, tmp_path):
   shares = [[f'--process_id={i}', '--num_processes=2'] for i in range(2)]
 
   def waiting():
-    process = _command(*arguments, *shares[1])
+    process = prepared.command(*arguments, *shares[1])
     next(x for x in iter(process.stderr.readline, '') if 'waiting' in x)
     return process
 
   second = waiting()
   before = _work_files(tmp_path)
-  first = _command(*arguments, *shares[0])
+  first = prepared.command(*arguments, *shares[0])
   _wait_for(
     functools.partial(_is_made, tmp_path, r'\.jsonl$', before), 'a part'
   )
@@ -280,16 +232,16 @@ def test_a_process_that_fails_ends_the_others(many, undisturbed, tmp_path):
   # Another attempt is not stopped by what this one left.
   second = waiting()
   assert any('failed-0' in name for name in _work_files(tmp_path))
-  first = _command(*arguments, *shares[0])
-  _done(first), _done(second)
-  assert _digests(_set(tmp_path, 'many')) == undisturbed
+  first = prepared.command(*arguments, *shares[0])
+  prepared.done(first), prepared.done(second)
+  assert prepared.digests(prepared.folder(tmp_path, 'many')) == undisturbed
 
 
 def test_a_second_process_of_the_same_number_is_refused(many, tmp_path):
   arguments = _arguments(many, tmp_path, workers=1)
-  first = _command(*arguments, '--process_id=1', '--num_processes=2')
+  first = prepared.command(*arguments, '--process_id=1', '--num_processes=2')
   _wait_for(lambda: _work_files(tmp_path), 'the first works')
-  second = _command(*arguments, '--process_id=1', '--num_processes=2')
+  second = prepared.command(*arguments, '--process_id=1', '--num_processes=2')
   _, err = second.communicate(timeout=30)
   assert second.returncode == 2
   assert 'another process' in err and err.count('\n') == 1

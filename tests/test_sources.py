@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from anp_jax import config as config_lib
 from anp_jax.data import sources
+from tests import opening
 
 _CLOTHING = pathlib.Path(__file__).parents[2] / 'shared' / 'data' / 'clothing'
 _GARMENTS = (
@@ -25,25 +25,12 @@ def _tree(root, files):
     path.write_bytes(file.encode())
 
 
-def _open(config, source, path='', split='train'):
-  config.data.source = source
-  config.data.path = str(path)
-  config.data.train_split = split
-  return sources.open_source(config, training=True)
+_open = opening.source
+_refused = opening.refused
 
 
 def _all(source):
   return source.read(np.arange(len(source)))
-
-
-def _refused(words, config, *args, **kwargs):
-  """The config is refused, in one line that holds all words."""
-  with pytest.raises(config_lib.ConfigError) as e:
-    _open(config, *args, **kwargs)
-  text = str(e.value)
-  assert '\n' not in text
-  for word in words:
-    assert str(word) in text, text
 
 
 # Trees of image files.

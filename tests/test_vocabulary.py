@@ -11,6 +11,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
+from tests import mutations
 
 _ANP = pathlib.Path(__file__).parents[2] / 'shared' / 'data' / 'anp'
 _PAIRS = b'red_car\nold_dog\nred_dog\nnew_car\n'
@@ -353,41 +354,16 @@ _TOKENS = (
 )  # fmt: skip
 
 
-def _write_anew(path, data):
-  # Some file systems wait for the disk when a file is cut short and rewritten.
-  if os.path.exists(path):
-    os.remove(path)
-  with open(path, 'xb') as f:
-    f.write(data)
-
-
-def _mutated(data, draw):
-  """A copy with one to three small damages."""
-  for _ in range(draw.randint(1, 3)):
-    at = draw.randrange(len(data) + 1)
-    end = min(len(data), at + draw.choice((1, 1, 1, 3, 8)))
-    lines = data.split(b'\n')
-    data = draw.choice((
-      data[:at] + bytes([draw.randrange(256)]) + data[end:],
-      data[:at] + draw.choice(_TOKENS) + data[at:],
-      data[:at] + data[end:],
-      data[:at],
-      b'\n'.join(draw.sample(lines, len(lines))),
-      b'\n'.join(lines + [draw.choice(lines)]),
-    ))  # fmt: skip
-  return data
-
-
 def test_damaged_lists_load_or_are_refused_in_one_line(tmp_path):
   draw = random.Random(20)
   loaded = 0
   for round_ in range(10000):
     lists = [_PAIRS, _ADJECTIVES, _NOUNS][: draw.choice((1, 3))]
     damaged = draw.randrange(len(lists))
-    lists[damaged] = _mutated(lists[damaged], draw)
+    lists[damaged] = mutations.mutated(lists[damaged], draw, _TOKENS)
     files = [f'{tmp_path}/{name}' for name in ('anps', 'adj', 'nouns')]
     for file, data in zip(files, lists):
-      _write_anew(file, data)
+      mutations.write_anew(file, data)
     try:
       v = vocabulary.from_lists(*files[: len(lists)])
     except config_lib.ConfigError as e:
