@@ -10,9 +10,10 @@ import pytest
 
 from anp_jax import mesh as mesh_lib
 from anp_jax.models import layers
+from anp_jax.models.layers import convolution
 
 P = jax.sharding.PartitionSpec
-PLATFORMS = ('cpu', 'gpu')  # lowerings; both are run on this machine's CPU
+PLATFORMS = ('cpu', 'gpu', 'tpu')  # all are run on this machine's CPU
 # Both sides compute in float64, sums of up to 7 * 7 * 3 * 256 terms of order
 # one, each rounded at 1e-16: 1e-11 is a thousand times what was seen, and a
 # wrong pixel shows at 1e-1.
@@ -121,13 +122,43 @@ def test_convolution_keeps_its_dtype(platform, dtype):
     np.testing.assert_array_equal(inner, 2.0 * size**2)
 
 
-@pytest.mark.parametrize('platform', PLATFORMS)
-def test_tiny_maps_gather_patches_on_a_cpu_only(platform):
-  x, kernel = jnp.ones((1, 8, 8, 2)), jnp.ones((3, 3, 2, 4))
-  text = str(
-    jax.make_jaxpr(lambda x: layers.convolve(x, kernel, 1, 1, platform))(x)
+# (platform, kernel, side of the map, stride, padding) to the lowering.
+LOWERINGS = {
+  ('cpu', 1, 56, 1, 0): 'product',
+  ('cpu', 1, 56, 2, 0): 'product',
+  ('cpu', 1, 56, 1, 1): 'apart',
+  ('cpu', 3, 2, 1, 1): 'patches',
+  ('cpu', 3, 4, 2, 1): 'patches',
+  ('cpu', 3, 3, 1, 1): 'apart',
+  ('cpu', 7, 224, 2, 3): 'apart',
+  ('gpu', 1, 56, 1, 0): 'library',
+  ('gpu', 3, 2, 1, 1): 'library',
+  ('gpu', 7, 224, 2, 3): 'library',
+  ('tpu', 7, 224, 2, 3): 'depth',
+  ('tpu', 3, 32, 2, 1): 'depth',
+  ('tpu', 3, 32, 1, 1): 'library',
+  ('tpu', 1, 32, 2, 0): 'library',
+}
+
+
+@pytest.mark.parametrize('where', LOWERINGS, ids=str)
+def test_the_lowering_is_chosen_by_platform_and_shapes(where):
+  platform, size, side, stride, padding = where
+  shapes = (1, side, side, 3), (size, size, 3, 4)
+  around = ((padding, padding),) * 2
+  found = convolution.lowering(*shapes, stride, around, platform)
+  assert found == LOWERINGS[where]
+  # What is traced is what the name says.
+  program = str(
+    jax.make_jaxpr(
+      lambda x, k: layers.convolve(x, k, stride, padding, platform)
+    )(*map(jnp.ones, shapes))
   )
-  assert ('conv_general_dilated' in text) == (platform != 'cpu')
+  products = found in ('product', 'patches')
+  assert program.count('dot_general') == products
+  assert program.count('conv_general_dilated') == (not products)
+  strided = f'window_strides=({stride}, {stride})' in program
+  assert strided == (not products and found != 'depth')
 
 
 @pytest.mark.parametrize('platform', PLATFORMS)

@@ -105,6 +105,7 @@ class ResNet(nn.Module):
       group=self.group,
       momentum=self.momentum,
       axis_name=self.axis_name,
+      platform=self.platform,
       **types,
     )
     x = conv(self.width, 7, 2, name='stem_conv')(images)

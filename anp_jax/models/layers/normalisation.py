@@ -1,0 +1,114 @@
+"""Batch normalisation of groups, with its gradient by hand."""
+
+import functools
+import math
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+# Of each sum on a CPU, see _sum.
+_SLICES = 8
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def normalise(
+  x,
+  scale,
+  bias,
+  epsilon: float,
+  axis_name: str | None = None,
+  platform: str = 'cpu',
+):
+  """Normalises each group by its own mean and variance.
+
+  The gradient is written by hand in two passes over x; autodiff makes many
+  (28 ms against 4.4 for 8x112x112x64 on 2 CPU cores). No gradient flows
+  through the returned statistics, which only feed running averages.
+
+  Args:
+    x: (groups, rows, channels), any float dtype.
+    scale: (channels,).
+    bias: (channels,).
+    epsilon: added to the variance.
+    axis_name: mesh axis whose devices share each group, or None.
+    platform: of the device it is compiled for.
+
+  Returns:
+    y: like x; mean and variance (biased): (groups, channels), float32 or wider.
+  """
+  return _forward(x, scale, bias, epsilon, axis_name, platform)[0]
+
+
+def _forward(x, scale, bias, epsilon, axis_name, platform):
+  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  mean, var = _moments(wide, axis_name, platform)
+  inverse = lax.rsqrt(var + epsilon)
+  factor = inverse * scale
+  # Not x * factor + (bias - mean * factor): with a mean of a thousand
+  # deviations the two terms would cancel three digits.
+  y = (wide - mean[:, None]) * factor[:, None] + bias
+  return (y.astype(x.dtype), mean, var), (x, mean, inverse, scale)
+
+
+def _moments(x, axis_name, platform):
+  """Mean and biased variance of each group, neither of which cancels.
+
+  E[x^2] - E[x]^2 would lose twice the digits by which the mean exceeds the
+  deviation. A CPU takes the mean first, then the squares around it, which
+  costs it nothing (5.7 against 6.1 times the time of reading x). An
+  accelerator, which memory holds up, reads x once, less a first guess of its
+  mean: any value of the group will do.
+  """
+  if platform == 'cpu':
+    mean = _across(_sum(x, platform) / x.shape[1], axis_name)
+    var = _sum(jnp.square(x - mean[:, None]), platform) / x.shape[1]
+    return mean, _across(var, axis_name)
+  guess = x[:, :1]
+  around = x - guess
+  mean, square = around.mean(1), jnp.square(around).mean(1)
+  var = jnp.maximum(square - jnp.square(mean), 0)
+  mean = mean + guess[:, 0]
+  if axis_name is None:
+    return mean, var
+  # Devices guess apart, so their variances are joined around the common mean.
+  common = lax.pmean(mean, axis_name)
+  return common, lax.pmean(var + jnp.square(mean - common), axis_name)
+
+
+def _backward(epsilon, axis_name, platform, saved, cotangents):
+  del epsilon
+  x, mean, inverse, scale = saved
+  dy = cotangents[0].astype(mean.dtype)
+  unit = (x.astype(mean.dtype) - mean[:, None]) * inverse[:, None]
+  sum_dy = _sum(dy, platform)
+  sum_dy_unit = _sum(dy * unit, platform)
+  mean_dy = _across(sum_dy / x.shape[1], axis_name)
+  mean_dy_unit = _across(sum_dy_unit / x.shape[1], axis_name)
+  dx = (dy - mean_dy[:, None] - unit * mean_dy_unit[:, None]) * (
+    (inverse * scale)[:, None]
+  )
+  dscale = sum_dy_unit.sum(0).astype(scale.dtype)
+  return dx.astype(x.dtype), dscale, sum_dy.sum(0).astype(scale.dtype)
+
+
+normalise.defvjp(_forward, _backward)
+
+
+def _across(x, axis_name):
+  return x if axis_name is None else lax.pmean(x, axis_name)
+
+
+def _sum(x, platform):
+  """The sum over the rows of each group: (groups, rows, channels) to two axes.
+
+  On a CPU in two steps: XLA cuts one long sum into a tree, and what produces
+  its terms is then computed and written out before it. The sum of eight slices
+  takes the producer in (64 px: 87 against 82 images/s, 224 px: 7.5 against
+  7.2).
+  """
+  slices = math.gcd(_SLICES, x.shape[1]) if platform == 'cpu' else 1
+  if slices > 1:
+    parts = x.reshape(len(x), slices, -1, x.shape[-1])
+    x = functools.reduce(jnp.add, [parts[:, i] for i in range(slices)])
+  return x.sum(1)
