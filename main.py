@@ -11,6 +11,7 @@ from absl import flags
 
 from anp_jax import command_line
 from anp_jax import config as config_lib
+from anp_jax import xla_flags
 
 flags.DEFINE_string('config', None, 'FILE[:VARIANT]; see configs/.')
 flags.DEFINE_string('workdir', None, 'Folder of the run; a fresh one if unset.')
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> int:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
 
+  xla_flags.enable()
   from anp_jax import train  # heavy: only once the input is known to be good
 
   try:
@@ -47,4 +49,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
+  xla_flags.use_huge_pages()
   sys.exit(main(sys.argv))

@@ -1,0 +1,163 @@
+"""What XLA and the memory allocators are told, before JAX starts.
+
+XLA reads XLA_FLAGS once, when the first device is opened, and ends the process
+on a flag that it does not know. So each flag is one that both the oldest and
+the newest jaxlib of requirements.txt take, and only a run on its platform gets
+it. What a user has set is never changed. docs/gpu.md says what was left out.
+"""
+
+from collections.abc import Callable
+from collections.abc import MutableMapping
+import glob
+import importlib.util
+import os
+import sys
+from typing import NamedTuple
+
+
+class Setting(NamedTuple):
+  """A flag of XLA, or an environment variable."""
+
+  name: str
+  value: str
+  platform: str  # 'cpu', 'gpu' or 'tpu'
+  reason: str
+
+
+FLAGS = (
+  Setting(
+    'xla_cpu_experimental_ynn_fusion_type', 'LIBRARY_FUSION_TYPE_DOT', 'cpu',
+    "matrix products alone go to XLA's YNNPACK: by default sums do too, and "
+    'what produces their terms is computed once for each of them; ResNet-50 '
+    'steps take half the time',
+  ),
+  Setting(
+    'xla_gpu_enable_latency_hiding_scheduler', 'true', 'gpu',
+    'gradient sums run beside the backward pass; Hopper and newer do it anyway',
+  ),
+)  # fmt: skip
+
+VARIABLES = (
+  Setting(
+    'XLA_CLIENT_MEM_FRACTION', '0.85', 'gpu',
+    'training owns the GPU: 0.75, the default, leaves a quarter of it unused',
+  ),
+)  # fmt: skip
+
+# JAX refuses to start with both names of one variable.
+_OLD_NAMES = {'XLA_CLIENT_MEM_FRACTION': 'XLA_PYTHON_CLIENT_MEM_FRACTION'}
+_HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
+_PLATFORMS = {'cuda': 'gpu', 'gpu': 'gpu', 'cpu': 'cpu', 'tpu': 'tpu'}
+
+
+def enable(environment: MutableMapping[str, str] = os.environ) -> list[str]:
+  """Sets what this machine's platform gets; a second call sets nothing.
+
+  Nothing is set either where JAX has opened its devices already: it would be
+  too late.
+
+  Args:
+    environment: where variables are read and set.
+
+  Returns:
+    What was set: '--flag=value' and 'VARIABLE=value'.
+  """
+  if _devices_are_open():
+    return []
+  here = platform(environment)
+  variables = {
+    s.name: s.value
+    for s in VARIABLES
+    if s.platform == here
+    and not {s.name, _OLD_NAMES.get(s.name)} & environment.keys()
+  }
+  environment.update(variables)
+  flags = _missing_flags(here, environment.get('XLA_FLAGS', ''))
+  if flags:
+    parts = [*flags, environment.get('XLA_FLAGS', '')]
+    environment['XLA_FLAGS'] = ' '.join(parts).strip()
+  return flags + [f'{name}={value}' for name, value in variables.items()]
+
+
+def use_huge_pages(
+  environment: MutableMapping[str, str] = os.environ,
+  restart: Callable = os.execve,
+) -> None:
+  """Starts this process anew, once, with large arrays on huge pages, on a CPU.
+
+  A step allocates and frees its intermediate results: at 4 KB a page the kernel
+  clears 200,000 pages a step of ResNet-50, an eighth of the time. The allocator
+  reads its settings when a process starts and never again; the new process has
+  the old one's number, files and arguments.
+
+  Args:
+    environment: where variables are read and set.
+    restart: called (program, arguments, environment).
+  """
+  tunables = environment.get('GLIBC_TUNABLES', '')
+  if 'glibc.malloc.hugetlb' in tunables or sys.gettrace():
+    return
+  # [always]: there is nothing to do; [never]: nothing can be done.
+  if platform(environment) != 'cpu' or '[madvise]' not in _read(_HUGE_PAGES):
+    return
+  tunables = [tunables] * bool(tunables) + ['glibc.malloc.hugetlb=1']
+  environment['GLIBC_TUNABLES'] = ':'.join(tunables)
+  restart(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def platform(environment: MutableMapping[str, str] = os.environ) -> str:
+  """Where JAX will compute, found out without importing it.
+
+  Returns:
+    'cpu', 'gpu' (NVIDIA's), 'tpu', or another name that JAX_PLATFORMS has.
+  """
+  named = environment.get('JAX_PLATFORMS', '').split(',')[0].strip().lower()
+  if named:
+    return _PLATFORMS.get(named, named)
+  # A build of JAX without a plugin computes on the CPU, whatever is plugged in.
+  if _installed('libtpu') and _exists('/dev/accel[0-9]*', '/dev/vfio/[0-9]*'):
+    return 'tpu'
+  hidden = environment.get('CUDA_VISIBLE_DEVICES', '0').strip() in ('', '-1')
+  if (
+    not hidden
+    and _installed('jax_cuda12_plugin', 'jax_cuda13_plugin')
+    # The last two: a container that hides /proc, and WSL.
+    and _exists('/proc/driver/nvidia', '/dev/nvidiactl', '/dev/dxg')
+  ):
+    return 'gpu'
+  return 'cpu'
+
+
+def _missing_flags(here, text):
+  """The flags of a platform that the text of XLA_FLAGS does not name."""
+  # Anything else is the path of a file with flags, which stands alone.
+  if text.strip() and not text.lstrip().startswith('-'):
+    return []
+  named = {word.partition('=')[0].lstrip('-') for word in text.split()}
+  return [
+    f'--{s.name}={s.value}'
+    for s in FLAGS
+    if s.platform == here and s.name not in named
+  ]
+
+
+def _devices_are_open():
+  # There is no public name for it; a JAX without this one is not asked.
+  bridge = sys.modules.get('jax._src.xla_bridge')
+  return bool(getattr(bridge, 'backends_are_initialized', bool)())
+
+
+def _installed(*modules):
+  return any(importlib.util.find_spec(name) for name in modules)
+
+
+def _exists(*patterns):
+  return any(glob.glob(pattern) for pattern in patterns)
+
+
+def _read(path):
+  try:
+    with open(path) as f:
+      return f.read()
+  except OSError:
+    return ''

@@ -1,0 +1,245 @@
+"""Tests of xla_flags: the user's word stands, and XLA takes every flag."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from anp_jax import xla_flags
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_LATENCY = 'xla_gpu_enable_latency_hiding_scheduler'
+_LIBRARY = 'xla_cpu_experimental_ynn_fusion_type'
+_GPU = {'JAX_PLATFORMS': 'cuda'}
+
+
+@pytest.fixture(autouse=True)
+def before_jax_starts(monkeypatch):
+  """As main.py finds it: these tests' own process has devices already."""
+  monkeypatch.setattr(xla_flags, '_devices_are_open', lambda: False)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+  """Says which packages are installed and which files exist."""
+
+  def pretend(*names):
+    monkeypatch.setattr(xla_flags, '_installed', lambda *m: set(m) & set(names))
+    monkeypatch.setattr(xla_flags, '_exists', lambda *p: set(p) & set(names))
+
+  return pretend
+
+
+def test_a_gpu_gets_its_settings_and_a_second_call_adds_nothing():
+  environment = dict(_GPU)
+  done = xla_flags.enable(environment)
+  assert environment == {
+    'JAX_PLATFORMS': 'cuda',
+    'XLA_FLAGS': f'--{_LATENCY}=true',
+    'XLA_CLIENT_MEM_FRACTION': '0.85',
+  }
+  assert done == [f'--{_LATENCY}=true', 'XLA_CLIENT_MEM_FRACTION=0.85']
+  before = dict(environment)
+  assert xla_flags.enable(environment) == []
+  assert environment == before
+
+
+@pytest.mark.parametrize('name', ['cpu', 'tpu', 'rocm', 'cpu,cuda'])
+def test_no_other_platform_gets_what_is_for_gpus(name):
+  environment = {'JAX_PLATFORMS': name}
+  xla_flags.enable(environment)
+  assert _LATENCY not in environment.get('XLA_FLAGS', '')
+  assert 'XLA_CLIENT_MEM_FRACTION' not in environment
+
+
+def test_a_cpu_gets_its_flag():
+  environment = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_dump_to=/x'}
+  flag = f'--{_LIBRARY}=LIBRARY_FUSION_TYPE_DOT'
+  assert xla_flags.enable(environment) == [flag]
+  assert environment['XLA_FLAGS'] == f'{flag} --xla_dump_to=/x'
+  theirs = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': f'--{_LIBRARY}='}
+  assert xla_flags.enable(theirs) == []
+
+
+@pytest.mark.parametrize(
+  'theirs',
+  [f'--{_LATENCY}=false', f'--{_LATENCY}', f'--xla_a=1 --{_LATENCY}=0'],
+)
+def test_a_flag_that_the_user_names_is_left_as_it_is(theirs):
+  environment = {**_GPU, 'XLA_FLAGS': theirs}
+  assert not any('xla_gpu' in s for s in xla_flags.enable(environment))
+  assert environment['XLA_FLAGS'] == theirs
+
+
+def test_other_flags_of_the_user_come_last():
+  # XLA takes the last of two values. Only the whole name counts.
+  theirs = f'--{_LATENCY}_or_so=1 --xla_dump_to=/x'
+  environment = {**_GPU, 'XLA_FLAGS': theirs}
+  xla_flags.enable(environment)
+  assert environment['XLA_FLAGS'] == f'--{_LATENCY}=true {theirs}'
+
+
+def test_a_file_of_flags_is_left_alone():
+  # XLA reads flags from a file if the text does not begin with a dash.
+  environment = {**_GPU, 'XLA_FLAGS': '/home/me/flags.txt'}
+  xla_flags.enable(environment)
+  assert environment['XLA_FLAGS'] == '/home/me/flags.txt'
+
+
+@pytest.mark.parametrize(
+  'name', ['XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION']
+)
+def test_the_users_share_of_memory_stands(name):
+  # JAX refuses to start with both names.
+  environment = {**_GPU, name: '0.5'}
+  xla_flags.enable(environment)
+  assert {k: v for k, v in environment.items() if 'MEM' in k} == {name: '0.5'}
+
+
+@pytest.mark.parametrize(
+  'names, variables, platform',
+  [
+    ([], {}, 'cpu'),
+    (['jax_cuda13_plugin', '/proc/driver/nvidia'], {}, 'gpu'),
+    (['jax_cuda12_plugin', '/dev/dxg'], {}, 'gpu'),
+    # A CPU build beside a card; a login node without one; a hidden card.
+    (['/proc/driver/nvidia'], {}, 'cpu'),
+    (['jax_cuda13_plugin'], {}, 'cpu'),
+    (
+      ['jax_cuda13_plugin', '/proc/driver/nvidia'],
+      {'CUDA_VISIBLE_DEVICES': ''},
+      'cpu',
+    ),
+    (
+      ['jax_cuda13_plugin', '/proc/driver/nvidia'],
+      {'CUDA_VISIBLE_DEVICES': '1'},
+      'gpu',
+    ),
+    (
+      ['jax_cuda13_plugin', '/proc/driver/nvidia'],
+      {'JAX_PLATFORMS': 'cpu'},
+      'cpu',
+    ),
+    ([], {'JAX_PLATFORMS': 'cuda,cpu'}, 'gpu'),
+    (['libtpu', '/dev/vfio/[0-9]*'], {}, 'tpu'),
+    (['libtpu'], {}, 'cpu'),
+  ],
+)
+def test_platform(seen, names, variables, platform):
+  seen(*names)
+  assert xla_flags.platform(variables) == platform
+
+
+@pytest.fixture
+def asked(monkeypatch):
+  """Says what the kernel is set to; returns a function that notes restarts."""
+
+  def pretend(huge_pages):
+    monkeypatch.setattr(xla_flags, '_read', lambda path: huge_pages)
+    restarts = []
+    return restarts, lambda *a: restarts.append(a)
+
+  return pretend
+
+
+def test_a_cpu_process_starts_anew_once_with_huge_pages(asked):
+  restarts, restart = asked('always [madvise] never')
+  environment = {'JAX_PLATFORMS': 'cpu', 'GLIBC_TUNABLES': 'glibc.rtld.nns=4'}
+  xla_flags.use_huge_pages(environment, restart)
+  ((program, arguments, given),) = restarts
+  assert program == arguments[0] == sys.executable
+  assert arguments[1:] == sys.orig_argv[1:]
+  assert given['GLIBC_TUNABLES'] == 'glibc.rtld.nns=4:glibc.malloc.hugetlb=1'
+  # In the new process there is nothing left to do.
+  xla_flags.use_huge_pages(given, restart)
+  assert len(restarts) == 1
+
+
+@pytest.mark.parametrize(
+  'huge_pages, variables',
+  [
+    ('[always] madvise never', {}),
+    ('always madvise [never]', {}),
+    ('', {}),  # no such file
+    ('always [madvise] never', {'JAX_PLATFORMS': 'cuda'}),
+    (
+      'always [madvise] never',
+      {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=0'},
+    ),
+  ],
+)
+def test_no_process_starts_anew_where_it_would_not_help(
+  asked, huge_pages, variables
+):
+  restarts, restart = asked(huge_pages)
+  environment = {'JAX_PLATFORMS': 'cpu', **variables}
+  before = dict(environment)
+  xla_flags.use_huge_pages(environment, restart)
+  assert not restarts and environment == before
+
+
+def _python(program, **variables):
+  clean = {k: v for k, v in os.environ.items() if not k.startswith('XLA')}
+  return subprocess.run(
+    [sys.executable, '-c', program],
+    cwd=_ROOT,
+    env={**clean, 'JAX_PLATFORMS': 'cpu', **variables},
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+
+
+_COMPUTE = """
+import jax
+print(jax.jit(lambda x: x @ x)(jax.numpy.ones((2, 2))).sum())
+"""
+
+
+def test_xla_takes_every_flag_of_every_platform():
+  """XLA ends a process at a flag it does not know: a jaxlib may lose one."""
+  flags = ' '.join(f'--{s.name}={s.value}' for s in xla_flags.FLAGS)
+  done = _python(_COMPUTE, XLA_FLAGS=flags)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.strip() == '8.0'
+  # And it would be seen.
+  assert _python(_COMPUTE, XLA_FLAGS=flags + ' --xla_no_flag=1').returncode != 0
+
+
+def test_what_is_set_reaches_xla(tmp_path):
+  """Set by a process for itself, after jax was imported but not used."""
+  done = _python(
+    f"""
+import os
+import sys
+from anp_jax import xla_flags
+assert not set(sys.modules) & {{'jax', 'numpy', 'absl'}}
+os.environ['XLA_FLAGS'] = '--xla_dump_to={tmp_path}'
+import jax
+os.environ['JAX_PLATFORMS'] = 'cuda'  # read again by nobody but us
+assert len(xla_flags.enable()) == 2
+{_COMPUTE}
+"""
+  )
+  assert done.returncode == 0, done.stderr
+  # XLA writes down the options that differ from its own.
+  texts = [p.read_text() for p in tmp_path.glob('*.debug_options')]
+  assert texts and all(f'{_LATENCY}: true' in text for text in texts)
+
+
+def test_it_is_too_late_once_devices_are_open():
+  done = _python(
+    """
+import os
+import jax
+from anp_jax import xla_flags
+jax.devices()
+os.environ['JAX_PLATFORMS'] = 'cuda'
+assert xla_flags.enable() == []
+assert 'XLA_FLAGS' not in os.environ
+assert 'XLA_CLIENT_MEM_FRACTION' not in os.environ
+"""
+  )
+  assert done.returncode == 0, done.stderr
