@@ -37,9 +37,11 @@ RESUMABLE = (
   'data.max_damaged',
   'data.threads',
   'compile_cache',
+  'profile',
 )
 
 _UNITS = ('steps', 'epochs', 'examples')
+_WINDOW = re.compile(r'([0-9]{1,18}):([0-9]{1,18})')
 _DURATION = re.compile(r'\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z]+)\s*')
 
 
@@ -85,7 +87,9 @@ def base() -> ml_collections.ConfigDict:
   d.synthetic_classes = 1000
 
   c.model = m = ml_collections.ConfigDict()
-  m.name = 'resnet50'  # or package.module:Class, called (images, train)
+  # resnet18 to resnet152, lenet, cifar10_full, or package.module:Class, called
+  # (images, train). All keys but the name and the two dtypes are the ResNets'.
+  m.name = 'resnet50'
   m.version = 'v1.5'  # where a bottleneck strides: v1.5 3x3, v1 first 1x1
   m.width = 64  # channels of the first stage
   m.dtype = 'float32'  # of the computation; bfloat16 on accelerators
@@ -141,6 +145,9 @@ def base() -> ml_collections.ConfigDict:
   c.compile_cache = p = ml_collections.ConfigDict()
   p.dir = 'auto'  # $JAX_COMPILATION_CACHE_DIR/anp_jax, else a cache; '': off
   p.max_gigabytes = 4.0  # the least recently used entries go first
+
+  c.profile = f = ml_collections.ConfigDict()
+  f.steps = ''  # 'first:last' of a trace, last not included, as in '10:15'
   return c
 
 
@@ -216,6 +223,21 @@ def steps(text: str, batch_size: int, examples: int) -> int:
   images = {'steps': batch_size, 'epochs': examples, 'examples': 1}[unit]
   # Rounded first: 0.1 x 30 must not become 4 steps by its last bit.
   return math.ceil(round(number * images / batch_size, 6))
+
+
+def window(text: str) -> range:
+  """The steps that 'first:last' names, last not included; none for ''.
+
+  Raises:
+    ConfigError: if the text is not of that form.
+  """
+  match = _WINDOW.fullmatch(text)
+  if text and (not match or not 0 < int(match[1]) < int(match[2])):
+    raise ConfigError(
+      f"{text!r}: expected first:last, such as '10:15' for the steps 10 to 14 "
+      '(the first step of a run is 1), or nothing'
+    )
+  return range(int(match[1]), int(match[2])) if match else range(0)
 
 
 def difference(saved: dict, config) -> str:

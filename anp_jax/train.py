@@ -16,6 +16,7 @@ from anp_jax import mesh as mesh_lib
 from anp_jax import models
 from anp_jax import objective as objective_lib
 from anp_jax import optimizer as optimizer_lib
+from anp_jax import profiling
 from anp_jax import report
 from anp_jax import startup
 from anp_jax import state as state_lib
@@ -145,6 +146,9 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
     return _last_scores(workdir)
   if step:
     telemetry.note(f'continuing from step {step} of {total}')
+  profile = profiling.Profile(
+    config, workdir, step, total, telemetry.note, jax.process_index() == 0
+  )
 
   # The loop. Order of effects after a step: its numbers, evaluation, best
   # checkpoint, newest checkpoint, stop.
@@ -159,7 +163,8 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
         batch = next(feed)
         marks.mark('first batch')
         telemetry.set_flops(_flops(train_step, state, batch, config, mesh))
-        state, values = train_step(state, batch)
+        with profile.step(step + 1, state):
+          state, values = train_step(state, batch)
         jax.block_until_ready(values)
         marks.mark('compile and first step')
       telemetry.note(marks.text())
@@ -174,6 +179,7 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
         step += 1
         # Read one step late: while this step computes, the last is looked at.
         stopping = readings.read_last() >= _STOP
+        profile.end(step, values)
         readings.add(step, values)
         done = stopping or step == total
         if done or step % every['eval'] == 0 or step % every['checkpoint'] == 0:
@@ -191,11 +197,13 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
             checkpoints.save(step, state)
         if done or stopping:
           break
-        batch = next(feed)
-        state, values = train_step(state, batch)
+        with profile.step(step + 1, values):
+          batch = next(feed)
+          state, values = train_step(state, batch)
       with telemetry.paused('saving'):
         checkpoints.wait()
     finally:
+      profile.close()
       feed.close()
       telemetry.close()
       checkpoints.close()
@@ -233,7 +241,8 @@ class _Readings:
       return _GO_ON
     step, values = self._pending
     self._pending = None
-    metrics = dict(zip(self._names, np.asarray(values).tolist(), strict=True))
+    values = jax.device_get(values).tolist()
+    metrics = dict(zip(self._names, values, strict=True))
     vote = int(metrics.pop('vote'))
     if not metrics.pop('finite'):
       raise NotFinite(

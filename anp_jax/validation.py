@@ -7,7 +7,10 @@ import re
 from anp_jax import config as config_lib
 
 SOURCES = ('anp_shapes', 'folder', 'tfds:NAME', 'arrays', 'synthetic')
-MODELS = ('resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152')
+MODELS = (
+  'resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152', 'lenet',
+  'cifar10_full',
+)  # fmt: skip
 OPTIMIZERS = (
   'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
 )  # fmt: skip
@@ -126,6 +129,10 @@ def validate(config) -> None:
       raise config_lib.ConfigError(f'config.{key}={e}') from None
     if key != 'schedule.warmup':
       _check(count > 0, key, have[key], 'more than nothing')
+  try:
+    config_lib.window(have['profile.steps'])
+  except config_lib.ConfigError as e:
+    raise config_lib.ConfigError(f'config.profile.steps={e}') from None
   # A JAX key is made of 32 bits, of which one is the sign's.
   _check(have['seed'] < 2**31, 'seed', have['seed'], 'below 2**31')
   _validate_data(have)
