@@ -36,7 +36,13 @@ def create(config, num_classes: int, platform: str, axis_name=None):
   )
   if ':' in m.name:
     return _user_module(m.name, common)
+  from anp_jax.models import convnets
   from anp_jax.models import resnet
+
+  small = {'lenet': convnets.LeNet, 'cifar10_full': convnets.Cifar10Full}
+  if m.name in small:
+    del common['axis_name']  # they have no batch statistics to share
+    return small[m.name](**common)
 
   stages, bottleneck = resnet.DEPTHS[int(m.name.removeprefix('resnet'))]
   return resnet.ResNet(
