@@ -1,5 +1,6 @@
 """Compiled programs are kept on disk, so that a second start is quick."""
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -44,6 +45,16 @@ def enable(config) -> str:
   for name, value in settings.items():
     jax.config.update(name, value)
   return folder
+
+
+def release_memory() -> None:
+  """Hands the memory that a compile has freed back to the system.
+
+  glibc keeps it for the threads that compiled: 1 GB after a ResNet-50.
+  """
+  trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)
+  if trim:
+    trim(0)
 
 
 def _machine() -> str:

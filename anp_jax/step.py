@@ -5,6 +5,8 @@ follows outside it, in the same jit, where norms see whole arrays.
 """
 
 from collections.abc import Callable
+import functools
+import math
 
 import jax
 from jax import lax
@@ -17,6 +19,7 @@ from anp_jax import state as state_lib
 from anp_jax.data import mix
 
 P = mesh_lib.P
+_LARGE = 2**15  # elements
 
 
 def check_batch(config, batch_size: int, mesh) -> None:
@@ -91,6 +94,7 @@ def make_train_step(
     check_vma=False,
   )
   names = _train_names(objective)
+  divided = jax.tree.map(lambda s: any(s), specs.params)
 
   def train_step(state, batch):
     gradients, stats, weight, sums, damaged, vote = mapped(
@@ -102,8 +106,8 @@ def make_train_step(
       gradients, state.opt_state, state.params
     )
     means = [sums[name] / weight for name in names]
-    grad_norm = optax.tree.norm(gradients)
-    sizes = (means[0], grad_norm, optax.tree.norm(updates), _norm(stats))
+    grad_norm = _norm(gradients, divided)
+    sizes = (means[0], grad_norm, _norm(updates, divided), _norm(stats))
     finite = jnp.isfinite(jnp.stack([s.astype(weight.dtype) for s in sizes]))
     values = [
       *means, grad_norm, schedule(state.step), damaged, finite.all(), vote,
@@ -266,11 +270,36 @@ def _divide(x, count):
   return x / count if jnp.issubdtype(x.dtype, jnp.inexact) else x // count
 
 
-def _norm(tree):
-  leaves = [
-    x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)
-  ]
-  return optax.tree.norm(leaves) if leaves else jnp.zeros(())
+def _norm(tree, divided=None):
+  """The L2 norm of all leaves of a float dtype, as one vector.
+
+  Args:
+    tree: of arrays.
+    divided: tree of bools, whether a mesh divides the array; None: none is.
+  """
+  leaves = jax.tree.leaves(tree)
+  kinds = jax.tree.leaves(divided) if divided else [False] * len(leaves)
+  parts, small = [], []
+  for x, is_divided in zip(leaves, kinds, strict=True):
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+      continue
+    if is_divided:
+      parts.append(jnp.square(x).sum())
+    elif x.size < _LARGE:
+      small.append(x.ravel())
+    else:
+      parts.append(_sum_of_squares(x))
+  # Hundreds of small sums take longer to compile and to start than to compute.
+  if small:
+    parts.append(jnp.square(jnp.concatenate(small)).sum())
+  return jnp.sqrt(sum(parts)) if parts else jnp.zeros(())
+
+
+@jax.jit  # a network has many leaves of few shapes, traced once each
+def _sum_of_squares(x):
+  # A CPU sums slices four times as fast as the whole, see layers.normalise.
+  slices = x.reshape(math.gcd(x.size, 8), -1)
+  return functools.reduce(jnp.add, map(jnp.square, slices)).sum()
 
 
 def _averaged(decay, state, params, stats):

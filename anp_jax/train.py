@@ -162,7 +162,10 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
       with telemetry.paused('compiling'):
         batch = next(feed)
         marks.mark('first batch')
-        telemetry.set_flops(_flops(train_step, state, batch, config, mesh))
+        lowered = train_step.lower(state, batch)
+        telemetry.set_flops(_flops(lowered, config, mesh))
+        train_step = lowered.compile()
+        compile_cache.release_memory()
         with profile.step(step + 1, state):
           state, values = train_step(state, batch)
         jax.block_until_ready(values)
@@ -357,13 +360,13 @@ def _scored_weights(config):
   return 'of the current weights and running batch statistics'
 
 
-def _flops(train_step, state, batch, config, mesh) -> float:
+def _flops(lowered, config, mesh) -> float:
   """Of one step on all devices; 0 where no peak is known to compare with."""
   kind = mesh.devices.flat[0].device_kind
   if not telemetry_lib.peak_flops(kind, config.model.dtype):
     return 0.0
   # The mapped step's shapes, and so its count, are those of one device.
-  cost = train_step.lower(state, batch).cost_analysis() or {}
+  cost = lowered.cost_analysis() or {}
   return cost.get('flops', 0.0) * mesh.size
 
 

@@ -154,6 +154,18 @@ def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(
   ]
 
 
+def test_our_flags_are_ours_and_the_allocator_is_everyones(bench, monkeypatch):
+  for name in ('XLA_FLAGS', 'GLIBC_TUNABLES'):
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  monkeypatch.setattr(bench.xla_flags, '_devices_are_open', lambda: False)
+  monkeypatch.setattr(bench.xla_flags, '_read', lambda path: '[madvise]')
+  ours, theirs = (bench._environment(c, {'A': '1'}) for c in ('ours', 'flax'))
+  assert 'xla_cpu' in ours.pop('XLA_FLAGS')
+  assert ours == theirs
+  assert ours['GLIBC_TUNABLES'] == 'glibc.malloc.hugetlb=1' and ours['A'] == '1'
+
+
 def test_mfu_in_closed_form(bench):
   case = bench.CASES['resnet50_gpu']
   assert bench.mfu(case, 989.5e12 / (6 * 4.09e9), H100) == pytest.approx(1)

@@ -1,11 +1,14 @@
 """Tests of compile_cache: hits in a second process, a bound on the size."""
 
+import ctypes
 import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from anp_jax import compile_cache
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -95,3 +98,27 @@ def test_size_stays_below_the_bound(tmp_path):
     size = sum(p.stat().st_size for p in tmp_path.rglob('*') if p.is_file())
     assert size <= limit * 1.1  # time stamps and the lock are not counted
   assert size > 0
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='/proc, and glibc')
+def test_freed_memory_goes_back_to_the_system():
+  libc = ctypes.CDLL(None)
+  if not hasattr(libc, 'malloc_trim'):
+    pytest.skip('this C library has no malloc_trim')
+  libc.malloc.restype = ctypes.c_void_p
+
+  def resident():
+    with open('/proc/self/statm') as f:
+      return int(f.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+
+  # 200 MB in pieces too small for a mapping each; the last holds the top.
+  size = 100_000
+  blocks = [libc.malloc(size) for _ in range(2000)]
+  for block in blocks:
+    ctypes.memset(block, 1, size)
+  for block in blocks[:-1]:
+    libc.free(ctypes.c_void_p(block))
+  before = resident()
+  compile_cache.release_memory()
+  assert before - resident() > 100e6
+  libc.free(ctypes.c_void_p(blocks[-1]))

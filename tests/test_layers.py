@@ -1,18 +1,17 @@
-"""Convolution, pooling and batch normalisation against NumPy in float64."""
+"""Convolution, pooling and relu against NumPy in float64."""
 
-import functools
+import collections
+import math
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax import mesh as mesh_lib
 from anp_jax.models import layers
+from anp_jax.models import resnet
 from anp_jax.models.layers import convolution
 
-P = jax.sharding.PartitionSpec
 PLATFORMS = ('cpu', 'gpu', 'tpu')  # all are run on this machine's CPU
 # Both sides compute in float64, sums of up to 7 * 7 * 3 * 256 terms of order
 # one, each rounded at 1e-16: 1e-11 is a thousand times what was seen, and a
@@ -36,16 +35,30 @@ def x64():
     yield
 
 
-def _windows(shape, kernel, stride, padding):
+def _pixels(padding, shape, size, stride):
+  """Padding in pixels, pairs for height and width."""
+  if padding == 'VALID':
+    return (0, 0), (0, 0)
+  if padding == 'SAME':
+    # As many results as pixels over the stride; an odd pixel at the end.
+    missing = [
+      max((math.ceil(n / stride) - 1) * stride + size - n, 0) for n in shape
+    ]
+    return tuple((m // 2, m - m // 2) for m in missing)
+  return ((padding, padding),) * 2 if isinstance(padding, int) else padding
+
+
+def _windows(shape, size, stride, around):
   """Result's pixels, each with its place in the padded map."""
-  rows = (shape[1] + 2 * padding - kernel) // stride + 1
-  columns = (shape[2] + 2 * padding - kernel) // stride + 1
+  rows, columns = (
+    (n + sum(pad) - size) // stride + 1 for n, pad in zip(shape[1:3], around)
+  )
   places = [
     (
       i,
       j,
-      slice(i * stride, i * stride + kernel),
-      slice(j * stride, j * stride + kernel),
+      slice(i * stride, i * stride + size),
+      slice(j * stride, j * stride + size),
     )
     for i in range(rows)
     for j in range(columns)
@@ -53,19 +66,20 @@ def _windows(shape, kernel, stride, padding):
   return (rows, columns), places
 
 
-def _pad(x, padding, value):
-  around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-  return np.pad(x, around, constant_values=value)
+def _pad(x, around, value):
+  return np.pad(x, ((0, 0), *around, (0, 0)), constant_values=value)
 
 
-def _crop(x, padding):
-  return x[:, padding : x.shape[1] - padding, padding : x.shape[2] - padding]
+def _crop(x, around):
+  (top, bottom), (left, right) = around
+  return x[:, top : x.shape[1] - bottom, left : x.shape[2] - right]
 
 
 def _convolve(x, kernel, stride, padding, cotangent=None):
   """Convolution one pixel at a time; with a cotangent also both gradients."""
-  size, places = _windows(x.shape, len(kernel), stride, padding)
-  padded = _pad(x, padding, 0)
+  around = _pixels(padding, x.shape[1:3], len(kernel), stride)
+  size, places = _windows(x.shape, len(kernel), stride, around)
+  padded = _pad(x, around, 0)
   out = np.zeros((len(x), *size, kernel.shape[-1]))
   for i, j, rows, columns in places:
     out[:, i, j] = np.tensordot(padded[:, rows, columns], kernel, 3)
@@ -76,7 +90,18 @@ def _convolve(x, kernel, stride, padding, cotangent=None):
     dy = cotangent[:, i, j]
     dx[:, rows, columns] += np.tensordot(dy, kernel, ((1,), (3,)))
     dkernel += np.tensordot(padded[:, rows, columns], dy, ((0,), (0,)))
-  return out, _crop(dx, padding), dkernel
+  return out, _crop(dx, around), dkernel
+
+
+def _with_gradients(function, dy, *arguments):
+  """The function's value, then what it sends back of dy."""
+
+  @jax.jit
+  def compute(dy, *arguments):
+    y, pull = jax.vjp(function, *arguments)
+    return (y, *pull(dy))
+
+  return compute(dy, *arguments)
 
 
 @pytest.mark.parametrize('platform', PLATFORMS)
@@ -107,6 +132,62 @@ def test_convolution_and_its_gradients_equal_numpy(x64, plan, platform):
       message = f'{name} of a map of {x.shape[1:3]}'
       assert a.shape == b.shape, message
       np.testing.assert_allclose(a, b, rtol=0, atol=TIGHT, err_msg=message)
+
+
+@pytest.mark.parametrize('platform', PLATFORMS)
+@pytest.mark.parametrize('padding', ['SAME', 'VALID', ((2, 0), (1, 3))])
+@pytest.mark.parametrize(
+  'size, stride', [(1, 1), (2, 1), (3, 2), (5, 1), (7, 2)]
+)
+def test_every_way_to_say_the_padding(x64, padding, size, stride, platform):
+  random = np.random.default_rng(1)
+  for shape in ((8, 11), (7, 7)):
+    x = random.normal(size=(2, *shape, 3))
+    kernel = random.normal(size=(size, size, 3, 4))
+    dy = random.normal(size=_convolve(x, kernel, stride, padding).shape)
+    found = _with_gradients(
+      lambda x, k: layers.convolve(x, k, stride, padding, platform),
+      dy, x, kernel,
+    )  # fmt: skip
+    want = _convolve(x, kernel, stride, padding, dy)
+    for a, b in zip(found, want):
+      np.testing.assert_allclose(a, b, rtol=0, atol=TIGHT)
+
+
+def test_padding_that_is_no_padding():
+  with pytest.raises(ValueError, match="'SAME', 'VALID' or pixels, not 'FULL'"):
+    layers.convolve(jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1)), 1, 'FULL')
+
+
+# (kernel, stride, padding, map): each lowering, with many terms in a sum. The
+# last two are products of so many rows that a CPU halves them.
+ROUNDED = (
+  (3, 1, 1, (2, 2, 64)), (3, 1, 1, (14, 14, 32)), (7, 2, 3, (32, 32, 3)),
+  (1, 2, 0, (15, 15, 64)), (1, 1, 0, (48, 48, 16)), (1, 1, 0, (64, 33, 64)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('platform', PLATFORMS)
+@pytest.mark.parametrize('plan', ROUNDED, ids=str)
+def test_float32_is_off_by_no_more_than_its_rounding(plan, platform):
+  size, stride, padding, shape = plan
+  random = np.random.default_rng(2)
+  x = np.float32(random.normal(size=(2, *shape)))
+  kernel = np.float32(random.normal(size=(size, size, shape[-1], 32)))
+  exact = np.float64(x), np.float64(kernel)
+  dy = np.float32(random.normal(size=_convolve(*exact, stride, padding).shape))
+  found = _with_gradients(
+    lambda x, k: layers.convolve(x, k, stride, padding, platform), dy, x, kernel
+  )
+  want = _convolve(*exact, stride, padding, np.float64(dy))
+  # A sum of n products is off by no more than n roundings of 2^-24 of the sum
+  # of their sizes (Higham 2002, eq. 3.5), in whatever order it is taken.
+  sizes = _convolve(*map(np.abs, exact), stride, padding, np.abs(dy))
+  pixels = dy.size // dy.shape[-1]
+  terms = kernel[..., 0].size, kernel[..., 0, :].size, pixels
+  for a, b, bound, n in zip(found, want, sizes, terms):
+    assert a.dtype == np.float32
+    assert (np.abs(np.float64(a) - b) <= n * 2.0**-24 * bound + 1e-30).all()
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -161,260 +242,120 @@ def test_the_lowering_is_chosen_by_platform_and_shapes(where):
   assert strided == (not products and found != 'depth')
 
 
+@pytest.mark.parametrize(
+  'platform, convolutions, pools', [('cpu', 14, 0), ('gpu', 53, 1)]
+)
+def test_a_gpus_network_is_the_librarys(platform, convolutions, pools):
+  """Also where it is compiled on a machine without a GPU."""
+  net = resnet.ResNet(
+    10, stages=(3, 4, 6, 3), bottleneck=True, group=0, platform=platform
+  )
+  images = jax.ShapeDtypeStruct((2, 64, 64, 3), 'float32')
+  variables = jax.eval_shape(
+    lambda x: net.init(jax.random.key(0), x, False), images
+  )
+  jaxpr = jax.make_jaxpr(
+    lambda v, x: net.apply(v, x, True, mutable=['batch_stats'])
+  )(variables, images)
+  counts = collections.Counter(_primitives(jaxpr.jaxpr))
+  assert counts['conv_general_dilated'] == convolutions
+  # Of the classifier, of each 1x1 convolution, and of each of 2x2 results.
+  assert counts['dot_general'] == 1 + 53 - convolutions
+  assert counts['reduce_window_max'] == pools
+
+
+def _primitives(jaxpr):
+  """The name of every operation, inner ones too."""
+  for equation in jaxpr.eqns:
+    yield equation.primitive.name
+    for value in equation.params.values():
+      inner = getattr(value, 'jaxpr', value)
+      if hasattr(inner, 'eqns'):
+        yield from _primitives(inner)
+
+
+# (window, stride, padding): of pools.
+POOLS = (
+  (3, 2, 1), (2, 2, 0), (3, 1, 1), (2, 3, 0), (3, 2, ((0, 1), (1, 0))),
+  (3, 2, 'SAME'),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize('platform', PLATFORMS)
-@pytest.mark.parametrize('side', [(1, 1), (2, 2), (7, 7), (16, 16), (9, 14)])
-def test_max_pool_and_its_gradient_equal_numpy(x64, side, platform):
+@pytest.mark.parametrize('plan', POOLS, ids=str)
+@pytest.mark.parametrize('side', [(3, 3), (7, 8), (9, 14)])
+def test_max_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
+  window, stride, padding = plan
   random = np.random.default_rng(1)
-  # Each value once, so that the largest of a window is one pixel; all below
-  # zero, so that zeros as padding would win.
-  count = 2 * side[0] * side[1] * 3
-  x = -1.0 - random.permutation(count).reshape(2, *side, 3)
-  size, places = _windows(x.shape, 3, 2, 1)
-  padded = _pad(x, 1, -np.inf)
+  # Few values, so that most windows have several largest; all below zero, so
+  # that zeros as padding would win.
+  x = -1.0 - random.integers(0, 4, size=(2, *side, 3))
+  around = _pixels(padding, side, window, stride)
+  size, places = _windows(x.shape, window, stride, around)
+  padded = _pad(x, around, -np.inf)
   dy = random.normal(size=(2, *size, 3))
   want, dx = np.zeros_like(dy), np.zeros_like(padded)
   for i, j, rows, columns in places:
-    window = padded[:, rows, columns]
-    want[:, i, j] = window.max((1, 2))
-    dx[:, rows, columns] += (window == want[:, None, None, i, j]) * (
-      dy[:, None, None, i, j]
-    )
-  y, pull = jax.vjp(lambda x: layers.max_pool(x, platform=platform), x)
+    seen = padded[:, rows, columns].reshape(2, window**2, 3)
+    want[:, i, j] = seen.max(1)
+    first = seen.argmax(1)  # of equal ones the first, row by row
+    for image, channel in np.ndindex(first.shape):
+      down, right = divmod(first[image, channel], window)
+      place = image, rows.start + down, columns.start + right, channel
+      dx[place] += dy[image, i, j, channel]
+  y, found = _with_gradients(
+    lambda x: layers.max_pool(x, window, stride, padding, platform), dy, x
+  )
   np.testing.assert_array_equal(y, want)
-  # At most four windows share a pixel: three roundings.
-  np.testing.assert_allclose(pull(dy)[0], _crop(dx, 1), rtol=0, atol=1e-14)
+  # At most nine windows share a pixel: eight roundings.
+  np.testing.assert_allclose(found, _crop(dx, around), rtol=0, atol=1e-14)
 
 
-def _normalise(x, scale, bias, group, epsilon=1e-5, cotangent=None):
-  """Batch normalisation in groups, and its gradients by the chain rule."""
-  shape = x.shape
-  x = np.float64(x).reshape(len(x) // group, -1, shape[-1])
-  mean = x.mean(1, keepdims=True)
-  var = ((x - mean) ** 2).mean(1, keepdims=True)
-  unit = (x - mean) / np.sqrt(var + epsilon)
-  y = (unit * scale + bias).reshape(shape)
-  if cotangent is None:
-    return y, mean[:, 0], var[:, 0]
-  # Written as Ioffe and Szegedy write it: through variance and mean apart.
-  count = x.shape[1]
-  dy = np.float64(cotangent).reshape(x.shape)
-  dunit = dy * scale
-  dvar = (dunit * (x - mean) * -0.5 * (var + epsilon) ** -1.5).sum(
-    1, keepdims=True
-  )
-  dmean = (-dunit / np.sqrt(var + epsilon)).sum(1, keepdims=True)
-  dx = (
-    dunit / np.sqrt(var + epsilon)
-    + dvar * 2 * (x - mean) / count
-    + dmean / count
-  )
-  return (
-    y,
-    mean[:, 0],
-    var[:, 0],
-    dx.reshape(shape),
-    (dy * unit).sum((0, 1)),
-    dy.sum((0, 1)),
-  )
-
-
-def _example(batch=8, side=3, channels=5):
-  random = np.random.default_rng(2)
-  x = random.normal(size=(batch, side, side, channels)) * 2 + 3
-  # Rows differ in mean and spread, so that the wrong grouping shows.
-  x = x * (1 + np.arange(batch))[:, None, None, None] + np.arange(channels)
-  scale, bias = random.normal(size=(2, channels))
-  return x, scale, bias, random.normal(size=x.shape)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _layer_step(layer, x, scale, bias, dy):
-  """y, gradients of (dy * y).sum() and new statistics of a BatchNorm."""
-  channels = x.shape[-1]
-  stats = {'mean': jnp.full(channels, 0.5), 'var': jnp.full(channels, 2.0)}
-
-  def loss(x, scale, bias):
-    y, new = layer.apply(
-      {'params': {'scale': scale, 'bias': bias}, 'batch_stats': stats},
-      x,
-      True,
-      mutable=['batch_stats'],
-    )
-    return (y * dy).sum(), (y, new['batch_stats'])
-
-  (_, (y, new)), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(
-    x, scale, bias
-  )
-  return y, gradients, new
-
-
-# 0: all of the batch.
-@pytest.mark.parametrize('group', [1, 2, 4, 8, 0])
-def test_batch_norm_equals_numpy(x64, group):
-  x, scale, bias, dy = _example()
-  layer = layers.BatchNorm(
-    group, momentum=0.75, dtype='float64', param_dtype='float64'
-  )
-  y, gradients, new = _layer_step(layer, x, scale, bias, dy)
-  want, mean, var, *want_gradients = _normalise(
-    x, scale, bias, group or len(x), cotangent=dy
-  )
-  # The one-pass variance E[x^2] - E[x]^2 loses some of 16 digits: means are up
-  # to 30, spreads from 2, so 1e-10 holds and a missing term shows at 1e-1.
-  close = dict(rtol=1e-10, atol=1e-10)
-  np.testing.assert_allclose(y, want, **close)
-  for got, expected in zip(gradients, want_gradients):
-    np.testing.assert_allclose(got, expected, **close)
-  running = {'mean': (0.5, mean), 'var': (2.0, var)}
-  for name, (old, of_groups) in running.items():
-    expected = 0.75 * old + 0.25 * of_groups.mean(0)
-    np.testing.assert_allclose(new[name], expected, **close)
-
-
-def test_batch_norm_of_rows_without_a_map_equals_numpy(x64):
-  x, scale, bias, dy = (a[:, 0, 0] if a.ndim == 4 else a for a in _example())
-  layer = layers.BatchNorm(4, dtype='float64', param_dtype='float64')
-  y, gradients, _ = _layer_step(layer, x, scale, bias, dy)
-  want, _, _, dx, *_ = _normalise(x, scale, bias, 4, cotangent=dy)
-  np.testing.assert_allclose(y, want, rtol=1e-10, atol=1e-10)
-  np.testing.assert_allclose(gradients[0], dx, rtol=1e-10, atol=1e-10)
-
-
-def test_batch_norm_uses_running_statistics_outside_training(x64):
-  x, scale, bias, _ = _example()
-  mean, var = np.linspace(-1, 1, 5), np.linspace(1, 3, 5)
-  variables = {
-    'params': {'scale': scale, 'bias': bias},
-    'batch_stats': {'mean': mean, 'var': var},
-  }
-  # No multiple of the group: the last batch of an evaluation may be short.
-  layer = layers.BatchNorm(3, dtype='float64', param_dtype='float64')
-  y = layer.apply(variables, x, False)
-  want = (x - mean) / np.sqrt(var + 1e-5) * scale + bias
-  np.testing.assert_allclose(y, want, rtol=1e-12, atol=1e-12)
-
-
-def test_batch_norm_gradient_equals_finite_differences(x64):
+def test_ties_in_max_pool_go_where_pytorch_sends_them():
+  torch = pytest.importorskip('torch')
   random = np.random.default_rng(3)
-  x = random.normal(size=(3, 4, 2)) + 1
-  scale, bias = random.normal(size=(2, 2))
-  dy = random.normal(size=x.shape)
-  arguments = [x, scale, bias]
-
-  def loss(x, scale, bias):
-    return float((_normalise(x, scale, bias, 1)[0] * dy).sum())
-
-  # Groups are the first axis, as in `normalise`.
-  gradients = jax.jit(
-    jax.grad(lambda *a: (layers.normalise(*a, 1e-5)[0] * dy).sum(), (0, 1, 2))
-  )(*arguments)
-  step = 1e-5
-  for k, gradient in enumerate(gradients):
-    for index in np.ndindex(gradient.shape):
-      moved = [a.copy() for a in arguments]
-      moved[k][index] += step
-      above = loss(*moved)
-      moved[k][index] -= 2 * step
-      # Truncation step^2 and cancellation 1e-16 / step are both near 1e-10.
-      np.testing.assert_allclose(
-        gradient[index], (above - loss(*moved)) / (2 * step), atol=1e-7
-      )
+  x = np.float32(random.integers(0, 3, size=(2, 9, 14, 4)))
+  theirs = torch.tensor(x.transpose(0, 3, 1, 2), requires_grad=True)
+  out = torch.nn.functional.max_pool2d(theirs, 3, 2, 1)
+  dy = np.float32(random.integers(1, 9, size=out.shape))  # sums are exact
+  out.backward(torch.tensor(dy))
+  _, pull = jax.vjp(lambda x: layers.max_pool(x, platform='cpu'), x)
+  want = theirs.grad.numpy().transpose(0, 2, 3, 1)
+  np.testing.assert_array_equal(pull(dy.transpose(0, 2, 3, 1))[0], want)
 
 
-def test_no_gradient_flows_through_statistics():
-  def loss(x):
-    _, mean, var = layers.normalise(x, jnp.ones(2), jnp.zeros(2), 1e-5)
-    return mean.sum() + var.sum()
-
-  x = np.random.default_rng(4).normal(size=(2, 5, 2))
-  np.testing.assert_array_equal(jax.jit(jax.grad(loss))(x), 0)
-
-
-def test_batch_norm_in_bfloat16_keeps_float32_statistics():
-  x, scale, bias, dy = map(np.float32, _example(batch=8, side=8))
-  wide = jnp.asarray(x, jnp.bfloat16)
-  layer = layers.BatchNorm(4, momentum=0.0, dtype='bfloat16')
-  y, gradients, new = _layer_step(
-    layer, wide, scale, bias, jnp.asarray(dy, jnp.bfloat16)
+@pytest.mark.parametrize('platform', PLATFORMS)
+@pytest.mark.parametrize('plan', POOLS, ids=str)
+@pytest.mark.parametrize('side', [(3, 3), (7, 8)])
+def test_avg_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
+  window, stride, padding = plan
+  random = np.random.default_rng(4)
+  x = random.normal(size=(2, *side, 3))
+  around = _pixels(padding, side, window, stride)
+  size, places = _windows(x.shape, window, stride, around)
+  padded = _pad(x, around, 0)
+  dy = random.normal(size=(2, *size, 3))
+  want, dx = np.zeros_like(dy), np.zeros_like(padded)
+  for i, j, rows, columns in places:
+    want[:, i, j] = padded[:, rows, columns].mean((1, 2))
+    dx[:, rows, columns] += dy[:, None, None, i, j] / window**2
+  y, found = _with_gradients(
+    lambda x: layers.avg_pool(x, window, stride, padding, platform), dy, x
   )
-  assert y.dtype == jnp.bfloat16 and gradients[0].dtype == jnp.bfloat16
-  assert gradients[1].dtype == gradients[2].dtype == jnp.float32
-  # Of the input that bfloat16 can hold, the statistics are good to float32:
-  # bfloat16's own 8 bits would be off by 4e-3.
-  want, mean, var = _normalise(np.float32(wide), scale, bias, 4)
-  for name, expected in (('mean', mean), ('var', var)):
-    assert new[name].dtype == jnp.float32
-    np.testing.assert_allclose(new[name], expected.mean(0), rtol=2e-5)
-  # The result itself is rounded once to bfloat16.
-  np.testing.assert_allclose(np.float32(y), want, rtol=2**-8, atol=2e-3)
+  # Means and sums of at most nine numbers of order one.
+  np.testing.assert_allclose(y, want, rtol=0, atol=1e-14)
+  np.testing.assert_allclose(found, _crop(dx, around), rtol=0, atol=1e-14)
 
 
-def test_batch_norm_refuses_a_batch_that_is_not_whole_groups():
-  layer = layers.BatchNorm(4)
-  x = jnp.ones((6, 2, 2, 3))
-  variables = layer.init(jax.random.key(0), x, False)
-  with pytest.raises(ValueError, match='6 images.*group of 4'):
-    layer.apply(variables, x, True, mutable=['batch_stats'])
-
-
-def test_variance_never_falls_below_zero():
-  # Of equal rows it is 0. The mean of squares less the square of the mean is
-  # below it for some of these, by float32 rounding, and by far more than
-  # epsilon: the root would be NaN.
-  values = np.linspace(100, 1000, 512, dtype=np.float32)
-  x = jnp.broadcast_to(values, (1, 7, 512))
-  y, _, var = jax.jit(layers.normalise, static_argnums=3)(
-    x, jnp.ones(512), jnp.zeros(512), 1e-5
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('platform', PLATFORMS)
+def test_relu(platform, dtype):
+  inputs = [-2, -0.0, 0, 3, -np.inf, np.inf, np.nan]
+  y, pull = jax.vjp(
+    lambda x: layers.relu(x, platform), jnp.array(inputs, dtype)
   )
-  assert var.min() >= 0 and np.isfinite(y).all()
-
-
-@pytest.mark.parametrize('group', [2, 0])
-@pytest.mark.parametrize('devices', [1, 2, 4])
-def test_batch_norm_is_independent_of_the_device_count(
-  x64, config, devices, group
-):
-  """Divided by shard_map: groups without, the whole batch with collectives."""
-  _check_divided(config, devices, group)
-
-
-def test_batch_norm_of_the_whole_batch_on_eight_devices(x64, config):
-  _check_divided(config, 8, 0)
-
-
-def _check_divided(config, devices, group):
-  x, scale, bias, dy = _example()
-  mesh = mesh_lib.create(config, jax.devices()[:devices])
-  layer = layers.BatchNorm(
-    group,
-    momentum=0.75,
-    dtype='float64',
-    param_dtype='float64',
-    axis_name=mesh_lib.DATA,
-  )
-
-  def shard(x, dy, scale, bias):
-    y, (dx, *rest), new = _layer_step(layer, x, scale, bias, dy)
-    return y, dx, lax.psum(rest, 'data'), lax.pmean(new, 'data')
-
-  rows = P(mesh_lib.DATA)
-  y, dx, rest, new = jax.jit(
-    jax.shard_map(
-      shard,
-      mesh=mesh,
-      in_specs=(rows, rows, P(), P()),
-      out_specs=(rows, rows, P(), P()),
-      check_vma=False,
-    )
-  )(x, dy, scale, bias)
-  want, mean, var, *gradients = _normalise(
-    x, scale, bias, group or len(x), cotangent=dy
-  )
-  close = dict(rtol=1e-10, atol=1e-10)
-  np.testing.assert_allclose(y, want, **close)
-  for got, expected in zip((dx, *rest), gradients):
-    np.testing.assert_allclose(got, expected, **close)
-  expected = 0.75 * 0.5 + 0.25 * mean.mean(0)
-  np.testing.assert_allclose(new['mean'], expected, **close)
-  expected = 0.75 * 2.0 + 0.25 * var.mean(0)
-  np.testing.assert_allclose(new['var'], expected, **close)
+  assert y.dtype == dtype
+  # What is not a number stays so: training must stop there.
+  np.testing.assert_array_equal(np.float32(y), [0, 0, 0, 3, 0, np.inf, np.nan])
+  gradient = np.float32(pull(jnp.full(7, 5, dtype))[0])
+  np.testing.assert_array_equal(gradient[:-1], [0, 0, 0, 5, 0, 5])

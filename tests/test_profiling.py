@@ -75,6 +75,7 @@ def test_exactly_the_steps_that_were_asked_for(tmp_path, one, capsys):
   assert f'xprof --logdir={tmp_path}/profile' in line
 
 
+@pytest.mark.slow
 def test_the_host_waits_at_both_ends_of_the_window_only(
   tmp_path, one, monkeypatch
 ):
@@ -92,12 +93,14 @@ def test_the_host_waits_at_both_ends_of_the_window_only(
   assert not (tmp_path / 'without' / 'profile').exists()
 
 
+@pytest.mark.slow
 def test_the_first_step_and_the_last(tmp_path, one):
   one.profile.steps = '1:13'
   train.run(one, str(tmp_path))
   assert _recorded(tmp_path) == list(range(1, 13))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_ask_for_other_steps(tmp_path, one, capsys):
   one.duration = '6 steps'
   train.run(one, str(tmp_path))
@@ -115,6 +118,7 @@ def test_a_resumed_run_may_ask_for_other_steps(tmp_path, one, capsys):
     assert words in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'steps, recorded, words',
   [
@@ -151,6 +155,7 @@ def test_a_run_that_is_stopped_inside_closes_the_trace(
   assert f'steps 3 to {stopped} in' in _lines(capsys)[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_inside_closes_the_trace(tmp_path, one):
   one.optimizer.name = 'sgd'
   one.optimizer.learning_rate = 1e30
@@ -160,6 +165,7 @@ def test_a_run_that_fails_inside_closes_the_trace(tmp_path, one):
   assert _recorded(tmp_path)[:2] == [2, 3]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_no_trace_can_be_taken(tmp_path, one, capsys):
   one.profile.steps = '3:5'
   jax.profiler.start_trace(str(tmp_path / 'other'))

@@ -539,6 +539,41 @@ def test_divided_parameters_are_gathered_once_and_scattered():
   )
 
 
+def test_one_device_sends_no_gradient():
+  # XLA's CPU backend copies what it "sends" to itself: 100 MB for ResNet-50.
+  config = _config('float32')
+  run = Run(config, 1, _resnet(config))
+  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  sent = sum(n for _, _, n in _asked(lowered.as_text()))
+  assert sent == _count(run.like.stats) + 6 + 1
+
+
+def test_norms_do_not_gather_divided_parameters():
+  config = _config('float32', sharding=FSDP)
+  run = Run(config, 4, _resnet(config))
+  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  found = _collectives(lowered.compile().as_text())
+  before = _asked(lowered.as_text())
+  assert _total(found, 'all-gather', 'f32') == (
+    _total(before, 'all_gather', 'f32')
+  )
+
+
+def test_norm_is_that_of_one_vector():
+  random = np.random.default_rng(0)
+  # Small and large leaves; sizes that eight does and does not divide; a count,
+  # which is no part of a norm.
+  shapes = ((), (3,), (64, 64), (3, 3, 64, 64), (40001,), (33001, 2))
+  tree = [random.normal(size=s).astype('float32') for s in shapes]
+  want = np.linalg.norm(np.concatenate([np.float64(x).ravel() for x in tree]))
+  # Pairwise sums of 1e5 squares in float32: far less than 1e-6.
+  tree.append(np.int32(7))
+  norm = jax.jit(step_lib._norm, static_argnums=1)
+  for divided in (None, (False, True, False, True, False, True, False)):
+    np.testing.assert_allclose(norm(tree, divided), want, rtol=1e-6)
+  assert step_lib._norm([np.int32(7)]) == 0
+
+
 def test_a_bfloat16_network_learns_a_batch():
   run = _bfloat16()
   _, metrics = run.steps(run.state(), [_batch()] * 30)

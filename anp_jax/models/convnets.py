@@ -57,7 +57,7 @@ class LeNet(nn.Module):
       param_dtype=self.param_dtype,
       name='hidden',
     )(x.reshape(len(x), -1))
-    return _head(self, nn.relu(x))
+    return _head(self, layers.relu(x, self.platform))
 
 
 class Cifar10Full(nn.Module):
@@ -94,12 +94,12 @@ class Cifar10Full(nn.Module):
     del train
     _check_side(images, 12, 'cifar10_full')
     x = _conv(self, 32, 2, 'conv1')(images)
-    x = nn.relu(pool(x, 'max', 3, 2, self.platform))
+    x = layers.relu(pool(x, 'max', 3, 2, self.platform), self.platform)
     x = normalise_response(x, platform=self.platform)
-    x = nn.relu(_conv(self, 32, 2, 'conv2')(x))
+    x = layers.relu(_conv(self, 32, 2, 'conv2')(x), self.platform)
     x = pool(x, 'mean', 3, 2, self.platform)
     x = normalise_response(x, platform=self.platform)
-    x = nn.relu(_conv(self, 64, 2, 'conv3')(x))
+    x = layers.relu(_conv(self, 64, 2, 'conv3')(x), self.platform)
     x = pool(x, 'mean', 3, 2, self.platform)
     return _head(self, x.reshape(len(x), -1))
 

@@ -30,6 +30,7 @@ class Block(nn.Module):
     features: channels inside; a bottleneck gives four times as many.
     conv: makes a convolution from (features, size, stride, name=...).
     norm: makes a normalisation, called (x, train).
+    relu: the nonlinearity.
     bottleneck: 1x1, 3x3, 1x1 instead of two 3x3.
     stride: pixels.
     version: 'v1.5' or 'v1'.
@@ -39,6 +40,7 @@ class Block(nn.Module):
   features: int
   conv: Any
   norm: Any
+  relu: Any
   bottleneck: bool
   stride: int = 1
   version: str = 'v1.5'
@@ -62,11 +64,11 @@ class Block(nn.Module):
         nn.initializers.ones_init)  # fmt: skip
       y = self.norm(scale_init=init(), name=f'norm{i}')(y, train)
       if not last:
-        y = nn.relu(y)
+        y = self.relu(y)
     if x.shape != y.shape:
       x = self.conv(y.shape[-1], 1, self.stride, name='shortcut_conv')(x)
       x = self.norm(name='shortcut_norm')(x, train)
-    return nn.relu(x + y)
+    return self.relu(x + y)
 
 
 class ResNet(nn.Module):
@@ -108,8 +110,9 @@ class ResNet(nn.Module):
       platform=self.platform,
       **types,
     )
+    relu = functools.partial(layers.relu, platform=self.platform)
     x = conv(self.width, 7, 2, name='stem_conv')(images)
-    x = nn.relu(norm(name='stem_norm')(x, train))
+    x = relu(norm(name='stem_norm')(x, train))
     x = layers.max_pool(x, platform=self.platform)
     for i, blocks in enumerate(self.stages):
       for j in range(blocks):
@@ -117,6 +120,7 @@ class ResNet(nn.Module):
           self.width * 2**i,
           conv,
           norm,
+          relu,
           self.bottleneck,
           stride=2 if i and not j else 1,
           version=self.version,

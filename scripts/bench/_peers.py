@@ -79,9 +79,25 @@ def our_maker(cache: str) -> Callable:
     batch = next(feed)
     feed.close()
     batch['image'] = batch['image'][..., : case.channels]
-    return jax_contestant(step, state_lib.create(init, like), batch)
+    state = state_lib.create(init, like)
+    return jax_contestant(_ahead(step), state, batch)
 
   return make
+
+
+def _ahead(step):
+  """Compiles a step at its first call, as training does."""
+  from anp_jax import compile_cache
+
+  programs = []
+
+  def call(state, batch):
+    if not programs:
+      programs.append(step.lower(state, batch).compile())
+      compile_cache.release_memory()
+    return programs[0](state, batch)
+
+  return call
 
 
 def _config(case, cache):

@@ -137,8 +137,13 @@ class Program:
     """
     if own := self._own_origin(instruction):
       return own
-    for near in (*self.users(instruction), *self.operands(instruction)):
-      if own := self._own_origin(near):
+    for user in self.users(instruction):
+      # In a fusion what reads the result comes before what follows it.
+      inside = map(_scope, (*self.inside(user), user))
+      if first := next(filter(None, inside), ''):
+        return first
+    for operand in self.operands(instruction):
+      if own := self._own_origin(operand):
         return own
     caller = self._callers.get(instruction.computation)
     return self.origin(caller) if caller else ''

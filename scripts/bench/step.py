@@ -3,9 +3,10 @@
   python scripts/bench/step.py [--cases=resnet50_64,lenet] [--rounds=5]
 
 Forward, loss, backward, SGD with momentum and weight decay, update: of ours
-exactly what training runs, metrics and all. Everyone has a synthetic uint8
-batch on the device. Each contestant is a process of its own, which sleeps while
-the others take their turn; a ratio is of one round, and the table's its median.
+exactly what training runs, metrics and all, with what main.py sets. Everyone
+has a synthetic uint8 batch on the device. Each contestant is a process of its
+own, which sleeps while the others take their turn; a ratio is of one round, and
+the table's its median.
 
   flax           flax.linen's layers, a plain jit, the state donated
   torch_eager    PyTorch, channels last, bfloat16 by autocast, fused SGD
@@ -40,6 +41,7 @@ import _common
 import _peers
 
 from anp_jax import telemetry
+from anp_jax import xla_flags
 
 _PEERS = ('flax', 'torch_eager', 'torch_compile')
 _TORCH_GOAL, _MEMORY_GOAL = 1.0, 1.2
@@ -266,14 +268,14 @@ class Lost(RuntimeError):
 class _Worker:
   """A process that holds one contestant, asleep until it is asked."""
 
-  def __init__(self, contestant, case, cache, on, **environment):
+  def __init__(self, contestant, case, cache, on, **extra):
     self._errors = tempfile.TemporaryFile('w+')
     self._process = subprocess.Popen(
       [sys.executable, os.path.abspath(__file__)]
       + ['--worker', contestant, case, cache, on],
       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
       text=True,
-      env=os.environ | _ENVIRONMENT | environment,
+      env=_environment(contestant, extra),
     )  # fmt: skip
     try:
       self.ready = self._answer()
@@ -299,6 +301,16 @@ class _Worker:
       lines = [x for x in self._errors.read().splitlines() if x.strip()]
       raise Lost(lines[-1] if lines else 'it ended without a word')
     return json.loads(line)
+
+
+def _environment(contestant, extra) -> dict[str, str]:
+  """Variables of a worker: main.py's settings of XLA are ours alone."""
+  environment = os.environ | _ENVIRONMENT | extra
+  # The allocator's are everyone's, for they make PyTorch quicker too.
+  xla_flags.use_huge_pages(environment, restart=lambda *_: None)
+  if contestant == 'ours':
+    xla_flags.enable(environment)
+  return environment
 
 
 def _work(contestant, case, cache, on):

@@ -11,12 +11,15 @@ from flax import linen as nn
 from jax import lax
 import jax.numpy as jnp
 
+from anp_jax.models.layers.activation import relu
 from anp_jax.models.layers.convolution import convolve
 from anp_jax.models.layers.normalisation import normalise
 from anp_jax.models.layers.pooling import avg_pool
 from anp_jax.models.layers.pooling import max_pool
 
-__all__ = ['BatchNorm', 'Conv', 'avg_pool', 'convolve', 'max_pool', 'normalise']
+__all__ = [
+  'BatchNorm', 'Conv', 'avg_pool', 'convolve', 'max_pool', 'normalise', 'relu',
+]  # fmt: skip
 
 # He et al. 2015 (arXiv 1502.01852), over the fan-out as torchvision does.
 kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
