@@ -6,7 +6,6 @@ follows outside it, in the same jit, where norms see whole arrays.
 
 from collections.abc import Callable
 import functools
-import math
 
 import jax
 from jax import lax
@@ -15,8 +14,10 @@ import optax
 
 from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
+from anp_jax import models
 from anp_jax import state as state_lib
 from anp_jax.data import mix
+from anp_jax.models.layers import sums as sums_lib
 
 P = mesh_lib.P
 _LARGE = 2**15  # elements
@@ -36,14 +37,15 @@ def check_batch(config, batch_size: int, mesh) -> None:
       f'config.accumulate={config.accumulate}'
     )
   micro = batch_size // shards
+  has_batch_norm = models.has_batch_norm(config)
   group = config.model.norm_group
-  if group and micro % group:
+  if has_batch_norm and group and micro % group:
     raise config_lib.ConfigError(
       f'config.model.norm_group={group}: a device computes {micro} images at '
       f'a time ({batch_size} / {devices} devices / {config.accumulate} '
       f'micro-batches), expected a multiple of {group}'
     )
-  if not group and config.accumulate > 1:
+  if has_batch_norm and not group and config.accumulate > 1:
     raise config_lib.ConfigError(
       'config.model.norm_group=0 (statistics of the whole batch) needs '
       f'config.accumulate=1, not {config.accumulate}'
@@ -94,6 +96,7 @@ def make_train_step(
     check_vma=False,
   )
   names = _train_names(objective)
+  norm = functools.partial(_norm, platform=mesh_lib.platform(mesh))
   divided = jax.tree.map(lambda s: any(s), specs.params)
 
   def train_step(state, batch):
@@ -106,8 +109,8 @@ def make_train_step(
       gradients, state.opt_state, state.params
     )
     means = [sums[name] / weight for name in names]
-    grad_norm = _norm(gradients, divided)
-    sizes = (means[0], grad_norm, _norm(updates, divided), _norm(stats))
+    grad_norm = norm(gradients, divided=divided)
+    sizes = (means[0], grad_norm, norm(updates, divided=divided), norm(stats))
     finite = jnp.isfinite(jnp.stack([s.astype(weight.dtype) for s in sizes]))
     values = [
       *means, grad_norm, schedule(state.step), damaged, finite.all(), vote,
@@ -270,11 +273,12 @@ def _divide(x, count):
   return x / count if jnp.issubdtype(x.dtype, jnp.inexact) else x // count
 
 
-def _norm(tree, divided=None):
+def _norm(tree, platform, divided=None):
   """The L2 norm of all leaves of a float dtype, as one vector.
 
   Args:
     tree: of arrays.
+    platform: of the mesh.
     divided: tree of bools, whether a mesh divides the array; None: none is.
   """
   leaves = jax.tree.leaves(tree)
@@ -288,18 +292,11 @@ def _norm(tree, divided=None):
     elif x.size < _LARGE:
       small.append(x.ravel())
     else:
-      parts.append(_sum_of_squares(x))
+      parts.append(sums_lib.of_squares(x, platform))
   # Hundreds of small sums take longer to compile and to start than to compute.
   if small:
-    parts.append(jnp.square(jnp.concatenate(small)).sum())
+    parts.append(sums_lib.of_squares(jnp.concatenate(small), platform))
   return jnp.sqrt(sum(parts)) if parts else jnp.zeros(())
-
-
-@jax.jit  # a network has many leaves of few shapes, traced once each
-def _sum_of_squares(x):
-  # A CPU sums slices four times as fast as the whole, see layers.normalise.
-  slices = x.reshape(math.gcd(x.size, 8), -1)
-  return functools.reduce(jnp.add, map(jnp.square, slices)).sum()
 
 
 def _averaged(decay, state, params, stats):

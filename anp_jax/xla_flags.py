@@ -1,13 +1,15 @@
 """What XLA and the memory allocators are told, before JAX starts.
 
 XLA reads XLA_FLAGS once, when the first device is opened, and ends the process
-on a flag that it does not know. So each flag is one that both the oldest and
-the newest jaxlib of requirements.txt take, and only a run on its platform gets
-it. What a user has set is never changed. docs/gpu.md says what was left out.
+on a flag that it does not know. So each flag is one that jaxlib 0.10.2 and
+0.12.0 take (a test tries all of them on the jaxlib that is installed), and only
+a run on its platform gets it. What a user has set is never changed. docs/gpu.md
+says what was left out.
 """
 
 from collections.abc import Callable
 from collections.abc import MutableMapping
+import contextlib
 import glob
 import importlib.util
 import os
@@ -95,14 +97,29 @@ def use_huge_pages(
     restart: called (program, arguments, environment).
   """
   tunables = environment.get('GLIBC_TUNABLES', '')
-  if 'glibc.malloc.hugetlb' in tunables or sys.gettrace():
+  if 'glibc.malloc.hugetlb' in tunables or not _can_start_anew():
     return
   # [always]: there is nothing to do; [never]: nothing can be done.
   if platform(environment) != 'cpu' or '[madvise]' not in _read(_HUGE_PAGES):
     return
   tunables = [tunables] * bool(tunables) + ['glibc.malloc.hugetlb=1']
   environment['GLIBC_TUNABLES'] = ':'.join(tunables)
-  restart(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+  # Without it a step is slower, and no less right.
+  with contextlib.suppress(OSError):
+    restart(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def _can_start_anew():
+  """Whether this process's arguments would do the same again."""
+  # A debugger would be lost.
+  monitoring = getattr(sys, 'monitoring', None)
+  if sys.gettrace() or (
+    monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
+  ):
+    return False
+  # Not a script that another runs, and not one that came on standard input.
+  named = sys.argv[0] in sys.orig_argv or '-m' in sys.orig_argv
+  return bool(sys.executable and named and os.path.isfile(sys.argv[0]))
 
 
 def platform(environment: MutableMapping[str, str] = os.environ) -> str:

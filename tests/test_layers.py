@@ -19,7 +19,7 @@ PLATFORMS = ('cpu', 'gpu', 'tpu')  # all are run on this machine's CPU
 TIGHT = 1e-11
 
 # (kernel, stride, padding): the maps, in pixels, that are tried with it. Maps
-# of up to 8 x 8 results gather patches on a CPU, larger ones do not.
+# of up to 2 x 2 results gather patches on a CPU, larger ones do not.
 CONVOLUTIONS = {
   (7, 2, 3): ((6, 6), (16, 16), (17, 15), (24, 23)),
   (3, 1, 1): ((1, 1), (2, 2), (3, 5), (8, 8), (9, 9), (8, 9)),
@@ -152,6 +152,23 @@ def test_every_way_to_say_the_padding(x64, padding, size, stride, platform):
     want = _convolve(x, kernel, stride, padding, dy)
     for a, b in zip(found, want):
       np.testing.assert_allclose(a, b, rtol=0, atol=TIGHT)
+
+
+def test_padding_in_a_list_or_of_numpy():
+  x, kernel = jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1))
+  want = layers.convolve(x, kernel, 1, ((1, 1), (1, 1)))
+  for padding in ([[1, 1], [1, 1]], np.int64(1), np.ones((2, 2), int)):
+    found = layers.convolve(x, kernel, 1, padding)
+    np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize('platform', PLATFORMS)
+def test_a_window_larger_than_the_map_is_refused(platform):
+  x, kernel = jnp.ones((1, 4, 4, 1)), jnp.ones((5, 5, 1, 1))
+  with pytest.raises(ValueError, match=r'4, 4\) pixels .* window of \(5, 5\)'):
+    layers.convolve(x, kernel, 2, 0, platform)
+  with pytest.raises(ValueError, match=r'no room for a window of \(7, 7\)'):
+    layers.max_pool(x, 7, 2, 1, platform)
 
 
 def test_padding_that_is_no_padding():

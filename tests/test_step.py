@@ -568,10 +568,21 @@ def test_norm_is_that_of_one_vector():
   want = np.linalg.norm(np.concatenate([np.float64(x).ravel() for x in tree]))
   # Pairwise sums of 1e5 squares in float32: far less than 1e-6.
   tree.append(np.int32(7))
-  norm = jax.jit(step_lib._norm, static_argnums=1)
+  norm = jax.jit(step_lib._norm, static_argnums=(1, 2))
   for divided in (None, (False, True, False, True, False, True, False)):
-    np.testing.assert_allclose(norm(tree, divided), want, rtol=1e-6)
-  assert step_lib._norm([np.int32(7)]) == 0
+    for platform in ('cpu', 'gpu'):
+      found = norm(tree, platform, divided)
+      np.testing.assert_allclose(found, want, rtol=1e-6)
+  assert step_lib._norm([np.int32(7)], 'cpu') == 0
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
+def test_norm_of_bfloat16_leaves_is_summed_in_float32(platform):
+  # 2^16 ones: in bfloat16 the sum would stop at 256.
+  tree = [jnp.ones(2**16, 'bfloat16'), jnp.ones(300, 'bfloat16')]
+  found = step_lib._norm(tree, platform)
+  assert found.dtype == jnp.float32
+  np.testing.assert_allclose(found, (2**16 + 300) ** 0.5, rtol=1e-6)
 
 
 def test_a_bfloat16_network_learns_a_batch():
@@ -671,10 +682,14 @@ def test_a_batch_that_does_not_divide_is_refused(
     (12, 4, {'model.norm_group': 1}),
     (12, 4, {'model.norm_group': 0}),
     (16, 4, {'data.mixup': 0.2}),
+    # Networks without batch norm have no groups that must be whole.
+    (100, 1, {'model.name': 'lenet', 'model.norm_group': 32}),
+    (100, 1, {'model.name': 'cifar10_full', 'model.norm_group': 0,
+              'accumulate': 2}),
     # Two devices share each row: the batch divides by four.
     (4, 8, {'model.norm_group': 1, 'mesh.model': 2}),
   ],
-)
+)  # fmt: skip
 def test_a_batch_that_divides_is_taken(batch, devices, overrides):
   config = _config('float32', **overrides)
   mesh = mesh_lib.create(config, jax.devices()[:devices])

@@ -138,6 +138,7 @@ def asked(monkeypatch):
 
   def pretend(huge_pages):
     monkeypatch.setattr(xla_flags, '_read', lambda path: huge_pages)
+    monkeypatch.setattr(xla_flags, '_can_start_anew', lambda: True)
     restarts = []
     return restarts, lambda *a: restarts.append(a)
 
@@ -178,6 +179,56 @@ def test_no_process_starts_anew_where_it_would_not_help(
   before = dict(environment)
   xla_flags.use_huge_pages(environment, restart)
   assert not restarts and environment == before
+
+
+_ANEW = """
+import os
+import sys
+sys.path.insert(0, {root!r})
+from anp_jax import xla_flags
+xla_flags._read = lambda path: 'always [madvise] never'
+print(os.getpid(), 'starts', sys.argv[1:], flush=True)
+if {trace}:
+  sys.settrace(lambda *a: None)
+xla_flags.use_huge_pages()
+print(os.getpid(), os.environ.get('GLIBC_TUNABLES'), sys.stdin.read())
+"""
+
+
+def _starts(tmp_path, *command, trace=False, **kwargs):
+  program = tmp_path / 'program.py'
+  program.write_text(_ANEW.format(root=str(_ROOT), trace=trace))
+  clean = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
+  done = subprocess.run(
+    [sys.executable, *command],
+    env={**clean, 'JAX_PLATFORMS': 'cpu'},
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    check=True,
+    timeout=60,
+    **kwargs,
+  )
+  return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize('command', [['program.py'], ['-m', 'program']])
+def test_the_new_process_is_the_old_one_over_again(tmp_path, command):
+  first, second, last = _starts(tmp_path, *command, 'a b', '--c', input='piped')
+  assert first == second  # the same number, the same arguments
+  number = first.split()[0]
+  assert first == f"{number} starts ['a b', '--c']"
+  assert last == f'{number} glibc.malloc.hugetlb=1 piped'
+
+
+def test_what_would_not_do_the_same_again_goes_on_as_it_is(tmp_path):
+  # A debugger's process; a script that another one runs.
+  first, last = _starts(tmp_path, 'program.py', trace=True, input='')
+  assert last.split()[1] == 'None'
+  inside = "import runpy; runpy.run_path('program.py', run_name='__main__')"
+  (tmp_path / 'driver.py').write_text(inside)
+  first, last = _starts(tmp_path, 'driver.py', input='')
+  assert last.split()[1] == 'None'
 
 
 def _python(program, **variables):

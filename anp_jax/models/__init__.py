@@ -5,6 +5,13 @@ import inspect
 
 from anp_jax import config as config_lib
 
+_CONVNETS = {'lenet': 'LeNet', 'cifar10_full': 'Cifar10Full'}
+
+
+def has_batch_norm(config) -> bool:
+  """Whether config.model's groups of examples may matter to the network."""
+  return config.model.name not in _CONVNETS
+
 
 def create(config, num_classes: int, platform: str, axis_name=None):
   """The network that config.model names.
@@ -39,11 +46,9 @@ def create(config, num_classes: int, platform: str, axis_name=None):
   from anp_jax.models import convnets
   from anp_jax.models import resnet
 
-  small = {'lenet': convnets.LeNet, 'cifar10_full': convnets.Cifar10Full}
-  if m.name in small:
-    del common['axis_name']  # they have no batch statistics to share
-    return small[m.name](**common)
-
+  if not has_batch_norm(config):
+    del common['axis_name']  # there are no statistics to share
+    return getattr(convnets, _CONVNETS[m.name])(**common)
   stages, bottleneck = resnet.DEPTHS[int(m.name.removeprefix('resnet'))]
   return resnet.ResNet(
     stages=stages,

@@ -24,7 +24,8 @@ class LeNet(nn.Module):
   Two 5x5 convolutions without padding, of 20 and 50 features, each followed by
   a maximum over 2x2; 500 hidden units with a ReLU; linear classifier. As in the
   original no other layer has a nonlinearity. Of 28x28 gray images and 10
-  classes it has 431,080 parameters.
+  classes it has 431,080 parameters; of RGB, which is what training reads, 1,000
+  more.
 
   Attributes:
     num_classes: of the logits.

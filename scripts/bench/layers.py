@@ -4,9 +4,9 @@
     [--model=resnet18] [--width=64] [--config=configs/resnet_anp.py:tiny]
     [--steps=3] [--top=15]
 
-The step is the real one, on one device and a synthetic batch, run under JAX's
-profiler; `_trace` divides the wall time among the program's instructions. Per
-kind of layer and pass:
+The step is the real one, with what main.py sets, on one device and a synthetic
+batch, run under JAX's profiler; `_trace` divides the wall time among the
+program's instructions. Per kind of layer and pass:
 
   % step     of the wall time under the profiler, which the rows add up to
   GF/s       the mathematics' operations, whatever the lowering does, over time
@@ -53,6 +53,7 @@ from anp_jax import optimizer as optimizer_lib
 from anp_jax import state as state_lib
 from anp_jax import step as step_lib
 from anp_jax import strategies
+from anp_jax import xla_flags
 from anp_jax.data import mix
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
@@ -69,6 +70,7 @@ def main():
   """Profiles a step and prints its table."""
   flags = _flags()
   # Read when the backend starts. The kernels of a CUDA graph have no names.
+  xla_flags.enable()
   os.environ['XLA_FLAGS'] = (
     os.environ.get('XLA_FLAGS', '') + ' --xla_gpu_enable_command_buffer='
   )
@@ -314,4 +316,5 @@ def _show_top(program, costs, step, count):
 
 
 if __name__ == '__main__':
+  xla_flags.use_huge_pages()
   main()

@@ -254,8 +254,10 @@ def _show_profile(name, folder, start):
   # A profile cannot name the kernels of a CUDA graph.
   flags = os.environ.get('XLA_FLAGS', '') + ' --xla_gpu_enable_command_buffer='
   worker = start('ours', XLA_FLAGS=flags)
-  told = worker.ask(what='profile', to=folder)
-  worker.close()
+  try:
+    told = worker.ask(what='profile', to=folder)
+  finally:
+    worker.close()
   print(f'{name}: top operations of ours, share of all ({folder})')
   for operation, share in told['operations']:
     print(f'  {100 * share:5.1f}%  {operation}')

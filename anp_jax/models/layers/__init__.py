@@ -1,8 +1,9 @@
 """Layers: the one room where an operation's lowering depends on the platform.
 
-Parameters and results are the same everywhere; only the arithmetic's shape
-differs. `platform` is the mesh's ('cpu', 'gpu', 'tpu'), handed down by the
-model, never read from JAX's default backend.
+Parameters are the same everywhere, and results are to rounding; only the
+arithmetic's shape differs. On a CPU gradients are by hand: reverse mode only.
+`platform` is the mesh's ('cpu', 'gpu', 'tpu'), handed down by the model, never
+read from JAX's default backend.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ def relu(x, platform: str = 'cpu'):
 # before it, into each of its users: a convolution's weight gradient computes it
 # once more inside of a transposing copy, a block's output is computed three
 # times. A choice between two arrays is computed once and kept (ResNet-50, 8 x
-# 224 px: a third of the time in activations, and 0.76 instead of 0.98 GB).
+# 224 px, JAX 0.10.2: 58 instead of 200 ms of a step of 1.3 s).
 @jax.custom_vjp
 def _relu(x):
   return jnp.where(x <= 0, jnp.zeros((), x.dtype), x)

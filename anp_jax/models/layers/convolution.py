@@ -16,7 +16,6 @@ _PATCHES_UP_TO = 4
 _TALL = 4096
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def convolve(x, kernel, stride: int = 1, padding=0, platform: str = 'cpu'):
   """Two-dimensional convolution without bias.
 
@@ -32,6 +31,13 @@ def convolve(x, kernel, stride: int = 1, padding=0, platform: str = 'cpu'):
   """
   window = kernel.shape[:2]
   around = windows.pads(padding, x.shape[1:3], window, stride)
+  return _convolve(x, kernel, stride, around, platform)
+
+
+# A network has many convolutions of few shapes: each is traced once.
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _convolve(x, kernel, stride, around, platform):
+  window = kernel.shape[:2]
   kind = lowering(x.shape, kernel.shape, stride, around, platform)
   if kind == 'product':
     return _product(x[:, ::stride, ::stride], kernel[0, 0])

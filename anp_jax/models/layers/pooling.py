@@ -14,6 +14,8 @@ def max_pool(
 ):
   """Largest value of each window; of equal ones the first gets the gradient.
 
+  Where a window has a NaN its result is NaN; who gets the gradient is open.
+
   Args:
     x: (batch, height, width, channels), any float dtype.
     window: pixels a side.

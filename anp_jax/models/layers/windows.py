@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import numbers
 
 from jax import lax
 import jax.numpy as jnp
@@ -24,19 +25,25 @@ def pads(
     stride: pixels, both ways.
 
   Raises:
-    ValueError: for another text.
+    ValueError: for another text, or where the window has no room.
   """
   if isinstance(padding, str):
     if padding not in ('SAME', 'VALID'):
       raise ValueError(f"padding is 'SAME', 'VALID' or pixels, not {padding!r}")
     strides = (stride, stride)
     around = lax.padtype_to_pads(tuple(shape), window, strides, padding)
-  elif isinstance(padding, int):
+  elif isinstance(padding, numbers.Integral):
     around = ((padding, padding),) * 2
   else:
     around = padding
   (top, bottom), (left, right) = around
-  return (int(top), int(bottom)), (int(left), int(right))
+  around = (int(top), int(bottom)), (int(left), int(right))
+  if any(n + sum(pad) < w for n, pad, w in zip(shape, around, window)):
+    raise ValueError(
+      f'a map of {tuple(shape)} pixels with {around} around it has no room for '
+      f'a window of {tuple(window)}'
+    )
+  return around
 
 
 def size(shape, window, stride: int, around: Pads) -> tuple[int, int]:
