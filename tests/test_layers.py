@@ -364,6 +364,28 @@ def test_avg_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
   np.testing.assert_allclose(found, _crop(dx, around), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize('platform', PLATFORMS)
+@pytest.mark.parametrize('side', [1, 3, 8])
+def test_bias_and_its_gradient(x64, side, platform):
+  random = np.random.default_rng(5)
+  y, dy = random.normal(size=(2, 5, side, side, 3))
+  bias = random.normal(size=3)
+  found = _with_gradients(
+    lambda y, b: layers.add_bias(y, b, platform), dy, y, bias
+  )
+  for got, want in zip(found, (y + bias, dy, dy.sum((0, 1, 2)))):
+    # Sums of up to 320 numbers of order one.
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+
+
+def test_a_bias_gradient_in_bfloat16_is_summed_in_float32():
+  dy = jnp.ones((4, 16, 16, 2), 'bfloat16')  # in bfloat16 it would stop at 256
+  _, dbias = _with_gradients(
+    lambda b: layers.add_bias(dy, b, 'cpu'), dy, jnp.zeros(2, 'bfloat16')
+  )
+  np.testing.assert_array_equal(np.float32(dbias), 1024)
+
+
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('platform', PLATFORMS)
 def test_relu(platform, dtype):

@@ -13,13 +13,15 @@ from jax import lax
 import jax.numpy as jnp
 
 from anp_jax.models.layers.activation import relu
+from anp_jax.models.layers.convolution import add_bias
 from anp_jax.models.layers.convolution import convolve
 from anp_jax.models.layers.normalisation import normalise
 from anp_jax.models.layers.pooling import avg_pool
 from anp_jax.models.layers.pooling import max_pool
 
 __all__ = [
-  'BatchNorm', 'Conv', 'avg_pool', 'convolve', 'max_pool', 'normalise', 'relu',
+  'BatchNorm', 'Conv', 'add_bias', 'avg_pool', 'convolve', 'max_pool',
+  'normalise', 'relu',
 ]  # fmt: skip
 
 # He et al. 2015 (arXiv 1502.01852), over the fan-out as torchvision does.
@@ -61,7 +63,7 @@ class Conv(nn.Module):
     bias = self.param(
       'bias', nn.initializers.zeros_init(), (self.features,), self.param_dtype
     )
-    return y + bias.astype(self.dtype)
+    return add_bias(y, bias.astype(self.dtype), self.platform)
 
 
 class BatchNorm(nn.Module):

@@ -6,6 +6,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from anp_jax.models.layers import sums
 from anp_jax.models.layers import windows
 
 # The most pixels of a result for which gathering patches beats a CPU's own
@@ -179,3 +180,26 @@ def _to_depth(x, kernel, around):
     x.reshape(*x.shape[:3], 4 * channels),
     kernel.reshape(*kernel.shape[:2], 4 * channels, features),
   )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def add_bias(y, bias, platform: str = 'cpu'):
+  """Adds a bias (features,) to a map (batch, height, width, features)."""
+  del platform
+  return y + bias
+
+
+def _add_bias_forward(y, bias, platform):
+  del platform
+  return y + bias, None
+
+
+def _add_bias_backward(platform, saved, dy):
+  del saved
+  wide = dy.astype(jnp.promote_types(dy.dtype, jnp.float32))
+  rows = wide.reshape(1, -1, dy.shape[-1])
+  dbias = sums.over_rows(lambda x: x, rows, platform=platform)[0]
+  return dy, dbias.astype(dy.dtype)
+
+
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)

@@ -1,6 +1,7 @@
 """Maximum and mean over windows."""
 
 import functools
+import math
 
 from flax import linen as nn
 import jax
@@ -28,7 +29,7 @@ def max_pool(
   """
   place = _place(x, window, stride, padding)
   if platform == 'cpu':
-    return _max_pool(x, *place)
+    return _max_pool(x, x.shape, *place)
   return nn.max_pool(x, place[0], (stride, stride), place[2])
 
 
@@ -53,31 +54,30 @@ def _place(x, window, stride, padding):
 # XLA's gradient of a maximum on a CPU, select-and-scatter, took 100 ms where
 # the maximum of shifted slices took 12 (8x112x112x64, 2 cores). jnp.maximum's
 # own gradient would share that of equal values out, where XLA's and PyTorch's
-# give it to the first: hence a gradient by hand.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _max_pool(x, window, stride, around):
+# give it to the first: hence a gradient by hand. It needs one byte a window.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _max_pool(x, shape, window, stride, around):
+  del shape
   slices = windows.slices(x, window, stride, around, -jnp.inf)
   return functools.reduce(jnp.maximum, slices)
 
 
-def _max_pool_forward(x, window, stride, around):
-  y = _max_pool(x, window, stride, around)
-  return y, (x, y)
+def _max_pool_forward(x, shape, window, stride, around):
+  y = _max_pool(x, shape, window, stride, around)
+  slices = windows.slices(x, window, stride, around, -jnp.inf)
+  dtype = jnp.uint8 if len(slices) < 255 else jnp.int32
+  first = jnp.zeros(y.shape, dtype)
+  for place, value in reversed(list(enumerate(slices))):
+    first = jnp.where(value == y, jnp.asarray(place, dtype), first)
+  return y, first
 
 
-def _max_pool_backward(window, stride, around, saved, dy):
-  x, y = saved
-  taken = jnp.zeros(y.shape, bool)
-  parts = []
-  for value in windows.slices(x, window, stride, around, -jnp.inf):
-    here = (value == y) & ~taken
-    taken |= here
-    parts.append(jnp.where(here, dy, 0))
-  columns = window[1]
-  dx = windows.gather_back(
-    lambda i, j: parts[i * columns + j], x.shape, window, stride, around,
-    dy.dtype,
-  )  # fmt: skip
+def _max_pool_backward(shape, window, stride, around, first, dy):
+  def part(i, j, first, dy):
+    return jnp.where(first == i * window[1] + j, dy, jnp.zeros((), dy.dtype))
+
+  arrays, nowhere = (first, dy), (math.prod(window), 0)
+  dx = windows.gather_back(part, arrays, nowhere, shape, window, stride, around)
   return (dx,)
 
 
@@ -88,7 +88,7 @@ _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 def _avg_pool(x, shape, window, stride, around):
   del shape
   slices = windows.slices(x, window, stride, around, 0)
-  return functools.reduce(jnp.add, slices) / (window[0] * window[1])
+  return functools.reduce(jnp.add, slices) / math.prod(window)
 
 
 def _avg_pool_forward(x, shape, window, stride, around):
@@ -97,9 +97,9 @@ def _avg_pool_forward(x, shape, window, stride, around):
 
 def _avg_pool_backward(shape, window, stride, around, saved, dy):
   del saved
-  share = dy / (window[0] * window[1])
+  share = dy / math.prod(window)
   dx = windows.gather_back(
-    lambda i, j: share, shape, window, stride, around, dy.dtype
+    lambda i, j, share: share, [share], [0], shape, window, stride, around
   )
   return (dx,)
 
