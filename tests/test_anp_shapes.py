@@ -273,6 +273,7 @@ def test_linear_classifier_on_pixels_stays_poor(pixels):
   assert 2 / len(scenes.CLASS_NAMES) < accuracy <= 0.35
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:lbfgs failed to converge')
 def test_logistic_regression_on_pixels_stays_poor(pixels):
   def features(images):

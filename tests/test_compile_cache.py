@@ -65,6 +65,7 @@ def test_folder_without_the_variable_is_a_cache_folder(tmp_path):
   assert any(pathlib.Path(used).iterdir())
 
 
+@pytest.mark.slow
 def test_folder_shared_with_another_program(tmp_path):
   """Whose entries have no time stamps, since it sets no bound."""
   program = _PROGRAM.replace('compile_cache.enable(config)', '""')

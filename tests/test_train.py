@@ -123,7 +123,13 @@ def _interrupt_after(monkeypatch, steps):
   monkeypatch.setattr(train._Readings, 'add', add)
 
 
-@pytest.mark.parametrize('name', ['tests.user_network:SmallNet', 'resnet18'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    'tests.user_network:SmallNet',
+    pytest.param('resnet18', marks=pytest.mark.slow),
+  ],
+)
 def test_interrupted_run_goes_on_bit_for_bit(
   tmp_path, one, monkeypatch, capsys, name
 ):  # fmt: skip
