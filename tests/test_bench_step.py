@@ -160,6 +160,7 @@ def test_our_flags_are_ours_and_the_allocator_is_everyones(bench, monkeypatch):
   monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
   monkeypatch.setattr(bench.xla_flags, '_devices_are_open', lambda: False)
   monkeypatch.setattr(bench.xla_flags, '_read', lambda path: '[madvise]')
+  monkeypatch.setattr(bench.xla_flags, '_can_start_anew', lambda: True)
   ours, theirs = (bench._environment(c, {'A': '1'}) for c in ('ours', 'flax'))
   assert 'xla_cpu' in ours.pop('XLA_FLAGS')
   assert ours == theirs
