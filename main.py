@@ -3,12 +3,14 @@
 python main.py --config=configs/resnet_anp.py:demo --workdir=runs/demo
 python main.py --config=configs/resnet_anp.py --config.batch_size=128
 python main.py --config=... --workdir=runs/demo --mode=evaluate
+srun python main.py ...    # or mpirun, or see docs/clusters.md
 """
 
 import sys
 
 from absl import flags
 
+from anp_jax import cluster
 from anp_jax import command_line
 from anp_jax import config as config_lib
 from anp_jax import xla_flags
@@ -19,32 +21,41 @@ flags.DEFINE_enum('mode', 'train', ['train', 'evaluate'], 'What to do.')
 flags.DEFINE_string(
   'checkpoint', 'newest', 'What --mode=evaluate scores: newest, best or a step.'
 )
+# Several processes; Slurm, Open MPI and TPU pods need none of these.
+flags.DEFINE_string('coordinator', None, 'HOST:PORT where process 0 is met.')
+flags.DEFINE_integer('num_processes', None, 'Of the run, on all hosts.')
+flags.DEFINE_integer('process_id', None, 'Of this process, from 0.')
 
 
 def main(argv: list[str]) -> int:
-  """Returns the process's exit status: 0, 1 (failed), 2 (bad input)."""
+  """Returns the process's exit status; see `cluster.exit_status`."""
+  chosen = flags.FLAGS
   try:
     overrides, rest = command_line.split_overrides(argv)
-    flags.FLAGS(rest)
-    config, workdir = command_line.from_flags(flags.FLAGS, overrides)
+    chosen(rest)
+    place = cluster.find(
+      chosen.coordinator, chosen.num_processes, chosen.process_id
+    )
+    config, workdir = command_line.from_flags(chosen, overrides, place.count)
   except (flags.Error, config_lib.ConfigError) as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
 
   xla_flags.enable()
-  from anp_jax import train  # heavy: only once the input is known to be good
-
+  command = {f'--{k}': chosen[k].value for k in ('mode', 'checkpoint')}
   try:
-    train.run(config, workdir, flags.FLAGS.mode, flags.FLAGS.checkpoint)
-  except config_lib.ConfigError as e:
-    print(f'error: {e}', file=sys.stderr)
-    return 2
-  except (train.NotFinite, train.Damaged) as e:
-    print(f'error: {e}', file=sys.stderr)
-    return 1
+    with cluster.start(config, place, command) as processes:
+      # Heavy: only once the input is known to be good.
+      from anp_jax import train
+
+      train.run(config, workdir, chosen.mode, chosen.checkpoint, processes)
   except KeyboardInterrupt:
     print(f'\ninterrupted; the same command goes on in {workdir}')
     return 130
+  except cluster.EXPECTED as e:
+    code, text = cluster.exit_status(e)
+    print(f'error: {text}', file=sys.stderr)
+    return code
   return 0
 
 

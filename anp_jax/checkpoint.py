@@ -38,7 +38,10 @@ class Damaged(Exception):
 class Checkpoints:
   """The checkpoints of one workdir."""
 
-  def __init__(self, workdir: str, config, fingerprint: dict, like):
+  def __init__(
+    self, workdir: str, config, fingerprint: dict, like,
+    gather=lambda value: [value],
+  ):  # fmt: skip
     """Opens or creates the folders; nothing is written or changed yet.
 
     Args:
@@ -47,11 +50,13 @@ class Checkpoints:
       fingerprint: of the training data, stored and compared.
       like: TrainState of jax.ShapeDtypeStruct with shardings: what a restore
         gives, whatever topology wrote it.
+      gather: called with a JSON value, returns that of every process.
     """
     self._workdir = os.path.abspath(workdir)
     self._config = config
     self._fingerprint = fingerprint
     self._like = like
+    self._gather = gather
     self._metric = config.checkpoint.best_metric
     self._checksums = jax.jit(_checksums)
     self._managers = {
@@ -122,16 +127,22 @@ class Checkpoints:
     if which != 'newest':
       return self._restore_named(which)
     manager = self._managers[NEWEST]
-    found = sorted(manager.all_steps(), reverse=True)
+    found = self._gather(sorted(manager.all_steps(), reverse=True))[0]
     for step in found:
+      state, problem = None, ''
       try:
-        return self._restore(NEWEST, step), step
+        state = self._restore(NEWEST, step)
       except Damaged as e:
-        place = self._set_aside(step)
-        logging.error(
-          'checkpoint %d is damaged (%s); set aside as %s', step, e, place
-        )
-        manager.reload()
+        problem = str(e)
+      # One disk that reads badly must not send one process to another step.
+      problem = next(filter(None, self._gather(problem)), '')
+      if not problem:
+        return state, step
+      place = self._gather(self._set_aside(step))[0]
+      logging.error(
+        'checkpoint %d is damaged (%s); set aside as %s', step, problem, place
+      )
+      manager.reload()
     if found:
       raise config_lib.ConfigError(
         f'{self._workdir}: none of the checkpoints '
@@ -297,10 +308,6 @@ class Checkpoints:
     if jax.process_index() == 0:
       os.makedirs(os.path.dirname(place), exist_ok=True)
       shutil.move(os.path.join(self._workdir, NEWEST, str(step)), place)
-    if jax.process_count() > 1:
-      from jax.experimental import multihost_utils
-
-      multihost_utils.sync_global_devices(f'set aside {step}')
     return place
 
 

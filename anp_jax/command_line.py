@@ -55,12 +55,13 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
   return overrides, rest
 
 
-def from_flags(flags, overrides: dict[str, str]):
+def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   """The config and the workdir that a command line asks for.
 
   Args:
     flags: with config, workdir, mode and checkpoint.
     overrides: from `split_overrides`.
+    processes: of the run; several cannot each choose a workdir.
 
   Returns:
     A resolved config, and the workdir's path.
@@ -88,6 +89,10 @@ def from_flags(flags, overrides: dict[str, str]):
   if flags.mode == 'evaluate' and not os.path.isdir(workdir or ''):
     raise config_lib.ConfigError(
       f'--mode=evaluate needs the --workdir of a run, not {workdir!r}'
+    )
+  if not workdir and processes > 1:
+    raise config_lib.ConfigError(
+      f'--workdir is missing: {processes} processes need one that all see'
     )
   if not workdir:
     name = os.path.basename(flags.config).replace('.py', '').replace(':', '-')

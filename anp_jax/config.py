@@ -38,6 +38,8 @@ RESUMABLE = (
   'data.threads',
   'compile_cache',
   'profile',
+  'cluster',
+  'time_limit',
 )
 
 _UNITS = ('steps', 'epochs', 'examples')
@@ -58,6 +60,9 @@ def base() -> ml_collections.ConfigDict:
   c.accumulate = 1  # micro-batches a device computes one after another
   c.label_smoothing = 0.0  # share of the target spread over all classes
   c.ema = 0.0  # decay of the averaged weights and statistics; 0: none
+  c.time_limit = (
+    0.0  # minutes of wall clock, then save and stop; 0: Slurm's own
+  )
 
   c.data = d = ml_collections.ConfigDict()
   d.source = 'anp_shapes'  # or folder, tfds:NAME, arrays, synthetic
@@ -145,6 +150,14 @@ def base() -> ml_collections.ConfigDict:
   c.compile_cache = p = ml_collections.ConfigDict()
   p.dir = 'auto'  # $JAX_COMPILATION_CACHE_DIR/anp_jax, else a cache; '': off
   p.max_gigabytes = 4.0  # the least recently used entries go first
+
+  c.cluster = u = ml_collections.ConfigDict()  # seconds, all of them
+  u.rendezvous_timeout = 300.0  # until all processes have come
+  u.heartbeat_timeout = 20.0  # of silence, after which a process is lost
+  u.stall_timeout = 120.0  # of one step, then all end; 0: no watchdog
+  u.stop_timeout = (
+    60.0  # from a signal to a finished save, then without; 0: none
+  )
 
   c.profile = f = ml_collections.ConfigDict()
   f.steps = ''  # 'first:last' of a trace, last not included, as in '10:15'

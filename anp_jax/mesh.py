@@ -13,12 +13,16 @@ DATA = 'data'
 MODEL = 'model'
 
 
-def create(config, devices=None) -> jsharding.Mesh:
+def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
   """The mesh of config.mesh over all devices of all processes.
+
+  Devices of one host stand side by side, whatever order its processes were
+  numbered in: neighbours on the inner axis, 'model', then share a host.
 
   Args:
     config: the run's config; -1 stands for all devices that remain.
     devices: list of devices; None: jax.devices().
+    hosts: the host of each process, by index.
 
   Returns:
     A mesh with the axes 'data' and 'model'.
@@ -27,6 +31,11 @@ def create(config, devices=None) -> jsharding.Mesh:
     ConfigError: if the counts do not fit the devices.
   """
   devices = jax.devices() if devices is None else devices
+  if len(set(hosts)) > 1:
+    devices = sorted(
+      devices,
+      key=lambda d: (hosts.index(hosts[d.process_index]), d.process_index),
+    )
   shape = {DATA: config.mesh.data, MODEL: config.mesh.model}
   known = int(np.prod([n for n in shape.values() if n > 0]))
   free = [axis for axis, n in shape.items() if n == -1]

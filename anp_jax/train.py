@@ -1,14 +1,13 @@
 """A run, from config to report: one loop that reads from top to bottom."""
 
+import contextlib
 import os
-import signal
-import sys
-import threading
 
 import jax
 import numpy as np
 
 from anp_jax import checkpoint as checkpoint_lib
+from anp_jax import cluster
 from anp_jax import compile_cache
 from anp_jax import config as config_lib
 from anp_jax import evaluate
@@ -24,24 +23,26 @@ from anp_jax import step as step_lib
 from anp_jax import strategies
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import workdir as workdir_lib
+from anp_jax.cluster import stopping
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
 
-# Votes: what a process asks of all, the largest wins.
-_GO_ON, _STOP = 0, 1
 # The fewest examples that make a rate of damage.
 _FEW_EXAMPLES = 1000
 
 
-class NotFinite(ArithmeticError):
+class NotFinite(cluster.Failed, ArithmeticError):
   """Loss, gradient, update or statistics of a step are NaN or infinite."""
 
 
-class Damaged(RuntimeError):
+class Damaged(cluster.Failed):
   """More examples cannot be read than config.data.max_damaged allows."""
 
 
-def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
+def run(
+  config, workdir: str, mode: str = 'train', which: str = 'newest',
+  processes: cluster.Processes | None = None,
+):  # fmt: skip
   """Trains, or goes on with, the run of a workdir; or scores its checkpoint.
 
   Args:
@@ -49,6 +50,7 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
     workdir: folder of the run; made if it is missing.
     mode: 'train' or 'evaluate'.
     which: checkpoint that mode 'evaluate' scores: 'newest', 'best' or a step.
+    processes: of the run, from `cluster.start`; None: this one.
 
   Returns:
     The validation metrics of the last evaluation, {} if there was none.
@@ -61,8 +63,10 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
   # Devices, data, model and strategy.
   marks = startup.Marks()
   marks.mark('imports')
+  processes = processes or cluster.Processes(config)
+  processes.check_shared(workdir)
   compile_cache.enable(config)
-  mesh = mesh_lib.create(config)
+  mesh = mesh_lib.create(config, hosts=processes.hosts)
   batch_size = workdir_lib.batch_size(
     config, workdir, mesh.shape[mesh_lib.DATA]
   )
@@ -89,7 +93,7 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
   if mode == 'train':
     workdir_lib.claim(workdir, config)
   checkpoints = checkpoint_lib.Checkpoints(
-    workdir, config, sources.fingerprint(train_source), like
+    workdir, config, sources.fingerprint(train_source), like, processes.gather
   )
   restored = checkpoints.restore(which)
   if mode == 'evaluate' and restored is None:
@@ -98,8 +102,8 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
   marks.mark('model, checkpoint')
 
   # The data stream, which begins where the state stands.
-  stop = _Stop()
-  stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh), stop.vote)
+  sharding = mesh_lib.batch_sharding(mesh)
+  stream = stream_lib.Stream(config, sharding, processes.vote)
   training = mode == 'train' and step < total
   feed = stream.train(train_source, batch_size, step) if training else None
   state = restored[0] if restored else state_lib.create(init, like)
@@ -156,10 +160,17 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
     name: config_lib.steps(config[name].every, batch_size, len(train_source))
     for name in ('log', 'eval', 'checkpoint')
   }
-  scores, stopping = {}, False
-  with stop:
+
+  @contextlib.contextmanager
+  def pause(what):
+    processes.beat(what, step)
+    with telemetry.paused(what):
+      yield
+
+  scores, vote = {}, stopping.GO_ON
+  with processes.listening():
     try:
-      with telemetry.paused('compiling'):
+      with pause('compiling'):
         batch = next(feed)
         marks.mark('first batch')
         lowered = train_step.lower(state, batch)
@@ -181,14 +192,14 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
       while True:
         step += 1
         # Read one step late: while this step computes, the last is looked at.
-        stopping = readings.read_last() >= _STOP
+        vote = readings.read_last()
         profile.end(step, values)
         readings.add(step, values)
-        done = stopping or step == total
+        done = vote or step == total
         if done or step % every['eval'] == 0 or step % every['checkpoint'] == 0:
-          stopping = readings.read_last() >= _STOP or stopping
+          vote = max(readings.read_last(), vote)
           if step % every['eval'] == 0 or step == total:
-            with telemetry.paused('evaluating'):
+            with pause('evaluating'):
               try:
                 scores = evaluated()
               except Damaged:  # what was trained is worth keeping
@@ -196,14 +207,16 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
                 raise
             telemetry.evaluation(step, scores)
             checkpoints.save_best(step, state, scores)
-          with telemetry.paused('saving'):
+          with pause('saving'):
             checkpoints.save(step, state)
-        if done or stopping:
+        if done or vote:
           break
         with profile.step(step + 1, values):
+          processes.beat('input', step + 1)
           batch = next(feed)
+          processes.beat('step', step + 1)
           state, values = train_step(state, batch)
-      with telemetry.paused('saving'):
+      with pause('saving'):
         checkpoints.wait()
     finally:
       profile.close()
@@ -212,6 +225,7 @@ def run(config, workdir: str, mode: str = 'train', which: str = 'newest'):
       checkpoints.close()
   if jax.process_index() == 0:
     if step < total:
+      cluster.mark_stopped(workdir, step, total, stopping.REASONS[vote])
       print(f'stopped at step {step} of {total}; the same command goes on')
     else:
       _report(config, workdir, mesh, like)
@@ -241,7 +255,7 @@ class _Readings:
     Every process reads the same reduced numbers, so all raise or none.
     """
     if self._pending is None:
-      return _GO_ON
+      return stopping.GO_ON
     step, values = self._pending
     self._pending = None
     values = jax.device_get(values).tolist()
@@ -261,37 +275,6 @@ class _Readings:
       self._waited = self._feed.waited
       self._telemetry.train(step, metrics, waited)
     return vote
-
-
-class _Stop:
-  """SIGINT and SIGTERM become a vote to stop; a second one leaves at once."""
-
-  def __init__(self):
-    self._vote = _GO_ON
-    self._before = {}
-
-  def vote(self) -> int:
-    return self._vote
-
-  def __enter__(self):
-    # Python lets only the main thread set handlers.
-    if threading.current_thread() is threading.main_thread():
-      for number in (signal.SIGINT, signal.SIGTERM):
-        self._before[number] = signal.signal(number, self._handle)
-    return self
-
-  def __exit__(self, *_):
-    for number, handler in self._before.items():
-      signal.signal(number, handler)
-
-  def _handle(self, number, frame):
-    del frame
-    if self._vote:
-      os._exit(128 + number)
-    self._vote = _STOP
-    name = signal.Signals(number).name
-    print(f'\n{name}: saving, then stopping; once more to leave at once',
-          file=sys.stderr, flush=True)  # fmt: skip
 
 
 def _check_damage(config, damaged, examples, name, all_lost=False):

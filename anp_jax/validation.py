@@ -47,6 +47,7 @@ _POSITIVE = (
   'schedule.factor',
   'schedule.power',
   'checkpoint.keep',
+  'cluster.rendezvous_timeout',
 )
 _NOT_NEGATIVE = (
   'seed',
@@ -63,6 +64,9 @@ _NOT_NEGATIVE = (
   'optimizer.clip_norm',
   'optimizer.clip_value',
   'compile_cache.max_gigabytes',
+  'cluster.stall_timeout',
+  'cluster.stop_timeout',
+  'time_limit',
 )
 _FRACTIONS = (
   'label_smoothing',
@@ -133,6 +137,9 @@ def validate(config) -> None:
     config_lib.window(have['profile.steps'])
   except config_lib.ConfigError as e:
     raise config_lib.ConfigError(f'config.profile.steps={e}') from None
+  # Signs of life come once a second.
+  _check(have['cluster.heartbeat_timeout'] >= 3, 'cluster.heartbeat_timeout',
+         have['cluster.heartbeat_timeout'], '3 seconds or more')  # fmt: skip
   # A JAX key is made of 32 bits, of which one is the sign's.
   _check(have['seed'] < 2**31, 'seed', have['seed'], 'below 2**31')
   _validate_data(have)

@@ -6,6 +6,7 @@ import os
 import jax
 
 from anp_jax import checkpoint
+from anp_jax import cluster
 from anp_jax import config as config_lib
 
 CONFIG_FILE = 'config.json'
@@ -52,3 +53,4 @@ def claim(workdir: str, config) -> None:
     with open(path + '.new', 'w') as f:
       f.write(config_lib.to_json(config))
     os.replace(path + '.new', path)
+    cluster.unmark(workdir)

@@ -1,0 +1,285 @@
+"""The processes of a run: start together, agree, watch, stop together.
+
+with cluster.start(config, place, command, workdir) as processes:
+  train.run(config, workdir, processes=processes)
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cards
+from anp_jax.cluster import hub as hub_lib
+from anp_jax.cluster import labels
+from anp_jax.cluster import link as link_lib
+from anp_jax.cluster import places
+from anp_jax.cluster import stopping
+from anp_jax.cluster import watch as watch_lib
+
+MARKER = 'stopped.json'
+Lost = link_lib.Lost
+find = places.find
+# JAX's own watch over its processes is the last resort: it ends them without
+# saying who was lost.
+_JAX_TIMEOUT = 600  # seconds
+_SEEN_WITHIN = 15.0  # seconds: NFS clients remember for a while what was there
+
+
+class Failed(RuntimeError):
+  """A run that cannot go on; the message alone says what to do."""
+
+
+class Processes:
+  """The processes of a run, seen from this one.
+
+  Attributes:
+    index: of this process.
+    count: of processes.
+    hosts: the host of each process, by index.
+  """
+
+  def __init__(self, config, place: places.Place = places.ALONE, link=None):
+    """Makes the face; `start` connects.
+
+    Args:
+      config: the run's config.
+      place: of this process.
+      link: to the others; None: there are none.
+    """
+    self.index, self.count = place.index, place.count
+    self.hosts = link.hosts if link else ('',)
+    self._link = link
+    self._stack = contextlib.ExitStack()
+    self._watch = watch_lib.Watch(
+      config.cluster.stall_timeout,
+      self._stalled,
+      link.beat if link else lambda state: None,
+      hub_lib.PULSE,
+    )
+    self._stop = stopping.Stop(config, self._watch.to_stop)
+
+  def __enter__(self):
+    self._watch.start()
+    self._stack.callback(self._watch.stop)
+    return self
+
+  def __exit__(self, kind, error, trace):
+    """On an error, all processes end, those that had none too."""
+    if self._link is None:
+      self._stack.close()
+      return
+    if error is None:
+      self.beat('leaving')
+      self._link.close()
+      self._stack.close()
+      _shut_down_jax()
+      return
+    code, text = exit_status(error)
+    if code == 1 and not isinstance(error, EXPECTED):
+      traceback.print_exception(error)
+    self._link.fail(code, text)
+    link_lib.end_process(code, text)
+
+  def beat(self, phase: str, step: int = 0) -> None:
+    """Says that this process begins something; see `watch.Watch`."""
+    self._watch.beat(phase, step)
+
+  def gather(self, value) -> list:
+    """Every process's JSON value, by index; all must call it alike.
+
+    Not for the loop: a step's own sums carry what is decided there.
+    """
+    return self._link.gather(value) if self._link else [value]
+
+  def vote(self) -> int:
+    """What this process asks of all; see `stopping`."""
+    return self._stop.vote()
+
+  @contextlib.contextmanager
+  def listening(self):
+    """Within it, a signal is a vote; outside it ends the process."""
+    self._stop.listen(self._cannot_stop)
+    try:
+      yield
+    finally:
+      self._stop.close()
+
+  def check_shared(self, workdir: str) -> None:
+    """Refuses a workdir that not every process sees.
+
+    Raises:
+      ConfigError: naming the rank and host that does not see it.
+    """
+    if self._link is None:
+      return
+    name = None
+    if not self.index:
+      os.makedirs(workdir, exist_ok=True)
+      name = f'.seen-by-all-{time.time_ns()}'
+      with open(os.path.join(workdir, name), 'w') as f:
+        f.write(name)
+    name = self.gather(name)[0]
+    path = os.path.join(workdir, name)
+    seen = self.gather(_appears(path))
+    if not self.index:
+      os.remove(path)
+    if not all(seen):
+      blind = seen.index(False)
+      raise config_lib.ConfigError(
+        f'--workdir={workdir}: rank {blind} on {self.hosts[blind]} does not '
+        f'see what rank 0 on {self.hosts[0]} wrote there; it must be a folder '
+        'that all hosts share'
+      )
+
+  def _stalled(self, state):
+    text = (
+      f'{state["phase"]} {state["step"] or ""}'.strip()
+      + f' has lasted {state["seconds"]:.0f} s'
+    )
+    if self._link is None:
+      link_lib.end_process(
+        hub_lib.TRY_AGAIN,
+        f'{text}, longer than config.cluster.stall_timeout allows: ending',
+        stacks=True,
+      )
+    print(f'{text}: asking where the others are', file=sys.stderr, flush=True)
+    link_lib.print_stacks()
+    self._link.stalled()
+
+  def _cannot_stop(self, text):
+    state = self._watch.state()
+    text = f'{text}, {state["phase"]} {state["step"] or ""}'.strip()
+    text += ': leaving without a save; the last checkpoint stands'
+    if self._link is not None:
+      self._link.fail(hub_lib.TRY_AGAIN, text)
+    link_lib.end_process(hub_lib.TRY_AGAIN, text)
+
+
+# Errors that end a process with one line.
+EXPECTED = (config_lib.ConfigError, link_lib.Lost, Failed)
+
+
+def start(
+  config, place: places.Place, command: dict | None = None
+) -> Processes:
+  """Brings all processes of a run together, and JAX up in each.
+
+  Args:
+    config: the run's config.
+    place: of this process, from `find`.
+    command: what else all must have been told alike, by name.
+
+  Returns:
+    The processes, to be used in a `with` block.
+
+  Raises:
+    ConfigError: if the processes do not go together, naming rank and host.
+    Lost: if one of them did not come in time.
+  """
+  if place.count == 1:
+    problem = cards.show(place, config, {})['problem'] if place.how else ''
+    if problem:
+      raise config_lib.ConfigError(problem)
+    return Processes(config, place)
+  settings = config.cluster
+  card = cards.show(place, config, command or {})
+  labels.begin(f'[{place.index} {card["host"]}] ')
+  if not place.index:
+    _open_hub(place, settings)
+  link = link_lib.Link(place, card, settings)
+  _start_jax(place, link)
+  return Processes(config, place, link)
+
+
+def exit_status(error: BaseException) -> tuple[int, str]:
+  """What a process ends with, and the line that says why.
+
+  Returns:
+    0 (well), 1 (failed), 2 (bad input), 75 (start it again), 130 (Ctrl-C).
+  """
+  lines = str(error).strip().splitlines() or ['']
+  if isinstance(error, config_lib.ConfigError):
+    return hub_lib.BAD_INPUT, lines[0]
+  if isinstance(error, link_lib.Lost):
+    return hub_lib.TRY_AGAIN, lines[0]
+  if isinstance(error, KeyboardInterrupt):
+    return 130, 'interrupted'
+  if isinstance(error, Failed):
+    return 1, lines[0]
+  return 1, f'{type(error).__name__}: {lines[0]}'
+
+
+def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
+  """Leaves the file that tells a launcher to start this run again."""
+  path = os.path.join(workdir, MARKER)
+  with open(path + '.new', 'w') as f:
+    json.dump({'step': step, 'total': total, 'reason': reason}, f)
+  os.replace(path + '.new', path)
+
+
+def unmark(workdir: str) -> None:
+  """Takes the file away: the run goes on, or has ended."""
+  with contextlib.suppress(FileNotFoundError):
+    os.remove(os.path.join(workdir, MARKER))
+
+
+def _open_hub(place, settings):
+  _, port = places.split_address(place.coordinator)
+  try:
+    hub_lib.Hub(
+      port,
+      place.count,
+      place.token,
+      rendezvous_timeout=settings.rendezvous_timeout,
+      heartbeat_timeout=settings.heartbeat_timeout,
+      leave_timeout=max(settings.stall_timeout, settings.stop_timeout),
+    )
+  except OSError as e:
+    raise config_lib.ConfigError(
+      f'coordinator {place.coordinator!r}: rank 0 cannot open port {port} '
+      f'({e.strerror}); another run may hold it'
+    ) from e
+
+
+def _start_jax(place, link):
+  import jax  # noqa: PLC0415 - heavy: only once all processes are there
+
+  # It would take SIGTERM for itself.
+  jax.config.update('jax_enable_preemption_service', False)
+  host, _ = places.split_address(place.coordinator)
+  host = f'[{host}]' if ':' in host else host
+  jax.distributed.initialize(
+    f'{host}:{link.port}',
+    place.count,
+    place.index,
+    local_device_ids=link.devices,
+    initialization_timeout=_JAX_TIMEOUT,
+    heartbeat_timeout_seconds=_JAX_TIMEOUT,
+    shutdown_timeout_seconds=60,
+  )
+  seen = len(jax.local_devices())
+  counts = link.gather(seen)
+  if len(set(counts)) > 1 and not all(counts):
+    raise config_lib.ConfigError(f'devices by rank: {counts}; some have none')
+
+
+def _shut_down_jax():
+  import jax  # noqa: PLC0415
+
+  jax.distributed.shutdown()
+
+
+def _appears(path):
+  deadline = time.monotonic() + _SEEN_WITHIN
+  while time.monotonic() < deadline:
+    with contextlib.suppress(OSError):
+      # A listing makes an NFS client look again.
+      os.listdir(os.path.dirname(path))
+    if os.path.exists(path):
+      return True
+    time.sleep(0.2)
+  return False

@@ -1,0 +1,43 @@
+"""Marks each line that a process writes with its rank and host."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+# A process of its own, which outlives a crash of ours and so passes on its last
+# words, those of native code too. Without site: it starts in 20 ms.
+_MARK = """
+import signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+  signal.signal(number, signal.SIG_IGN)
+mark = sys.argv[1].encode()
+out = sys.stdout.buffer
+for line in sys.stdin.buffer:
+  out.write(mark + line)
+  out.flush()
+"""
+
+
+def begin(mark: str) -> None:
+  """From now on, every line on standard output and error begins with `mark`.
+
+  Child processes inherit it. Where no process can be started, nothing changes.
+  """
+  for stream in (sys.stdout, sys.stderr):
+    with contextlib.suppress(OSError, ValueError):
+      stream.flush()
+      number = stream.fileno()
+      with open(os.dup(number), 'wb') as target:
+        child = subprocess.Popen(
+          [sys.executable, '-I', '-S', '-c', _MARK, mark],
+          stdin=subprocess.PIPE,
+          stdout=target,
+          start_new_session=True,  # Ctrl-C ends us, and then it
+        )
+      os.dup2(child.stdin.fileno(), number)
+      child.stdin.close()
+      # It ends by itself; nobody waits for it.
+      child.returncode = 0
+  with contextlib.suppress(AttributeError, ValueError):
+    sys.stdout.reconfigure(line_buffering=True)

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Trains with N processes on this machine, to try out what a cluster does.
+#
+#   scripts/launch_local.sh N [--devices=D] [--bind] ARGUMENTS OF main.py
+#
+# --devices=D  CPU devices of each process (default 1)
+# --bind       a share of the cores for each process
+#
+# SIGINT, SIGTERM and SIGUSR1 go to all processes. When one ends badly, the others
+# get 15 s to do the same. The status is that of the first that ended badly.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+grace=15
+
+usage() {
+  sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2
+  exit 2
+}
+
+[[ ${1:-} =~ ^[1-9][0-9]*$ ]] || usage
+count=$1
+shift
+devices=1
+bind=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --devices=*) devices=${1#*=} ;;
+    --bind) bind=1 ;;
+    *) break ;;
+  esac
+  shift
+done
+[[ $devices =~ ^[1-9][0-9]*$ ]] || usage
+
+python=${PYTHON:-}
+[ -n "$python" ] || { [ -x .venv/bin/python ] && python=.venv/bin/python; } ||
+  python=python3
+port=${PORT:-$("$python" -c 'import socket
+with socket.socket() as s:
+  s.bind(("127.0.0.1", 0))
+  print(s.getsockname()[1])')} || exit 1
+cores=$(nproc)
+
+pids=()
+for ((i = 0; i < count; i++)); do
+  command=("$python" main.py "--coordinator=127.0.0.1:$port"
+    "--num_processes=$count" "--process_id=$i" "$@")
+  if [ -n "$bind" ] && command -v taskset >/dev/null; then
+    first=$((i * cores / count % cores))
+    last=$(((i + 1) * cores / count - 1))
+    command=(taskset -c "$first-$((last > first ? last : first))" "${command[@]}")
+  fi
+  # Background processes of a script ignore SIGINT, unless it is given back.
+  (
+    trap - INT
+    export JAX_NUM_CPU_DEVICES="$devices"
+    exec "${command[@]}"
+  ) &
+  pids+=($!)
+done
+
+pass_on() {
+  kill "-$1" "${pids[@]}" 2>/dev/null
+}
+for signal in INT TERM USR1; do
+  # shellcheck disable=SC2064
+  trap "pass_on $signal" $signal
+done
+
+running() {
+  local pid left=()
+  for pid in "${pids[@]}"; do
+    kill -0 "$pid" 2>/dev/null && left+=("$pid")
+  done
+  pids=("${left[@]}")
+  [ ${#pids[@]} -gt 0 ]
+}
+
+# A trap interrupts `wait`, which then says nothing of the child: asked again.
+status=0
+ending=
+while running; do
+  wait -n "${pids[@]}"
+  code=$?
+  running || true
+  if [ "$code" != 0 ] && [ "$code" != 127 ] && [ "$status" = 0 ] &&
+    [ ${#pids[@]} -lt "$count" ]; then
+    status=$code
+  fi
+  if [ "$status" != 0 ] && [ -z "$ending" ]; then
+    ending=1
+    (
+      sleep "$grace"
+      kill -KILL "${pids[@]}" 2>/dev/null
+    ) &
+    killer=$!
+  fi
+done
+[ -z "$ending" ] || kill "$killer" 2>/dev/null
+exit "$status"
