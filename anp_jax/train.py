@@ -119,7 +119,9 @@ def run(
   eval_step = step_lib.make_eval_step(model, objective, *parts)
 
   def evaluated():
-    scores = evaluate.run(eval_step, state, stream.evaluation(eval_source))
+    batches = stream.evaluation(eval_source)
+    batches = processes.each(batches, 'evaluating', step)
+    scores = evaluate.run(eval_step, state, batches)
     lost = len(eval_source) - scores['examples']
     _check_damage(
       config, lost, len(eval_source), eval_source.name, not scores['examples']

@@ -1,6 +1,6 @@
 """The processes of a run: start together, agree, watch, stop together.
 
-with cluster.start(config, place, command, workdir) as processes:
+with cluster.start(config, place, command) as processes:
   train.run(config, workdir, processes=processes)
 """
 
@@ -73,20 +73,22 @@ class Processes:
       self._stack.close()
       return
     if error is None:
-      self.beat('leaving')
+      self.beat('leaving', self._watch.state()['step'])
       self._link.close()
       self._stack.close()
       _shut_down_jax()
       return
-    code, text = exit_status(error)
-    if code == 1 and not isinstance(error, EXPECTED):
-      traceback.print_exception(error)
-    self._link.fail(code, text)
-    link_lib.end_process(code, text)
+    _end_all(self._link, error)
 
   def beat(self, phase: str, step: int = 0) -> None:
     """Says that this process begins something; see `watch.Watch`."""
     self._watch.beat(phase, step)
+
+  def each(self, batches, phase: str, step: int):
+    """The batches, each of them a beat: their number has no bound."""
+    for batch in batches:
+      self._watch.beat(phase, step)
+      yield batch
 
   def gather(self, value) -> list:
     """Every process's JSON value, by index; all must call it alike.
@@ -146,9 +148,9 @@ class Processes:
         f'{text}, longer than config.cluster.stall_timeout allows: ending',
         stacks=True,
       )
-    print(f'{text}: asking where the others are', file=sys.stderr, flush=True)
-    link_lib.print_stacks()
+    # All print their stacks when they are told to end, this one too.
     self._link.stalled()
+    print(f'{text}: asking where the others are', file=sys.stderr, flush=True)
 
   def _cannot_stop(self, text):
     state = self._watch.state()
@@ -181,7 +183,7 @@ def start(
     Lost: if one of them did not come in time.
   """
   if place.count == 1:
-    problem = cards.show(place, config, {})['problem'] if place.how else ''
+    problem = cards.own_problem()
     if problem:
       raise config_lib.ConfigError(problem)
     return Processes(config, place)
@@ -191,7 +193,10 @@ def start(
   if not place.index:
     _open_hub(place, settings)
   link = link_lib.Link(place, card, settings)
-  _start_jax(place, link)
+  try:
+    _start_jax(place, link)
+  except BaseException as e:  # noqa: BLE001 - the others would wait for it
+    _end_all(link, e)
   return Processes(config, place, link)
 
 
@@ -227,6 +232,15 @@ def unmark(workdir: str) -> None:
     os.remove(os.path.join(workdir, MARKER))
 
 
+def _end_all(link, error):
+  """Ends this process and all others with what an error asks for."""
+  code, text = exit_status(error)
+  if code == hub_lib.FAILED and not isinstance(error, EXPECTED):
+    traceback.print_exception(error)
+  link.fail(code, text)
+  link_lib.end_process(code, text)
+
+
 def _open_hub(place, settings):
   _, port = places.split_address(place.coordinator)
   try:
@@ -236,7 +250,8 @@ def _open_hub(place, settings):
       place.token,
       rendezvous_timeout=settings.rendezvous_timeout,
       heartbeat_timeout=settings.heartbeat_timeout,
-      leave_timeout=max(settings.stall_timeout, settings.stop_timeout),
+      leave_timeout=max(settings.stall_timeout, settings.stop_timeout)
+      or settings.rendezvous_timeout,
     )
   except OSError as e:
     raise config_lib.ConfigError(
@@ -263,8 +278,12 @@ def _start_jax(place, link):
   )
   seen = len(jax.local_devices())
   counts = link.gather(seen)
-  if len(set(counts)) > 1 and not all(counts):
-    raise config_lib.ConfigError(f'devices by rank: {counts}; some have none')
+  for index, count in enumerate(counts):
+    if count != counts[0]:  # Orbax's and JAX's own barriers need them alike
+      raise config_lib.ConfigError(
+        f'rank {index} on {link.hosts[index]} has {count} devices, rank 0 on '
+        f'{link.hosts[0]} has {counts[0]}: every process needs equally many'
+      )
 
 
 def _shut_down_jax():

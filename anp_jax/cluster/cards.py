@@ -34,7 +34,7 @@ def show(place, config, command: dict, environment=os.environ) -> dict:
     'host': socket.gethostname(),
     'local_index': place.local_index,
     'platform': here,
-    'problem': _own_problem(here, environment),
+    'problem': own_problem(environment),
     'gpus': gpus(environment) if here == 'gpu' else [],
     'loopback': _name_is_loopback(),
     'versions': {'Python': '.'.join(python[:2]), **versions},
@@ -42,6 +42,25 @@ def show(place, config, command: dict, environment=os.environ) -> dict:
     'config': {k: repr(v) for k, v in config_lib.flat(config).items()},
     'command': command,
   }
+
+
+def own_problem(environment=os.environ) -> str:
+  """What keeps this process alone from starting; '' if nothing."""
+  given = _slurms_gpus(environment)
+  here = xla_flags.platform(environment)
+  if not given or here == 'gpu' or environment.get('JAX_PLATFORMS'):
+    return ''
+  hidden = environment.get('CUDA_VISIBLE_DEVICES')
+  why = (
+    f'CUDA_VISIBLE_DEVICES={hidden!r} hides them'
+    if hidden is not None and hidden.strip() in ('', '-1')
+    else 'JAX has no CUDA here: make setup ACCELERATOR=cuda13, or check '
+    'that the driver is loaded'
+  )
+  return (
+    f'Slurm gave this job GPUs ({given}), but JAX would compute on {here}: '
+    f'{why}; JAX_PLATFORMS=cpu if that is meant'
+  )
 
 
 def name(card: dict) -> str:
@@ -96,20 +115,14 @@ def devices(cards: list[dict]) -> tuple[list[list[int] | None], str]:
   hosts = {}
   for card in cards:
     hosts.setdefault(card['host'], []).append(card)
-  for group in hosts.values():
-    if not any(card['gpus'] for card in group):
-      continue
-    for card in group:
-      if not card['gpus']:
-        return taken, f'{name(card)} sees no GPU, though {name(group[0])} does'
-    problem = _share(group, taken)
-    if problem:
-      return taken, problem
   seeing = [card for card in cards if card['gpus']]
+  if not seeing:
+    return taken, ''
   for card in cards:
-    if seeing and not card['gpus']:
+    if not card['gpus']:
       return taken, f'{name(card)} sees no GPU, though {name(seeing[0])} does'
-  return taken, ''
+  problems = (_share(group, taken) for group in hosts.values())
+  return taken, next(filter(None, problems), '')
 
 
 def gpus(environment=os.environ) -> list[str]:
@@ -169,29 +182,15 @@ def _share(group, taken):
   return ''
 
 
-def _own_problem(here, environment):
-  """What keeps this process alone from starting; '' if nothing."""
-  given = next(
-    (
-      f'{key}={environment[key]}'
-      for key in ('SLURM_STEP_GPUS', 'SLURM_JOB_GPUS', 'SLURM_GPUS_ON_NODE')
-      if environment.get(key) not in (None, '', '0')
-    ),
-    '',
-  )
-  chosen = environment.get('JAX_PLATFORMS', '')
-  if given and here != 'gpu' and not chosen:
-    hidden = environment.get('CUDA_VISIBLE_DEVICES')
-    why = (
-      f'CUDA_VISIBLE_DEVICES={hidden!r} hides them'
-      if hidden is not None and hidden.strip() in ('', '-1')
-      else 'JAX has no CUDA here: make setup ACCELERATOR=cuda13, or check '
-      'that the driver is loaded'
-    )
-    return (
-      f'Slurm gave this job GPUs ({given}), but JAX would compute on {here}: '
-      f'{why}; JAX_PLATFORMS=cpu if that is meant'
-    )
+def _slurms_gpus(environment):
+  """The variable by which Slurm says that this job has GPUs, or ''."""
+  for key, none in (
+    ('SLURM_STEP_GPUS', ''),  # their indices: '0' is the first
+    ('SLURM_JOB_GPUS', ''),
+    ('SLURM_GPUS_ON_NODE', '0'),  # how many
+  ):
+    if environment.get(key, '') not in ('', none):
+      return f'{key}={environment[key]}'
   return ''
 
 

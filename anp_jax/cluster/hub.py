@@ -17,13 +17,18 @@ from anp_jax.cluster import cards
 # Exit status of a process that ends because another is lost, late or missing:
 # sysexits' EX_TEMPFAIL. Starting again may help; a launcher should try.
 TRY_AGAIN = 75
-BAD_INPUT = 2
+FAILED, BAD_INPUT = 1, 2
+LEAVE = 'leave'  # the name of what is gathered last
 PULSE = 1.0  # seconds between two signs of life
-_SAY_EVERY = 10.0  # seconds
+SAY_EVERY = 10.0  # seconds between two lines on what is waited for
 # For the others to tell where they are, once one has said that it is stuck.
 _HEAR_ALL = 2.5 * PULSE
+# An error of one process may follow from the loss of another, which is seen
+# only now.
+_SEE_LOSS = PULSE
 _MOST = 2**22  # bytes of a line
-_ORDER = ('input', 'step')  # what a late process does before the others
+# What a process does one after another at a step.
+_ORDER = ('input', 'step', 'evaluating', 'saving', 'leaving')
 
 
 @dataclasses.dataclass
@@ -63,7 +68,8 @@ class Hub:
     self._leave_timeout = leave_timeout
     self._say = say
     self._members: dict[int, _Member] = {}
-    self._running = self._ended = False
+    self._running = False
+    self._ended = None  # what all were told
     self._gathered: dict[str, dict] = {}
     self._leaving_since = 0.0
     self._tasks = set()
@@ -84,8 +90,13 @@ class Hub:
     await asyncio.start_server(self._meet, sock=self._socket, limit=_MOST)
     start = said = time.monotonic()
     while True:
+      before = time.monotonic()
       await asyncio.sleep(PULSE)
       now = time.monotonic()
+      # While this process was itself stopped, or a library held its
+      # interpreter, nobody could be heard.
+      for member in self._members.values():
+        member.heard += now - before - PULSE
       if self._running:
         self._look_after(now)
       elif now - start > self._rendezvous_timeout:
@@ -95,7 +106,7 @@ class Hub:
           f'{self._rendezvous_timeout:g} s ({self._present()}): see their '
           'logs, or raise config.cluster.rendezvous_timeout',
         )
-      elif now - said >= _SAY_EVERY and not self._ended:
+      elif now - said >= SAY_EVERY and not self._ended:
         said = now
         left = self._rendezvous_timeout - (now - start)
         self._say(
@@ -110,9 +121,11 @@ class Hub:
       line = await asyncio.wait_for(reader.readline(), 30)
       card = json.loads(line)
       problem = self._refused(card)
-      if problem:
-        _send(writer, {'end': [BAD_INPUT, problem]})
-        if card.get('token') == self._token:
+      if problem or self._ended:
+        ours = card['token'] == self._token and not self._running
+        told = self._ended if ours else None
+        _send(writer, told or {'end': [BAD_INPUT, problem]})
+        if ours:  # a run that goes on is not harmed
           self._end(BAD_INPUT, problem)
         await writer.drain()
         return
@@ -123,7 +136,7 @@ class Hub:
       async for line in reader:
         member.heard = time.monotonic()
         self._read(member, json.loads(line))
-    except (OSError, ValueError, KeyError, TypeError, TimeoutError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
       pass  # not one of ours, or its connection broke
     finally:
       if member is not None and not member.left:
@@ -136,11 +149,18 @@ class Hub:
     index = card['index']
     if card['token'] != self._token:
       return f'{cards.name(card)} belongs to another job than rank 0'
+    if self._running:
+      return (
+        f'{cards.name(card)} found a run that has begun already at rank 0: '
+        'choose another port'
+      )
     if card['count'] != self._count:
       return (
         f'{cards.name(card)} expects {card["count"]} processes, rank 0 '
         f'{self._count}'
       )
+    if index not in range(self._count):
+      return f'{cards.name(card)} is none of {self._count}'
     if index in self._members:
       other = self._members[index].card['host']
       return f'rank {index} came twice: from {other} and from {card["host"]}'
@@ -171,7 +191,11 @@ class Hub:
         self._gather(member, *value)
       elif kind == 'fail':
         code, text = value
-        self._end(code, f'{cards.name(member.card)}: {text}')
+        text = f'{cards.name(member.card)}: {text}'
+        if code == FAILED:
+          self._later(_SEE_LOSS, self._end, code, text)
+        else:
+          self._end(code, text)
       elif kind == 'stalled':
         self._later(_HEAR_ALL, self._stalled, member)
       elif kind == 'bye':
@@ -180,11 +204,11 @@ class Hub:
   def _gather(self, member, name, value):
     values = self._gathered.setdefault(name, {})
     values[member.card['index']] = value
-    if name == 'leave' and not self._leaving_since:
+    if name == LEAVE and not self._leaving_since:
       self._leaving_since = time.monotonic()
     if len(values) == self._count:
       del self._gathered[name]
-      if name == 'leave':
+      if name == LEAVE:
         self._leaving_since = 0.0
       values = [values[i] for i in range(self._count)]
       self._tell_all({'gathered': [name, values]})
@@ -204,7 +228,7 @@ class Hub:
             'or its host dead or cut off from the network',
           )
           return
-    late = self._gathered.get('leave', {})
+    late = self._gathered.get(LEAVE, {})
     if self._leaving_since and now - self._leaving_since > self._leave_timeout:
       self._end(
         TRY_AGAIN,
@@ -226,15 +250,16 @@ class Hub:
 
     def place(member):
       phase = member.state.get('phase', '')
-      order = _ORDER.index(phase) if phase in _ORDER else len(_ORDER)
+      # All else comes before the steps, or is the compiling of the first.
+      order = _ORDER.index(phase) if phase in _ORDER else -1
       return member.state.get('step', 0), order
 
-    members = list(self._members.values())
+    members = [member for _, member in sorted(self._members.items())]
     least = min(map(place, members))
     late = [m for m in members if place(m) == least]
     if len(late) == len(members):
       return 'all ranks are equally'
-    names = ', '.join(cards.name(m.card) for m in late)
+    names = _listed([cards.name(m.card) for m in late])
     return f'{names} {"is" if len(late) == 1 else "are"}'
 
   def _whereabouts(self):
@@ -255,8 +280,8 @@ class Hub:
   def _end(self, code, text, stacks=False):
     """Tells all that it is over; the first to say so is right."""
     if not self._ended:
-      self._ended = True
-      self._tell_all({'end': [code, text, stacks]})
+      self._ended = {'end': [code, text, stacks]}
+      self._tell_all(self._ended)
 
   def _tell_all(self, message):
     # Process 0 last: when it reads this, the others have been sent it.
@@ -279,12 +304,15 @@ class Hub:
       for i in range(self._count)
       if i not in present
     ]
-    more = f' and {len(names) - 8} more' if len(names) > 8 else ''
-    verb = 'has' if len(names) == 1 else 'have'
-    return f'{", ".join(names[:8])}{more} {verb}'
+    return f'{_listed(names)} {"has" if len(names) == 1 else "have"}'
 
   def _present(self):
     return f'{len(self._members)} of {self._count} are here'
+
+
+def _listed(names):
+  more = f' and {len(names) - 8} more' if len(names) > 8 else ''
+  return ', '.join(names[:8]) + more
 
 
 def _send(writer, message):

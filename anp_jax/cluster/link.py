@@ -15,6 +15,8 @@ from anp_jax.cluster import hub as hub_lib
 from anp_jax.cluster import places
 
 _RETRY = 0.3  # seconds between two attempts to reach process 0
+# Until a process ends that cannot write down why: its output is stuck, say.
+_LAST_WORDS = 10.0
 
 
 class Lost(RuntimeError):
@@ -81,12 +83,12 @@ class Link:
     """Ends all processes; returns once process 0 has passed it on."""
     self._send({'fail': [code, text]})
     with self._answered:
-      self._answered.wait_for(lambda: self._over is not None, 2.0)
+      # Longer than process 0 may hold it back.
+      self._answered.wait_for(lambda: self._over is not None, 5.0)
 
   def close(self) -> None:
     """Waits until all have come to the end, then hangs up."""
-    self.gather(0, 'leave')
-    self._over = (0, '')
+    self.gather(0, hub_lib.LEAVE)
     self._send({'bye': 0})
     if self._place.index:
       self._socket.close()
@@ -101,7 +103,8 @@ class Link:
         f'{socket.gethostname()}: {e.strerror or e}'
       ) from e
     patience = self._settings.rendezvous_timeout
-    deadline = time.monotonic() + patience
+    start = said = time.monotonic()
+    deadline = start + patience
     while True:
       try:
         return socket.create_connection((host, port), timeout=5)
@@ -117,6 +120,14 @@ class Link:
             f'from rank 0 at {self._place.coordinator} within {patience:g} s '
             f'({e.strerror or e}){hint}'
           ) from e
+      now = time.monotonic()
+      # One process a host says it: the others of a hundred see the same.
+      if now - said >= hub_lib.SAY_EVERY and self._place.local_index <= 0:
+        said = now
+        print(
+          f'waiting: rank 0 at {self._place.coordinator} does not answer yet; '
+          f'{deadline - now:.0f} s left'
+        )
       time.sleep(_RETRY)
 
   def _wait_for_go(self):
@@ -145,7 +156,12 @@ class Link:
           name, values = message['gathered']
           with self._answered:
             self._answers[name] = values
+            if name == hub_lib.LEAVE:  # all may hang up from now on
+              self._over = (0, '')
             self._answered.notify_all()
+        elif 'ping' in message:
+          # Also while the main thread starts JAX, which may take a minute.
+          self._send({'pong': 0})
         elif 'end' in message:
           with self._answered:
             self._over = message['end']
@@ -174,6 +190,11 @@ def end_process(code: int, text: str, stacks: bool = False) -> None:
 
   At once: the exit handlers of JAX would wait for processes that are gone.
   """
+  # Of a stuck pipe or file system, the lines below may wait for ever.
+  with contextlib.suppress(RuntimeError):
+    timer = threading.Timer(_LAST_WORDS, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
   if stacks:
     print_stacks()
   print(f'error: {text}', file=sys.stderr, flush=True)
@@ -187,6 +208,11 @@ def print_stacks() -> None:
   names = {t.ident: t.name for t in threading.enumerate()}
   parts = []
   for ident, frame in sys._current_frames().items():
-    stack = ''.join(traceback.format_stack(frame))
-    parts.append(f'thread {names.get(ident, ident)}:\n{stack}')
+    # No lines of source: to read them from a file system that hangs, which is
+    # what stops a run most often, would hang this process too.
+    calls = [
+      f'  File "{f.f_code.co_filename}", line {line}, in {f.f_code.co_qualname}'
+      for f, line in traceback.walk_stack(frame)
+    ]
+    parts += [f'thread {names.get(ident, ident)}:', *reversed(calls), '']
   print('\n'.join(parts), file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ class Place(NamedTuple):
     count: of processes.
     coordinator: 'host:port' where process 0 is met; '' for one process.
     local_index: among the processes of this host; -1 where nobody told.
-    hosts: that the processes run on; 0 where nobody told.
+    hosts: that the processes run on, or fewer; 0 where nobody told.
     token: what all processes of this start share, and of no other.
   """
 
@@ -105,6 +105,10 @@ def _slurm(environment, coordinator):
   if 'SLURM_STEP_ID' not in environment or 'SLURM_PROCID' not in environment:
     return None
   count = _number(environment, 'SLURM_STEP_NUM_TASKS', 'SLURM_NTASKS')
+  # mpirun's processes have the variables of the step in which it, or its
+  # daemon on their host, runs: those tell of the daemons.
+  if environment.get('OMPI_COMM_WORLD_SIZE', '1') not in ('1', str(count)):
+    return None
   if count == 1:
     return Place('Slurm', hosts=1, local_index=0)
   job, step = environment.get('SLURM_JOB_ID', ''), environment['SLURM_STEP_ID']
@@ -159,7 +163,7 @@ def _open_mpi(environment, coordinator):
       count,
       coordinator,
       local,
-      1 if local_count == count else 0,
+      1 if local_count == count else 2,
       name,
     ),
     'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK', '--coordinator',
@@ -206,16 +210,18 @@ def _checked(place, count_name, index_name, address_name):
   host, _ = split_address(place.coordinator)
   if place.hosts > 1 and is_loopback_name(host):
     raise config_lib.ConfigError(
-      f'coordinator {place.coordinator!r} is a loopback address: on '
-      f'{place.hosts} hosts each would only find itself'
+      f'coordinator {place.coordinator!r} is a loopback address: of several '
+      'hosts, each would only find itself'
     )
   return place
 
 
 def is_loopback_name(host: str) -> bool:
   """Whether a name or address means the host itself, without asking anyone."""
-  return host in ('localhost', '::1', 'ip6-localhost') or bool(
-    re.fullmatch(r'127(\.[0-9]+){1,3}', host)
+  return bool(
+    re.fullmatch(r'(ip6-)?localhost(\..*)?|127(\.[0-9]+){1,3}', host.lower())
+    # To connect to no address is to connect to oneself.
+    or host in ('::1', '::', '0.0.0.0')
   )
 
 
@@ -224,7 +230,7 @@ def _number(environment, *names):
   for name in names:
     text = environment.get(name)
     if text is not None:
-      if not text.strip().lstrip('-').isdigit():
+      if not re.fullmatch(r'\s*-?[0-9]+\s*', text):
         raise config_lib.ConfigError(f'{name}={text!r}: expected a number')
       return int(text)
   raise config_lib.ConfigError(f'{names[0]} is not set, though others of its '

@@ -1,5 +1,6 @@
 """Being told to stop: signals, and the end of the time that a run has."""
 
+import functools
 import os
 import signal
 import socket
@@ -40,20 +41,23 @@ class Stop:
     self._needed = needed
     self._clock = clock
     self._ends = _end_of_time(config.time_limit, environment, clock())
-    self._vote = GO_ON
-    self._heard = 0.0  # when the first signal came
+    # Set by two threads, so two attributes.
+    self._out_of_time = False
+    self._heard = None  # when the first signal came
     self._before = {}
     self._pipe = None
     self._cannot = None
 
   def vote(self) -> int:
     """What this process asks of all: GO_ON, TIME_LIMIT or STOP."""
-    if self._vote == GO_ON and self._ends is not None:
+    if self._heard is not None:
+      return STOP
+    if self._ends is not None and not self._out_of_time:
       left = self._ends - self._clock()
       if left < _MARGIN + self._needed():
-        self._vote = TIME_LIMIT
+        self._out_of_time = True
         _say(f'{max(left, 0):.0f} s of time are left: saving, then stopping')
-    return self._vote
+    return TIME_LIMIT if self._out_of_time else GO_ON
 
   def listen(self, cannot) -> 'Stop':
     """Catches signals from now on, in the main thread only.
@@ -80,8 +84,11 @@ class Stop:
     return self
 
   def close(self) -> None:
-    """Gives the signals back."""
+    """Gives the signals back; an echo of the one that was heard is nothing."""
     for number, handler in self._before.items():
+      if self._heard is not None and number != signal.SIGINT:
+        # A small run stops before Slurm has sent the second SIGTERM.
+        handler = functools.partial(self._after, handler)
       signal.signal(number, handler)
     self._before = {}
     if self._pipe:
@@ -101,16 +108,23 @@ class Stop:
   def _hear(self, number):
     now = time.monotonic()
     name = signal.Signals(number).name
-    if self._vote == STOP:
+    if self._heard is not None:
       if number == signal.SIGINT or now - self._heard > _ECHO:
         os._exit(128 + number)
       return
-    self._vote, self._heard = STOP, now
+    self._heard = now
     _say(f'{name}: saving, then stopping; once more to leave at once')
     if self._timeout:
       timer = threading.Timer(self._timeout, self._too_late, (name,))
       timer.daemon = True
       timer.start()
+
+  def _after(self, handler, number, frame):
+    """Handles a signal that comes when the run has stopped."""
+    del frame
+    if time.monotonic() - self._heard > _ECHO:
+      signal.signal(number, handler)
+      signal.raise_signal(number)
 
   def _too_late(self, name):
     cannot = self._cannot

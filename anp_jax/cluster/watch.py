@@ -39,9 +39,11 @@ class Watch:
     self._pulse = pulse
     self._seconds = seconds
     self._clock = clock
-    self._phase, self._step, self._since = 'starting', 0, clock()
+    # One tuple, so that the watch's thread never reads half of a change.
+    self._at = ('starting', 0, clock())
     self._stepped = None  # when the last step began
     self._durations = collections.deque(maxlen=_RECENT)
+    self._entered = clock()  # when the present phase began
     self._pause = 0.0  # the longest save or evaluation
     self._ended = threading.Event()
 
@@ -54,7 +56,10 @@ class Watch:
     self._ended.set()
 
   def beat(self, phase: str, step: int = 0) -> None:
-    """Says that this process begins something: 'input', 'step', 'saving' ..."""
+    """Says that this process begins something: 'input', 'step', 'saving' ...
+
+    The same phase of the same step again: that it gets on with it.
+    """
     now = self._clock()
     if phase == 'step':
       if self._stepped is not None:
@@ -62,21 +67,21 @@ class Watch:
       self._stepped = now
     elif phase not in STEPPING:
       self._stepped = None  # a pause is no step's time
-    if self._phase in PAUSES:
-      self._pause = max(self._pause, now - self._since)
-    self._phase, self._step, self._since = phase, step, now
+    before = self._at[:2]
+    if before[0] in PAUSES:
+      self._pause = max(self._pause, now - self._entered)
+    if before != (phase, step):
+      self._entered = now
+    self._at = (phase, step, now)
 
   def state(self) -> dict:
     """{'phase', 'step', 'seconds'}: what, at which step, for how long."""
-    return {
-      'phase': self._phase,
-      'step': self._step,
-      'seconds': self._clock() - self._since,
-    }
+    phase, step, since = self._at
+    return {'phase': phase, 'step': step, 'seconds': self._clock() - since}
 
-  def bound(self) -> float:
-    """Seconds that the present phase may last."""
-    if self._phase not in STEPPING:
+  def bound(self, phase: str) -> float:
+    """Seconds that a phase may last."""
+    if phase not in STEPPING:
       return _ELSE * self._stall_timeout
     longest = max(self._durations, default=0.0)
     return max(self._stall_timeout, _STEPS * longest)
@@ -88,9 +93,9 @@ class Watch:
 
   def look(self) -> bool:
     """Whether the present phase lasts too long."""
-    return bool(self._stall_timeout) and (
-      self.state()['seconds'] > self.bound()
-    )
+    state = self.state()
+    too_long = state['seconds'] > self.bound(state['phase'])
+    return bool(self._stall_timeout) and too_long
 
   def _run(self):
     while not self._ended.wait(self._seconds):

@@ -1,0 +1,119 @@
+"""Several processes of main.py on this machine, as a test starts them."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# A network whose result depends on no grouping, and whose step compiles fast.
+TINY = {
+  'log.tensorboard': 'False',
+  'log.every': '1 steps',
+  'model.name': 'tests.user_network:PlainNet',
+  'model.norm_group': '4',
+  'data.synthetic_examples': '70',  # 70 do not divide by any batch below
+}
+
+
+def free_port() -> int:
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    return s.getsockname()[1]
+
+
+def arguments(workdir, *more, **texts) -> list[str]:
+  """Of main.py: the tiny recipe, with these keys."""
+  keys = {**TINY, **texts}
+  return [
+    '--config=configs/resnet_anp.py:tiny',
+    f'--workdir={workdir}',
+    *(f'--config.{key}={value}' for key, value in keys.items()),
+    *more,
+  ]
+
+
+class Ranks:
+  """Processes of one run; their output goes to files, rank by rank."""
+
+  def __init__(
+    self, folder, count, main_arguments, devices=1, environment=None, port=None
+  ):
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    port = port or free_port()
+    devices = [devices] * count if isinstance(devices, int) else devices
+    self.outputs = [folder / f'rank{i}.log' for i in range(count)]
+    self.processes = []
+    for i, output in enumerate(self.outputs):
+      flags = [
+        f'--coordinator=127.0.0.1:{port}',
+        f'--num_processes={count}',
+        f'--process_id={i}',
+      ]
+      with open(output, 'w') as f:
+        self.processes.append(
+          subprocess.Popen(
+            [sys.executable, 'tests/phased.py', 'main.py', *flags,
+             *main_arguments],
+            cwd=ROOT,
+            env={
+              **os.environ,
+              'JAX_NUM_CPU_DEVICES': str(devices[i]),
+              **(environment or {}),
+            },
+            stdout=f,
+            stderr=subprocess.STDOUT,
+          )
+        )  # fmt: skip
+
+  def wait(self, timeout=120) -> list[int]:
+    """Exit status of each."""
+    return [p.wait(timeout) for p in self.processes]
+
+  def text(self, rank=0) -> str:
+    return self.outputs[rank].read_text()
+
+  def end(self):
+    for process in self.processes:
+      process.kill()
+      process.wait()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self.end()
+
+
+def run(folder, count, main_arguments, devices=1, **more) -> list[str]:
+  """Runs to a good end; what each rank wrote."""
+  with Ranks(folder, count, main_arguments, devices, **more) as ranks:
+    codes = ranks.wait()
+    texts = [ranks.text(i) for i in range(count)]
+    assert codes == [0] * count, '\n'.join(texts)
+  return texts
+
+
+def weights(workdir) -> dict[str, np.ndarray]:
+  """Every leaf of the newest checkpoint, read without this project's code."""
+  folder = pathlib.Path(workdir) / 'checkpoints'
+  newest = max((p for p in folder.iterdir() if p.name.isdigit()),
+               key=lambda p: int(p.name))  # fmt: skip
+  reader = ocp.PyTreeCheckpointer()
+  saved = reader.metadata(newest / 'state').item_metadata.tree
+  # As NumPy arrays: the devices that wrote them are not here.
+  kinds = jax.tree.map(
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved
+  )
+  tree = reader.restore(newest / 'state', restore_args=kinds)['state']
+  return {
+    '/'.join((newest.name, *(str(getattr(k, 'key', k)) for k in path))): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }

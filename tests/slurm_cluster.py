@@ -1,0 +1,124 @@
+"""A Slurm cluster for tests: the one that is there, or one on this machine."""
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import launching
+
+_LOCAL = launching.ROOT.parent / 'shared/bin/slurm_local.sh'
+# States of a job that is not at its end.
+_PASSING = ('PENDING', 'RUNNING', 'COMPLETING', 'REQUEUED', 'NODE_FAIL',
+            'CONFIGURING', 'PREEMPTED')  # fmt: skip
+
+
+class Cluster:
+  """Jobs on it; faults only where it is one on this machine."""
+
+  def __init__(self, local: bool):
+    self._local = local
+    self._jobs = []
+
+  def fault(self, *command, timeout=60) -> None:
+    """Breaks or mends a node: 'node-kill node2', 'net-cut node2' ..."""
+    if not self._local:
+      pytest.skip('breaks nodes, which only a cluster of its own may suffer')
+    subprocess.run([_LOCAL, *command], check=True, timeout=timeout,
+                   stdout=subprocess.DEVNULL)  # fmt: skip
+
+  def submit(self, script, options, arguments, output, **environment) -> str:
+    """Submits a script as it stands; returns the job's number."""
+    done = subprocess.run(
+      ['sbatch', '--parsable', f'--output={output}', *options, script,
+       *arguments],
+      cwd=launching.ROOT,
+      env={**os.environ, 'PYTHON': sys.executable, **environment},
+      capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip().split(';')[0]
+    self._jobs.append(job)
+    return job
+
+  def field(self, job, name) -> str:
+    """Of `scontrol show job`: JobState, Restarts, ExitCode."""
+    text = subprocess.run(
+      ['scontrol', 'show', 'job', job], capture_output=True, text=True,
+      timeout=60,
+    ).stdout  # fmt: skip
+    match = re.search(rf'\b{name}=(\S+)', text)
+    return match[1] if match else ''
+
+  def wait(self, job, state='COMPLETED', timeout=180) -> None:
+    """Until the job is in this state; no other final one is accepted."""
+    end = time.monotonic() + timeout
+    while (now := self.field(job, 'JobState')) != state:
+      assert now in _PASSING, now
+      assert time.monotonic() < end, f'{now} for {timeout} s'
+      time.sleep(0.3)
+
+  def signal(self, job, name) -> None:
+    """To all tasks of the job, not to its script."""
+    subprocess.run(['scancel', f'--signal={name}', job], timeout=60)
+
+  def cancel_all(self) -> None:
+    for job in self._jobs:
+      subprocess.run(['scancel', job], timeout=60)
+    for job in self._jobs:
+      end = time.monotonic() + 30
+      while self.field(job, 'JobState') in ('RUNNING', 'COMPLETING'):
+        assert time.monotonic() < end
+        time.sleep(0.3)
+    self._jobs = []
+
+
+@contextlib.contextmanager
+def found():
+  """The cluster that `sinfo` finds, else one started here, else a skip."""
+  if shutil.which('sinfo') and subprocess.run(
+    ['sinfo'], capture_output=True, timeout=60
+  ).returncode == 0:  # fmt: skip
+    yield Cluster(local=_is_ours())
+    return
+  if os.geteuid():
+    pytest.skip('no Slurm cluster here, and only root can start one')
+  if not _LOCAL.exists():
+    pytest.skip('no Slurm cluster here, and no script that starts one')
+  if not shutil.which('slurmctld') and not os.path.exists(
+    '/usr/sbin/slurmctld'
+  ):
+    pytest.skip('Slurm is not installed')
+  started = subprocess.run([_LOCAL, 'start'], capture_output=True, text=True,
+                           timeout=120)  # fmt: skip
+  if started.returncode:
+    pytest.skip(f'no Slurm cluster: {started.stderr.strip()[-200:]}')
+  text = subprocess.run([_LOCAL, 'env'], capture_output=True, text=True).stdout
+  os.environ['SLURM_CONF'] = re.search(r'SLURM_CONF=(\S+)', text)[1]
+  try:
+    yield Cluster(local=True)
+  finally:
+    del os.environ['SLURM_CONF']
+    subprocess.run([_LOCAL, 'stop'], capture_output=True, timeout=120)
+
+
+def _is_ours():
+  configured = os.environ.get('SLURM_CONF', '')
+  return 'slurm_local' in configured and _LOCAL.exists()
+
+
+def until(path: pathlib.Path, pattern, timeout=90) -> str:
+  """Waits until a file holds this; its text."""
+  end = time.monotonic() + timeout
+  while True:
+    text = path.read_text() if path.exists() else ''
+    if re.search(pattern, text):
+      return text
+    assert time.monotonic() < end, f'{path} has no {pattern!r}:\n{text[-3000:]}'
+    time.sleep(0.2)

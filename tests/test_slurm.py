@@ -1,0 +1,247 @@
+"""scripts/slurm as it stands, on a real cluster: killed, requeued, the same."""
+
+import json
+import os
+import pathlib
+import random
+import re
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from anp_jax import telemetry
+from tests import launching
+from tests import slurm_cluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
+
+_TRAIN = 'scripts/slurm/train.sbatch'
+_STEPS = 400
+_KEYS = {
+  'duration': f'{_STEPS} steps',
+  'log.every': '1 steps',
+  'eval.every': '100 steps',
+  'checkpoint.every': '50 steps',
+}
+# `make soak` asks for more.
+_RUNS = int(os.environ.get('ANP_SOAK_RUNS', '3'))
+
+
+@pytest.fixture(scope='module')
+def cluster():
+  with slurm_cluster.found() as found:
+    yield found
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left(cluster):
+  yield
+  cluster.cancel_all()
+
+
+@pytest.fixture(scope='module')
+def undisturbed(cluster, tmp_path_factory):
+  """The workdir of a run that nothing happened to."""
+  folder = tmp_path_factory.mktemp('undisturbed')
+  cluster.wait(_submit(cluster, folder))
+  return folder / 'run'
+
+
+def _submit(cluster, folder, options=(), keys=_KEYS, **environment):
+  return cluster.submit(
+    _TRAIN,
+    ['--nodes=2', *options],
+    launching.arguments(folder / 'run', **keys),
+    folder / 'job.log',
+    **environment,
+  )
+
+
+def _same_run(ours, wanted):
+  """Every leaf of the last state, and every number written on the way."""
+  have, want = launching.weights(ours), launching.weights(wanted)
+  assert have.keys() == want.keys() and f'{_STEPS}/params/conv1/kernel' in want
+  for name, leaf in want.items():
+    np.testing.assert_array_equal(have[name], leaf, err_msg=name)
+  lines = [
+    [(r['kind'], r['step'], r['loss']) for r in telemetry.read(str(workdir))]
+    for workdir in (ours, wanted)
+  ]
+  assert lines[0] == lines[1]
+
+
+def _text(folder):
+  return (folder / 'job.log').read_text()
+
+
+def test_trains_over_two_nodes(undisturbed):
+  workdir = undisturbed
+  logs = sorted((workdir / 'logs').iterdir())
+  hosts = []
+  for rank, log in enumerate(logs):
+    lines = [line for line in log.read_text().splitlines() if line]
+    marks = {line.split(']')[0] for line in lines}
+    assert len(marks) == 1 and marks.pop().startswith(f'[{rank} ')
+    hosts.append(lines[0].split(']')[0].split()[1])
+  assert len(set(hosts)) == 2
+  assert 'devices  2 x cpu' in logs[0].read_text()
+
+
+@pytest.mark.parametrize('number', range(_RUNS))
+def test_killed_at_a_random_moment(cluster, tmp_path, undisturbed, number):
+  """A third of them before the first step, by the clock."""
+  chance = random.Random(number)
+  early = chance.random() < 1 / 3
+  step, seconds = chance.randrange(1, 300), chance.uniform(0, 6)
+  job = _submit(cluster, tmp_path)
+  slurm_cluster.until(tmp_path / 'job.log', 'start 1')
+  if early:
+    time.sleep(seconds)
+  else:
+    log = tmp_path / f'run/logs/{job}-0.log'
+    slurm_cluster.until(log, rf'\b{step}/{_STEPS} ')
+  cluster.signal(job, 'TERM')
+  print(f'SIGTERM after {f"{seconds:.1f} s" if early else f"step {step}"}')
+  cluster.wait(job)
+  assert int(cluster.field(job, 'Restarts')) == 1, _text(tmp_path)
+  _same_run(tmp_path / 'run', undisturbed)
+
+
+def test_killed_in_each_phase(cluster, tmp_path, undisturbed):
+  kills = ['0 compiling 1 TERM', '1 input 60 KILL', '1 saving 2 TERM',
+           '0 saving 2 KILL', '1 evaluating 1 TERM', '1 evaluating 1 KILL',
+           '1 leaving 1 KILL']  # fmt: skip
+  log = tmp_path / 'kills'
+  job = _submit(
+    cluster, tmp_path,
+    PYTHON=str(launching.ROOT / 'tests/phased_python.sh'),
+    PHASED_PYTHON=sys.executable,
+    ANP_KILL=';'.join(kills), ANP_KILL_LOG=str(log),
+  )  # fmt: skip
+  cluster.wait(job, timeout=600)
+  # What each process was doing when its signal came.
+  hit = log.read_text().splitlines()
+  assert hit == kills, _text(tmp_path)
+  assert int(cluster.field(job, 'Restarts')) == len(kills)
+  _same_run(tmp_path / 'run', undisturbed)
+
+
+def test_a_dead_node(cluster, tmp_path, undisturbed):
+  job = _submit(cluster, tmp_path)
+  log = tmp_path / f'run/logs/{job}-0.log'
+  slurm_cluster.until(log, r'\b60/')
+  cluster.fault('node-kill', 'node2')
+  try:
+    slurm_cluster.until(log, r'rank 1 on node2 has', timeout=40)
+  finally:
+    cluster.fault('node-start', 'node2')
+  cluster.wait(job, timeout=240)
+  assert int(cluster.field(job, 'Restarts')) >= 1
+  _same_run(tmp_path / 'run', undisturbed)
+
+
+def test_a_short_cut_of_the_network_is_survived(cluster, tmp_path, undisturbed):
+  job = _submit(cluster, tmp_path)
+  log = tmp_path / f'run/logs/{job}-0.log'
+  slurm_cluster.until(log, r'\b60/')
+  cluster.fault('net-cut', 'node2')
+  time.sleep(5)
+  cluster.fault('net-heal', 'node2')
+  cluster.wait(job)
+  assert cluster.field(job, 'Restarts') == '0'
+  _same_run(tmp_path / 'run', undisturbed)
+
+
+def test_a_long_cut_of_the_network(cluster, tmp_path, undisturbed):
+  job = _submit(cluster, tmp_path)
+  logs = [tmp_path / f'run/logs/{job}-{i}.log' for i in (0, 1)]
+  slurm_cluster.until(logs[0], r'\b60/')
+  cluster.fault('net-cut', 'node2')
+  try:
+    slurm_cluster.until(
+      logs[0], r'error: rank 1 on node2 has been silent for \d+ s', timeout=40
+    )
+    time.sleep(35)
+  finally:
+    cluster.fault('net-heal', 'node2')
+  cluster.wait(job, timeout=300)
+  _same_run(tmp_path / 'run', undisturbed)
+
+
+def test_the_time_limit(cluster, tmp_path):
+  """Slurm's own: saved before it, and started again."""
+  keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps',
+          'eval.every': '1000000 steps'}  # fmt: skip
+  job = _submit(cluster, tmp_path, ['--time=1', '--signal=B:USR1@1'], keys)
+  text = slurm_cluster.until(tmp_path / 'job.log', 'start 2', timeout=120)
+  reason = re.search(r'stopped \((\{.*?\})\) at step (\d+)', text)
+  assert json.loads(reason[1])['reason'] == 'the time limit'
+  again = tmp_path / f'run/logs/{job}-0.log'
+  slurm_cluster.until(again, f'continuing from step {reason[2]} of')
+
+
+def test_the_scripts_signal(cluster, tmp_path):
+  """What --signal=B:USR1@120 sends: to the script, which asks the tasks."""
+  keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps',
+          'eval.every': '1000000 steps'}  # fmt: skip
+  job = _submit(cluster, tmp_path, (), keys)
+  slurm_cluster.until(tmp_path / f'run/logs/{job}-0.log', r'\b100/')
+  os.spawnlp(os.P_WAIT, 'scancel', 'scancel', '--batch', '--signal=USR1', job)
+  text = slurm_cluster.until(tmp_path / 'job.log', 'start 2', timeout=60)
+  assert 'USR1: asking all tasks' in text and '"a signal"' in text
+
+
+def test_a_cancelled_job_stays_so(cluster, tmp_path):
+  keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps'}
+  job = _submit(cluster, tmp_path, (), keys)
+  slurm_cluster.until(tmp_path / f'run/logs/{job}-0.log', r'\b100/')
+  os.spawnlp(os.P_WAIT, 'scancel', 'scancel', job)
+  time.sleep(12)
+  assert cluster.field(job, 'JobState') == 'CANCELLED'
+
+
+def test_a_run_that_comes_no_further_is_given_up(cluster, tmp_path):
+  """A rank that dies in its first step, every time."""
+  job = _submit(
+    cluster, tmp_path, ['--nodes=1'],
+    PYTHON=str(tmp_path / 'python'),
+  )  # fmt: skip
+  script = tmp_path / 'python'
+  script.write_text('#!/bin/sh\nkill -9 $$\n')
+  script.chmod(0o755)
+  cluster.wait(job, 'FAILED', timeout=120)
+  assert 'three starts came no further than step 0' in _text(tmp_path)
+  assert cluster.field(job, 'Restarts') == '3'
+
+
+def test_bad_input_is_not_started_again(cluster, tmp_path):
+  job = _submit(cluster, tmp_path, (), {**_KEYS, 'mesh.data': '3'})
+  cluster.wait(job, 'FAILED')
+  assert 'failed with status 2' in _text(tmp_path)
+  assert 'config.mesh (data=3, model=1) does not fit 2 cpu' in _text(tmp_path)
+
+
+def test_sweep(cluster, tmp_path):
+  sweep = tmp_path / 'sweep.txt'
+  sweep.write_text(
+    "--config.seed=1 --config.duration='3 steps'\n"
+    "--config.seed=2 --config.duration='4 steps'\n"
+  )
+  arguments = [
+    a for a in launching.arguments('unused', **_KEYS)
+    if not a.startswith(('--workdir', '--config.duration'))
+  ]  # fmt: skip
+  job = cluster.submit(
+    'scripts/slurm/sweep.sbatch', ['--array=1-2'],
+    [str(sweep), str(tmp_path / 'runs'), *arguments],
+    tmp_path / 'job-%a.log',
+  )  # fmt: skip
+  for number, steps in ((1, 3), (2, 4)):
+    slurm_cluster.until(
+      pathlib.Path(tmp_path / f'job-{number}.log'), 'report.md', timeout=120
+    )
+    lines = telemetry.read(str(tmp_path / f'runs/{number}'))
+    assert lines[-1]['step'] == steps
+  del job
