@@ -110,9 +110,8 @@ def test_killed_at_a_random_moment(cluster, tmp_path, undisturbed, number):
 
 
 def test_killed_in_each_phase(cluster, tmp_path, undisturbed):
-  kills = ['0 compiling 1 TERM', '1 input 60 KILL', '1 saving 2 TERM',
-           '0 saving 2 KILL', '1 evaluating 1 TERM', '1 evaluating 1 KILL',
-           '1 leaving 1 KILL']  # fmt: skip
+  kills = ['0 compiling 1 TERM', '1 step 60 KILL', '0 saving 2 KILL',
+           '1 evaluating 1 TERM', '1 leaving 1 KILL']  # fmt: skip
   log = tmp_path / 'kills'
   job = _submit(
     cluster, tmp_path,
