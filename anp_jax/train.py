@@ -6,21 +6,19 @@ import os
 import jax
 import numpy as np
 
+from anp_jax import assembly
 from anp_jax import checkpoint as checkpoint_lib
 from anp_jax import cluster
 from anp_jax import compile_cache
 from anp_jax import config as config_lib
 from anp_jax import evaluate
 from anp_jax import mesh as mesh_lib
-from anp_jax import models
 from anp_jax import objective as objective_lib
-from anp_jax import optimizer as optimizer_lib
 from anp_jax import profiling
 from anp_jax import report
 from anp_jax import startup
 from anp_jax import state as state_lib
 from anp_jax import step as step_lib
-from anp_jax import strategies
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
@@ -76,20 +74,17 @@ def run(
   eval_source = sources.open_source(config, training=False)
   _check_names(train_source, eval_source)
   marks.mark('data set')
-  total = config_lib.steps(config.duration, batch_size, len(train_source))
-  schedule_of = (config, batch_size, len(train_source), total)
-  optimizer = optimizer_lib.create(*schedule_of)
   objective = objective_lib.create(
     train_source.vocabulary, config.label_smoothing
   )
   checkpoint_lib.check_best_metric(config, objective.metric_names)
-  model = models.create(
-    config, objective.classes, mesh_lib.platform(mesh), mesh_lib.DATA
+  parts = assembly.create(
+    config, mesh, objective, batch_size, len(train_source)
   )
+  total, like = parts.total, parts.like
+  train_step, eval_step = parts.train_step, parts.eval_step
 
   # The state: restored, or new.
-  init = state_lib.init_fn(model, optimizer, config)
-  like = state_lib.abstract(init, config, mesh)
   if mode == 'train':
     workdir_lib.claim(workdir, config)
   checkpoints = checkpoint_lib.Checkpoints(
@@ -106,17 +101,8 @@ def run(
   stream = stream_lib.Stream(config, sharding, processes.vote)
   training = mode == 'train' and step < total
   feed = stream.train(train_source, batch_size, step) if training else None
-  state = restored[0] if restored else state_lib.create(init, like)
+  state = restored[0] if restored else state_lib.create(parts.init, like)
   marks.mark('state')
-
-  # The steps.
-  specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
-  strategy = strategies.create(config, specs)
-  parts = (strategy, config, mesh, like)
-  train_step = step_lib.make_train_step(
-    model, objective, optimizer, optimizer_lib.schedule(*schedule_of), *parts
-  )
-  eval_step = step_lib.make_eval_step(model, objective, *parts)
 
   def evaluated():
     batches = stream.evaluation(eval_source)

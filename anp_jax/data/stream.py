@@ -30,10 +30,9 @@ class Stream:
 
   def evaluation(self, source) -> feed.Feed:
     """Every example once, in order."""
-    # A batch divides over the devices, and needs not be longer than the set.
-    devices = self._sharding.num_devices
-    size = min(self._config.eval.batch_size, len(source))
-    size = -(-size // devices) * devices
+    size = evaluation_batch(
+      self._config, len(source), self._sharding.num_devices
+    )
     return self._feed(source, size, 0, training=False)
 
   def _feed(self, source, batch_size, start, training):
@@ -52,3 +51,18 @@ class Stream:
         self._vote,
       )  # fmt: skip
     return feed.Feed(batches, config.data.prefetch)
+
+
+def evaluation_batch(config, examples: int, devices: int) -> int:
+  """Images of a batch of evaluation.
+
+  Args:
+    config: the run's config.
+    examples: of the split.
+    devices: over all processes.
+
+  Returns:
+    A multiple of the devices, no longer than the split needs.
+  """
+  size = min(config.eval.batch_size, examples)
+  return -(-size // devices) * devices

@@ -45,14 +45,11 @@ else:
 import jax
 import jax.numpy as jnp
 
+from anp_jax import assembly
 from anp_jax import command_line
 from anp_jax import mesh as mesh_lib
-from anp_jax import models
 from anp_jax import objective as objective_lib
-from anp_jax import optimizer as optimizer_lib
 from anp_jax import state as state_lib
-from anp_jax import step as step_lib
-from anp_jax import strategies
 from anp_jax import xla_flags
 from anp_jax.data import mix
 from anp_jax.data import sources
@@ -170,29 +167,21 @@ def _step(config, device):
   """The model, a function that times one step, the program, the layers."""
   mesh = mesh_lib.create(config, [device])
   source = sources.open_source(config, training=True)
-  schedule_of = (config, config.batch_size, len(source), 1000)
-  optimizer = optimizer_lib.create(*schedule_of)
   objective = objective_lib.create(source.vocabulary, config.label_smoothing)
-  model = models.create(
-    config, objective.classes, mesh_lib.platform(mesh), mesh_lib.DATA
+  parts = assembly.create(
+    config, mesh, objective, config.batch_size, len(source)
   )
-  init = state_lib.init_fn(model, optimizer, config)
-  like = state_lib.abstract(init, config, mesh)
-  specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
-  train_step = step_lib.make_train_step(
-    model, objective, optimizer, optimizer_lib.schedule(*schedule_of),
-    strategies.create(config, specs), config, mesh, like,
-  )  # fmt: skip
+  model, like = parts.model, parts.like
   feed = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh)).train(
     source, config.batch_size, 0
   )
   batch = next(feed)
   feed.close()
-  state = state_lib.create(init, like)
+  state = state_lib.create(parts.init, like)
   # Or the cache answers with a program that has another's op_names.
   jax.config.update('jax_compilation_cache_include_metadata_in_key', True)
   with _scopes():
-    compiled = train_step.lower(state, batch).compile()
+    compiled = parts.train_step.lower(state, batch).compile()
   images = batch['image']
   images = jax.ShapeDtypeStruct(images.shape, config.model.dtype)
   found = _places.shapes(model, images, {'params': like.params, **like.stats})

@@ -1,0 +1,102 @@
+"""A run's model, state and steps, from its config, on any mesh.
+
+Training, benchmarks and compiling ahead of time all get theirs here, so that
+what is measured or compiled is what trains.
+"""
+
+from collections.abc import Callable
+import dataclasses
+
+from flax import linen as nn
+import jax
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax import mesh as mesh_lib
+from anp_jax import models
+from anp_jax import optimizer as optimizer_lib
+from anp_jax import state as state_lib
+from anp_jax import step as step_lib
+from anp_jax import strategies
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+  """What steps are made of; nothing is compiled and no array made yet.
+
+  Attributes:
+    total: steps of the whole run.
+    model: the network.
+    init: () -> new TrainState, see `state.init_fn`.
+    like: TrainState of jax.ShapeDtypeStruct, with shardings.
+    train_step: see `step.make_train_step`.
+    eval_step: see `step.make_eval_step`.
+  """
+
+  total: int
+  model: nn.Module
+  init: Callable
+  like: state_lib.TrainState
+  train_step: Callable
+  eval_step: Callable
+
+
+def create(config, mesh, objective, batch_size: int, examples: int) -> Assembly:
+  """Puts together what config.model, optimizer and strategy name.
+
+  Args:
+    config: the resolved config.
+    mesh: of the run; its devices need not be of this machine.
+    objective: `objective.Objective`.
+    batch_size: images a step over all devices.
+    examples: images an epoch.
+
+  Raises:
+    ConfigError: for what a config alone does not show, such as a warm-up that
+      outlasts the run.
+  """
+  total = config_lib.steps(config.duration, batch_size, examples)
+  schedule_of = (config, batch_size, examples, total)
+  optimizer = optimizer_lib.create(*schedule_of)
+  model = models.create(
+    config, objective.classes, mesh_lib.platform(mesh), mesh_lib.DATA
+  )
+  init = state_lib.init_fn(model, optimizer, config)
+  like = state_lib.abstract(init, config, mesh)
+  specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
+  parts = (strategies.create(config, specs), config, mesh, like)
+  return Assembly(
+    total=total,
+    model=model,
+    init=init,
+    like=like,
+    train_step=step_lib.make_train_step(
+      model, objective, optimizer, optimizer_lib.schedule(*schedule_of), *parts
+    ),
+    eval_step=step_lib.make_eval_step(model, objective, *parts),
+  )
+
+
+def abstract_batch(config, mesh, size: int) -> dict:
+  """Shapes, dtypes and shardings of the batches of `data.stream`.
+
+  Args:
+    config: the run's config.
+    mesh: of the run.
+    size: images over all devices.
+
+  Returns:
+    name to jax.ShapeDtypeStruct.
+  """
+  side = config.data.image_size
+  sharding = mesh_lib.batch_sharding(mesh)
+  return {
+    name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=sharding)
+    for name, shape, dtype in (
+      ('image', (side, side, 3), np.uint8),
+      ('label', (), np.int32),
+      ('row', (), np.int32),
+      ('weight', (), np.float32),
+      ('vote', (), np.int32),
+    )
+  }
