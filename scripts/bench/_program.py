@@ -91,6 +91,10 @@ class Program:
         yield member
         yield from self.inside(member)
 
+  def caller(self, instruction: Instruction) -> Instruction | None:
+    """The first that calls the computation an instruction is written in."""
+    return self._callers.get(instruction.computation)
+
   def product(self, instruction: Instruction) -> Instruction | None:
     """The first matrix product or convolution in an instruction, if any."""
     for i in (instruction, *self.inside(instruction)):
@@ -145,7 +149,7 @@ class Program:
     for operand in self.operands(instruction):
       if own := self._own_origin(operand):
         return own
-    caller = self._callers.get(instruction.computation)
+    caller = self.caller(instruction)
     return self.origin(caller) if caller else ''
 
   def traffic(self, instruction: Instruction) -> int:
