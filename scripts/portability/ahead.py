@@ -1,0 +1,136 @@
+"""A config's training and evaluation step, compiled for a target."""
+
+import functools
+import os
+import time
+
+import jax
+
+from anp_jax import assembly
+from anp_jax import mesh as mesh_lib
+from anp_jax import objective as objective_lib
+from anp_jax import step as step_lib
+from anp_jax.data import sources
+from anp_jax.data import stream as stream_lib
+from scripts.portability import collectives
+from scripts.portability import products
+from scripts.portability import table
+from scripts.portability import targets
+
+_MEMORY = {
+  'arguments': 'argument_size_in_bytes',
+  'results': 'output_size_in_bytes',
+  'in_place': 'alias_size_in_bytes',
+  'temporary': 'temp_size_in_bytes',
+}
+
+
+def inspect(config, target: targets.Target, folder: str = '') -> dict:
+  """Compiles the steps that a run of the config on the target would take.
+
+  Args:
+    config: resolved; config.batch_size=0 is per device, as in training.
+    target: what to compile for.
+    folder: where the programs' texts are written; '': nowhere.
+
+  Returns:
+    `device`, the kind's name; `devices`; `parameters`, how many; `named_dtype`
+    of the gradients' sums; and for 'train' and 'eval' what `_compile` gives,
+    for 'train' with `gradients_asked` and `gradients_compiled`: dtypes.
+
+  Raises:
+    ConfigError: if the config does not fit the devices.
+    targets.Missing: if the target's plugin is not installed.
+    RuntimeError: if the plugin knows no such topology.
+  """
+  config = config.copy_and_resolve_references()
+  mesh = mesh_lib.create(config, list(targets.devices(target)))
+  count = mesh.shape[mesh_lib.DATA]
+  if not config.batch_size:
+    config.batch_size = config.batch_size_per_device * count
+  step_lib.check_batch(config, config.batch_size, mesh)
+  source = sources.open_source(config, training=True)
+  parts = assembly.create(
+    config,
+    mesh,
+    objective_lib.create(source.vocabulary, config.label_smoothing),
+    config.batch_size,
+    len(source),
+  )
+  found = {
+    'device': mesh.devices.flat[0].device_kind,
+    'devices': mesh.size,
+    'parameters': sum(s.size for s in jax.tree.leaves(parts.like.params)),
+    'named_dtype': config.strategy.reduce_dtype,
+  }
+  like = parts.like
+  batch = assembly.abstract_batch(config, mesh, config.batch_size)
+
+  def compile_as(step, function, *arguments):
+    keep = functools.partial(_keep, folder, f'{target.text}-{step}')
+    return _compile(function, arguments, keep)
+
+  found['train'] = train = compile_as('train', parts.train_step, like, batch)
+  # All that JAX asks to be summed, less the gradients.
+  asked = sum(collectives.sums(train['asked']).values())
+  others = asked - found['parameters'] if count > 1 else asked
+  for text in ('asked', 'compiled'):
+    if text in train:
+      train[f'gradients_{text}'] = collectives.gradient_dtypes(
+        train[text], others
+      )
+  examples = len(sources.open_source(config, training=False))
+  size = stream_lib.evaluation_batch(config, examples, mesh.size)
+  batch = assembly.abstract_batch(config, mesh, size)
+  like = like.evaluated()
+  found['eval'] = compile_as('eval', parts.eval_step, *like, batch)
+  return found
+
+
+def _compile(function, arguments, keep) -> dict:
+  """What a jitted function becomes for abstract arguments.
+
+  Args:
+    function: jitted; its last argument is a batch.
+    arguments: pytrees of jax.ShapeDtypeStruct, with shardings.
+    keep: called with an ending of a file's name and a program's text.
+
+  Returns:
+    `images` of a batch; `flops` of one device's products; `asked` and
+    `compiled`, the collectives of `collectives.totals`; `memory` of one device
+    in bytes; `seconds` of compiling; or, where XLA refuses, `why_not`.
+  """
+  *_, batch = arguments
+  lowered = function.lower(*arguments)
+  text = lowered.as_text()
+  keep('.mlir', text)
+  found = {
+    'images': batch['image'].shape[0],
+    'flops': products.count(text),
+    'asked': collectives.totals(collectives.asked(text)),
+  }
+  start = time.monotonic()
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as e:  # such as out of memory
+    return found | {'why_not': table.one_line(e)}
+  found['seconds'] = round(time.monotonic() - start, 1)
+  text = compiled.as_text()
+  keep('.hlo', text)
+  found['compiled'] = collectives.totals(collectives.compiled(text))
+  sizes = compiled.memory_analysis()
+  memory = {name: getattr(sizes, key) for name, key in _MEMORY.items()}
+  # What is updated in place is an argument and a result, but there once.
+  memory['together'] = (
+    memory['arguments'] + memory['results'] - memory['in_place']
+    + memory['temporary']
+  )  # fmt: skip
+  return found | {'memory': memory}
+
+
+def _keep(folder, name, ending, text):
+  if folder:
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, name.replace(':', '-') + ending)
+    with open(path, 'w') as f:
+      f.write(text)

@@ -1,0 +1,130 @@
+"""The steps of networks and strategies, compiled for machines not here.
+
+`make portability` runs it in an environment with the compilers. XLA's CPU
+backend widens sums in bfloat16, so there the dtype is read before XLA.
+"""
+
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from anp_jax import validation
+from scripts.portability import targets
+
+pytestmark = [
+  pytest.mark.portability,
+  # ResNet-50 compiles for a TPU in a minute on a core of its own.
+  pytest.mark.timeout(1800),
+]
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+TARGETS = ('cpu:8', 'tpu:v5e:2x2', 'gpu:h200:16x4')
+# Name: overrides; parameters as published; numbers in statistics; numbers that
+# XLA sends once for two. Where a stage of ResNet-50 begins, two norms are added
+# and their biases have one gradient: 256 + 512 + 1024 + 2048.
+NETWORKS = {
+  'resnet50': (
+    {
+      'model.name': 'resnet50',
+      'model.dtype': 'bfloat16',
+      'model.width': 64,
+      'model.norm_group': 32,
+      'batch_size': 0,
+      'batch_size_per_device': 32,
+      'data.image_size': 224,
+      'data.resize': 224,
+      'data.synthetic_classes': 1000,
+    },
+    25_557_032,
+    53_120,
+    3_840,
+  ),
+  'lenet': (
+    {'model.name': 'lenet', 'data.image_size': 28, 'batch_size': 64},
+    432_080,
+    0,
+    0,
+  ),
+  'cifar10_full': (
+    {'model.name': 'cifar10_full', 'data.image_size': 32, 'batch_size': 64},
+    89_578,
+    0,
+    0,
+  ),
+}
+CASES = [
+  pytest.param(network, strategy, target, id=f'{network}-{strategy}-{target}')
+  for network in NETWORKS
+  for strategy in validation.STRATEGIES
+  for target in TARGETS
+]
+
+
+@functools.cache
+def _compiled(network, strategy, target, dtype='float32'):
+  """The command's last line, for one target."""
+  try:
+    targets.check_plugin(targets.parse(target))
+  except targets.Missing as e:
+    pytest.skip(str(e))
+  overrides = {
+    'data.synthetic_classes': 10,
+    'strategy.name': strategy,
+    'strategy.reduce_dtype': dtype,
+    **NETWORKS[network][0],
+  }
+  command = [sys.executable, '-m', 'scripts.portability', f'--target={target}']
+  command.append('--config=configs/resnet_anp.py:tiny')
+  command += [f'--config.{key}={value}' for key, value in overrides.items()]
+  done = subprocess.run(
+    command, capture_output=True, text=True, cwd=_ROOT, check=False
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout.splitlines()[-1])['targets'][target]
+
+
+def _sums(rows, dtype):
+  """Elements that are summed in a dtype, over all kinds of sums."""
+  return sum(
+    r['elements']
+    for r in rows
+    if r['dtype'] == dtype and r['kind'] in ('all-reduce', 'reduce-scatter')
+  )
+
+
+@pytest.mark.parametrize('network, strategy, target', CASES)
+def test_steps_compile(network, strategy, target):
+  found = _compiled(network, strategy, target)
+  _, parameters, statistics, twice = NETWORKS[network]
+  assert found['parameters'] == parameters
+  for step in ('train', 'eval'):
+    assert found[step]['memory']['together'] > 4 * parameters
+    assert found[step]['flops'] > 0
+  # Loss and weight; top 1 and 5, and of a thousand classes 10 and 100.
+  metrics = 6 if network == 'resnet50' else 4
+  train, scored = found['train'], found['eval']
+  assert _sums(scored['compiled'], 'float32') == metrics
+  # Two sums of metrics, the weight and the count of rows without one.
+  sent = parameters + statistics + 4
+  assert _sums(train['asked'], 'float32') == sent
+  assert _sums(train['compiled'], 'float32') == sent - twice
+  assert train['gradients_asked'] == train['gradients_compiled'] == ['float32']
+  assert not any(
+    _sums(train[text], narrow)
+    for text in ('asked', 'compiled')
+    for narrow in ('bfloat16', 'float16')
+  )
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_a_narrower_sum_is_seen(target):
+  train = _compiled('lenet', 'sync', target, 'bfloat16')['train']
+  assert train['gradients_asked'] == ['bfloat16']
+  widened = target.startswith('cpu')
+  assert train['gradients_compiled'] == (
+    ['float32'] if widened else ['bfloat16']
+  )
