@@ -35,7 +35,7 @@ echo "No Python 3.11, 3.12 or 3.13 with venv found$(if $(PYTHON), at\
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench wheelhouse clean
+.PHONY: help setup demo test test-all portability lint bench wheelhouse clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -54,12 +54,19 @@ demo: $(READY)  ## Train a small model on made-up data, on any machine.
 	  --workdir=runs/demo
 
 test: $(READY)  ## Run the quick tests.
-	$(VENV_PYTHON) -m pytest -q -n 2 -m "not ($(MARKED))" $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest -q -n 2 -m "not (portability or $(MARKED))" \
+	  $(PYTEST_ARGS)
 
 # Not the quick ones again: `make test test-all` runs every test once. That no
 # test carries a mark (pytest's status 5) is no failure.
 test-all: $(READY)  ## Run the other tests: several processes, Slurm, slow.
-	$(VENV_PYTHON) -m pytest -q -m "$(MARKED)" $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(VENV_PYTHON) -m pytest -q -m "($(MARKED)) and not portability" \
+	  $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+# Its environment is compared with what is wanted each time, in a second.
+portability:  ## Compile for TPUs and GPUs that are not here, and test what comes.
+	$(call run_setup,--accelerator=portability)
+	.venv-portability/bin/python -m pytest -q -m portability $(PYTEST_ARGS)
 
 lint: $(READY)  ## Check style and format.
 	$(VENV_PYTHON) -m ruff check .
@@ -73,5 +80,6 @@ wheelhouse:  ## Pack all wheels into ./wheelhouse, for machines off the network.
 	$(call run_setup,--wheelhouse)
 
 clean:  ## Remove .venv and caches; runs and ./wheelhouse stay.
-	rm -rf .venv .venv.lock .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv.lock .venv-portability .venv-portability.lock
+	rm -rf .pytest_cache .ruff_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

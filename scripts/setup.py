@@ -6,6 +6,9 @@ Standard library only: it runs on a bare Python, before anything is installed.
 
     python3 scripts/setup.py --accelerator=cuda12
 
+`--accelerator=portability` makes `.venv-portability` instead, with the
+compilers of all accelerators and none of their drivers' libraries.
+
 It may be called by many processes on a shared file system at once: one does
 the work, the others wait and then find it done.
 """
@@ -41,6 +44,7 @@ EXTRAS = {
   'cuda12': ('cuda12',),
   'cuda13': ('cuda',),
   'tpu': ('tpu',),
+  'portability': ('portability',),
 }
 
 
@@ -117,6 +121,12 @@ def check_wheelhouse(manifest: dict, python: str, accelerator: str) -> None:
 # --------------------------------------------------------------------- set-up
 
 
+def folder(accelerator: str) -> pathlib.Path:
+  """The environment of an accelerator: one for all that are run on."""
+  own = '-portability' if accelerator == 'portability' else ''
+  return ROOT / f'.venv{own}'
+
+
 def requirements(accelerator: str, dev: bool) -> list[str]:
   """All requirements of a set-up, as pip takes them, without comments."""
   # Not at the top: an old Python must reach the line that says it is too old.
@@ -183,10 +193,10 @@ def write_json(path: pathlib.Path, value: dict) -> None:
 
 def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
   """Brings `.venv` to what is asked for; does nothing if it is there."""
-  venv = ROOT / '.venv'
+  venv = folder(accelerator)
   stamp = venv / STAMP
   wheelhouse = ROOT / 'wheelhouse'
-  with locked(ROOT / '.venv.lock'):
+  with locked(venv.with_name(f'{venv.name}.lock')):
     recorded = read_json(stamp)
     manifest = read_json(wheelhouse / MANIFEST)
     had = recorded.get('accelerator')
@@ -211,7 +221,7 @@ def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
     if offline:
       check_wheelhouse(manifest, python, accelerator)
     _say(
-      f'{"making" if fresh else "updating"} .venv for Python {python}'
+      f'{"making" if fresh else "updating"} {venv.name} for Python {python}'
       + (', from ./wheelhouse' if offline else '')
       + ' (some minutes)'
     )
@@ -225,7 +235,7 @@ def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
     _pip(venv, 'install', *arguments, *listed)
     _make_importable(venv)
     write_json(stamp, wanted)
-    _say('.venv is ready')
+    _say(f'{venv.name} is ready')
 
 
 def pack(accelerator: str, dev: bool) -> None:

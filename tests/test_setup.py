@@ -271,6 +271,20 @@ def test_set_up_cut_short_is_not_believed(setup, bare, monkeypatch):
   assert len(done) == 3
 
 
+def test_compilers_have_an_environment_of_their_own(setup, bare):
+  root, done = bare
+  setup.set_up('cpu', dev=True, pin_python=False)
+  setup.set_up('portability', dev=True, pin_python=False)
+  assert done[2] == 'venv' and 'jax[tpu,cuda13-local]' in done[3]
+  for name, accelerator in (('', 'cpu'), ('-portability', 'portability')):
+    stamp = root / f'.venv{name}' / setup.STAMP
+    assert setup.read_json(stamp)['accelerator'] == accelerator
+  # Neither undoes the other.
+  setup.set_up('portability', dev=True, pin_python=False)
+  setup.set_up('cpu', dev=True, pin_python=False)
+  assert len(done) == 4
+
+
 def test_set_up_without_network_takes_the_wheelhouse(setup, bare):
   root, done = bare
   (root / 'wheelhouse').mkdir()
@@ -411,6 +425,16 @@ def test_make_repeats_set_up_only_for_new_requirements(checkout):
 def _load_stamp_name():
   text = (ROOT / 'scripts' / 'setup.py').read_text()
   return re.search(r"^STAMP = '(.*)'$", text, re.MULTILINE).group(1)
+
+
+def test_make_compiles_for_other_machines_apart(checkout):
+  done = _make(*checkout, '-n', 'portability', 'ACCELERATOR=cuda12')
+  # Of two, setup.py takes the last.
+  assert done.stdout.index('cuda12') < done.stdout.index('=portability')
+  assert '.venv-portability/bin/python -m pytest' in done.stdout
+  for target in ('test', 'test-all'):
+    told = _make(*checkout, '-n', target).stdout
+    assert re.search(r'"not \(portability|and not portability"', told)
 
 
 def test_help_is_the_default(checkout):
