@@ -35,7 +35,7 @@ echo "No Python 3.11, 3.12 or 3.13 with venv found$(if $(PYTHON), at\
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all portability lint bench wheelhouse clean
+.PHONY: help setup demo test test-all soak portability lint bench wheelhouse clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -67,6 +67,10 @@ test-all: $(READY)  ## Run the other tests: several processes, Slurm, slow.
 portability:  ## Compile for TPUs and GPUs that are not here, and test what comes.
 	$(call run_setup,--accelerator=portability)
 	.venv-portability/bin/python -m pytest -q -m portability $(PYTEST_ARGS)
+
+soak: $(READY)  ## Kill and requeue twenty runs on a Slurm cluster.
+	ANP_SOAK_RUNS=20 $(VENV_PYTHON) -m pytest -q -m slurm -k random_moment \
+	  tests/test_slurm.py $(PYTEST_ARGS)
 
 lint: $(READY)  ## Check style and format.
 	$(VENV_PYTHON) -m ruff check .

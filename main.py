@@ -6,6 +6,7 @@ python main.py --config=... --workdir=runs/demo --mode=evaluate
 srun python main.py ...    # or mpirun, or see docs/clusters.md
 """
 
+import os
 import sys
 
 from absl import flags
@@ -61,4 +62,9 @@ def main(argv: list[str]) -> int:
 
 if __name__ == '__main__':
   xla_flags.use_huge_pages()
-  sys.exit(main(sys.argv))
+  status = main(sys.argv)
+  if status == 1:
+    # Of a failed save, pages of errors would follow while Python shuts down.
+    sys.stdout.flush()
+    os._exit(status)
+  sys.exit(status)

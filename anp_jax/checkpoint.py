@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
 
@@ -33,6 +34,10 @@ _LOWER_IS_BETTER = ('loss',)
 
 class Damaged(Exception):
   """A checkpoint that cannot be read back as it was written."""
+
+
+class NotSaved(cluster.Failed):
+  """A checkpoint that could not be written; those before it are whole."""
 
 
 class Checkpoints:
@@ -62,6 +67,7 @@ class Checkpoints:
     self._managers = {
       NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     }
+    self._lacking = ''  # why the newest step has no checkpoint
     self._lower = self._metric in _LOWER_IS_BETTER
     # Of the best steps, held in memory: a process that looked at the folder
     # while another writes to it would decide for itself.
@@ -89,6 +95,10 @@ class Checkpoints:
 
     The caller has read the step's own finite flag before. The state's buffers
     may be donated as soon as this returns.
+
+    Raises:
+      NotSaved: if this one or the one before cannot be written, for want of
+        space say, and config.checkpoint.on_error is 'stop'.
     """
     if step not in self.steps(NEWEST):
       self._save(NEWEST, step, state)
@@ -152,14 +162,25 @@ class Checkpoints:
     return None
 
   def wait(self) -> None:
-    """Returns when everything is on disk; raises what went wrong."""
-    for manager in self._managers.values():
-      manager.wait_until_finished()
+    """Returns when everything is on disk; NotSaved if it does not get there."""
+    if self._lacking:  # what a run ends with has to be there
+      raise NotSaved(self._lacking)
+    for kind, manager in self._managers.items():
+      try:
+        manager.wait_until_finished()
+      except Exception as e:  # noqa: BLE001 - whatever a disk answers
+        raise NotSaved(self._not_saved(kind, _first_line(e))) from e
 
   def close(self) -> None:
-    """Waits and releases the managers."""
-    for manager in self._managers.values():
-      manager.close()
+    """Waits and releases the managers; NotSaved as `wait`."""
+    problem = None
+    for kind, manager in self._managers.items():
+      try:
+        manager.close()
+      except Exception as e:  # noqa: BLE001 - whatever a disk answers
+        problem = problem or NotSaved(self._not_saved(kind, _first_line(e)))
+    if problem:
+      raise problem
 
   def _manager(self, folder, **options):
     return ocp.CheckpointManager(
@@ -180,6 +201,18 @@ class Checkpoints:
     )
 
   def _save(self, kind, step, state, metrics=None):
+    # One process asks, so that all save or none.
+    problem = self._gather(self._no_room())[0]
+    if problem:
+      self._go_on_without(kind, problem)
+      return
+    try:
+      self._write(kind, step, state, metrics)
+      self._lacking = ''
+    except Exception as e:  # noqa: BLE001 - whatever a disk answers
+      self._go_on_without(kind, _first_line(e), e)
+
+  def _write(self, kind, step, state, metrics):
     meta = {
       'config': config_lib.flat(self._config),
       'data': self._fingerprint,
@@ -197,6 +230,33 @@ class Checkpoints:
         metrics=metrics,
         force=True,
       )
+
+  def _no_room(self):
+    """What keeps a save from fitting on the disk; '' if it fits."""
+    need = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(self._like))
+    free = shutil.disk_usage(self._workdir).free
+    if free >= need:
+      return ''
+    return f'it takes {need / 1e6:.1f} MB, of which {free / 1e6:.1f} are free'
+
+  def _go_on_without(self, kind, problem, error=None):
+    """Says what was not saved, or raises NotSaved, as the config has it."""
+    text = self._not_saved(kind, problem)
+    # An error that one of several processes met is not known to the others,
+    # which may wait for it in the midst of their save.
+    alone = error is None or jax.process_count() == 1
+    if self._config.checkpoint.on_error == 'stop' or not alone:
+      raise NotSaved(text) from error
+    logging.error('%s; going on', text)
+    if kind == NEWEST:
+      self._lacking = text
+
+  def _not_saved(self, kind, problem):
+    whole = ', '.join(map(str, self.steps(kind))) or 'none'
+    return (
+      f'{self._workdir}/{kind}: a checkpoint could not be written: {problem} '
+      f'(there are, whole: {whole})'
+    )
 
   def _is_good(self, value):
     kept = self._scores.values()
@@ -385,5 +445,7 @@ def _versions():
 
 
 def _first_line(e):
+  if 'No space left on device' in str(e):
+    return 'no space is left on the disk'
   text = str(e).strip().splitlines()
   return f'{type(e).__name__}: {text[0] if text else ""}'[:200]

@@ -142,6 +142,7 @@ def base() -> ml_collections.ConfigDict:
   k.keep = 2  # newest
   k.keep_best = 1  # best by best_metric, after evaluations
   k.best_metric = 'anp_top1'
+  k.on_error = 'stop'  # when one cannot be written (disk full); or continue
 
   c.log = g = ml_collections.ConfigDict()
   g.every = '20 steps'

@@ -148,6 +148,9 @@ class Telemetry:
           purge_step=start_step + 1 if start_step else 0,
           filename_suffix=f'.{start_step}.{os.getpid()}',
           flush_secs=10,
+          # Endless: where the disk is full its thread ends, and a queue that
+          # nobody reads would hold the run up once it is full.
+          max_queue=0,
         )
 
   def set_flops(self, flops_per_step: float):
@@ -228,7 +231,8 @@ class Telemetry:
       self._write('\n')
     for file in (self._board, self._file):
       if file is not None:
-        file.close()
+        with contextlib.suppress(OSError):  # a full disk
+          file.close()
     self._stream = self._live = self._board = self._file = None
 
   def _record(self, kind, step, values):
@@ -236,8 +240,11 @@ class Telemetry:
     line = {'kind': kind, 'step': step, 'time': time.time()}
     line['epoch'] = step / self._steps_per_epoch
     # One write and a flush: a crash tears the last line at most.
-    self._file.write(json.dumps(line | values) + '\n')
-    self._file.flush()
+    try:
+      self._file.write(json.dumps(line | values) + '\n')
+      self._file.flush()
+    except OSError as e:  # a full disk: what is trained is worth more
+      self.note(f'metrics.jsonl: step {step} is not recorded: {e.strerror}')
     if self._board:
       for name, value in values.items():
         self._board.add_scalar(f'{kind}/{name}', value, step)

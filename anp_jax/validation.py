@@ -30,6 +30,7 @@ _CHOICES = {
   'data.augment': ('crop', 'scale', 'none'),
   'data.decode': ('fast', 'exact'),
   'data.cache': ('none', 'encoded', 'decoded'),
+  'checkpoint.on_error': ('stop', 'continue'),
   'checkpoint.best_metric': (
     'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1', 'loss',
   ),

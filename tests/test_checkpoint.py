@@ -4,6 +4,8 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ from anp_jax import checkpoint
 from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
 
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = {'examples': 64, 'classes': 12, 'names': 'abc'}
 
 
@@ -305,3 +308,67 @@ def test_no_file_is_touched_outside_the_workdir(tmp_path, config):
   before = set(os.listdir(tmp_path))
   _write(tmp_path / 'run', config, [1])
   assert set(os.listdir(tmp_path)) - before == {'run'}
+
+
+@pytest.mark.parametrize('on_error', ['stop', 'continue'])
+def test_a_full_disk(tmp_path, config, monkeypatch, caplog, on_error):
+  """A run says so, stops or goes on, and what was saved is whole."""
+  config.checkpoint.on_error = on_error
+  found = _open(tmp_path, config)
+  found.save(1, _state(1))
+  found.wait()
+  need = sum(np.asarray(x).nbytes for x in _state(0).values())
+  with monkeypatch.context() as full:
+    full.setattr(
+      checkpoint.shutil, 'disk_usage',
+      lambda _: shutil._ntuple_diskusage(need, 1, need - 1),
+    )  # fmt: skip
+    if on_error == 'stop':
+      with pytest.raises(checkpoint.NotSaved, match=r'written.*whole: 1\)'):
+        found.save(2, _state(2))
+    else:
+      found.save(2, _state(2))
+      assert 'could not be written' in caplog.text
+      # A run must not end well without its last state.
+      with pytest.raises(checkpoint.NotSaved):
+        found.wait()
+  assert found.steps() == [1]
+  found.save(3, _state(3))
+  found.wait()
+  assert found.restore()[1] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can mount a disk')
+@pytest.mark.parametrize('on_error', ['stop', 'continue'])
+def test_a_disk_that_fills_up_under_a_run(tmp_path, on_error):
+  disk = tmp_path / 'disk'
+  disk.mkdir()
+  mounted = subprocess.run(
+    ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', disk],
+    capture_output=True,
+  )  # fmt: skip
+  if mounted.returncode:
+    pytest.skip('no file system can be mounted here')
+  try:
+    command = [
+      sys.executable, 'main.py', '--config=configs/resnet_anp.py:tiny',
+      f'--workdir={disk}/run', '--config.checkpoint.keep=10',
+      '--config.duration=24 steps', f'--config.checkpoint.on_error={on_error}',
+    ]  # fmt: skip
+    done = subprocess.run(
+      command, cwd=_ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1, done.stderr[-3000:]
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith('error: ')]
+    assert 'a checkpoint could not be written' in line
+    reached = '24/24 ' in done.stdout
+    assert reached == (on_error == 'continue')
+    scored = subprocess.run(
+      [*command[:-3], '--mode=evaluate'], cwd=_ROOT, capture_output=True,
+      text=True,
+    )  # fmt: skip
+    assert scored.returncode == 0, scored.stderr
+    assert 'checkpoint of step 4' in scored.stdout
+  finally:
+    subprocess.run(['umount', disk], check=True)
