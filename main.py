@@ -1,7 +1,6 @@
 """Trains or evaluates an image classifier.
 
 python main.py --config=configs/resnet_anp.py:demo --workdir=runs/demo
-python main.py --config=configs/resnet_anp.py --config.batch_size=128
 python main.py --config=... --workdir=runs/demo --mode=evaluate
 srun python main.py ...    # or mpirun, or see docs/clusters.md
 """
@@ -65,6 +64,6 @@ if __name__ == '__main__':
   status = main(sys.argv)
   if status == 1:
     # Of a failed save, pages of errors would follow while Python shuts down.
-    sys.stdout.flush()
+    print(end='', flush=True)
     os._exit(status)
   sys.exit(status)

@@ -376,6 +376,7 @@ def test_operations_of_a_strided_convolution_and_its_gradients():
   assert products.count(both) == 3 * once
 
 
+@pytest.mark.slow
 def test_shapes_of_batches_are_those_of_the_stream(config):
   config.data.image_size = config.data.resize = 4
   mesh = mesh_lib.create(config)

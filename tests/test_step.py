@@ -384,6 +384,7 @@ def _mixed(devices, mixup=0.4):
 
 
 # The model's batch norm is the user's own, over the axis it is handed.
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [2, 4, 8])
 def test_mixup_on_any_number_of_devices(x64, devices):
   want = _mixed(1)
