@@ -125,7 +125,36 @@ def run(
   )
   telemetry.note(f'workdir  {workdir}')
   _introduce(telemetry, config, mesh, like, train_source, eval_source)
+  every = {
+    name: config_lib.steps(config[name].every, batch_size, len(train_source))
+    for name in ('log', 'eval', 'checkpoint')
+  }
+
+  @contextlib.contextmanager
+  def pause(what):
+    processes.beat(what, step)
+    with telemetry.paused(what):
+      yield
+
+  def is_due():
+    return step % every['eval'] == 0 or step == total
+
+  def score():
+    """Evaluates this step's state, and keeps it if it is among the best."""
+    with pause('evaluating'):
+      scores = evaluated()
+    telemetry.evaluation(step, scores)
+    checkpoints.save_best(step, state, scores)
+    return scores
+
+  # Of a run that was stopped before, or in, the evaluation of its last step.
+  owes = step > 0 and is_due() and not processes.gather(
+    _is_scored(workdir, step)
+  )[0]  # fmt: skip
   if not training:
+    if owes:
+      score()
+      checkpoints.wait()
     telemetry.note(
       f'{workdir} is finished: step {step} of {total}; '
       'for more, set a longer config.duration or another --workdir'
@@ -142,22 +171,13 @@ def run(
     config, workdir, step, total, telemetry.note, jax.process_index() == 0
   )
 
-  # The loop. Order of effects after a step: its numbers, evaluation, best
-  # checkpoint, newest checkpoint, stop.
-  every = {
-    name: config_lib.steps(config[name].every, batch_size, len(train_source))
-    for name in ('log', 'eval', 'checkpoint')
-  }
-
-  @contextlib.contextmanager
-  def pause(what):
-    processes.beat(what, step)
-    with telemetry.paused(what):
-      yield
-
+  # The loop. Order of effects after a step: its numbers, newest checkpoint,
+  # evaluation, best checkpoint, stop.
   scores, vote = {}, stopping.GO_ON
   with processes.listening():
     try:
+      if owes:
+        scores = score()
       with pause('compiling'):
         batch = next(feed)
         marks.mark('first batch')
@@ -184,19 +204,13 @@ def run(
         profile.end(step, values)
         readings.add(step, values)
         done = vote or step == total
-        if done or step % every['eval'] == 0 or step % every['checkpoint'] == 0:
+        if done or is_due() or step % every['checkpoint'] == 0:
           vote = max(readings.read_last(), vote)
-          if step % every['eval'] == 0 or step == total:
-            with pause('evaluating'):
-              try:
-                scores = evaluated()
-              except Damaged:  # what was trained is worth keeping
-                checkpoints.save(step, state)
-                raise
-            telemetry.evaluation(step, scores)
-            checkpoints.save_best(step, state, scores)
           with pause('saving'):
             checkpoints.save(step, state)
+          # One that is put off by a stop comes first when the run goes on.
+          if is_due() and (not vote or step == total):
+            scores = score()
         if done or vote:
           break
         with profile.step(step + 1, values):
@@ -347,6 +361,13 @@ def _print_scores(step, scores):
     for name, value in scores.items():
       if name != 'examples':
         print(f'  {name:16} {telemetry_lib.score(name, value)}')
+
+
+def _is_scored(workdir, step):
+  return any(
+    r['kind'] == 'validation' and r['step'] == step
+    for r in telemetry_lib.read(workdir)
+  )
 
 
 def _last_scores(workdir):

@@ -15,6 +15,7 @@ import pytest
 
 from anp_jax import command_line
 from anp_jax import config as config_lib
+from anp_jax import report
 from anp_jax import telemetry
 from anp_jax import train
 from anp_jax import workdir
@@ -474,3 +475,29 @@ def test_rate_is_of_a_thousand_examples_at_least(one, damaged, examples, good):
   else:
     with pytest.raises(train.Damaged, match=f'{damaged} of {examples}'):
       train._check_damage(one, damaged, examples, 'set')
+
+
+@pytest.mark.parametrize('at', [6, 12])
+def test_an_evaluation_that_was_cut_off_is_made_up_for(
+  tmp_path, one, monkeypatch, at
+):
+  """Nothing that was trained is lost, and no score: also those of the end."""
+  real = train.evaluate.run
+
+  def cut_off(eval_step, state, batches):
+    if int(state.step) == at:
+      raise RuntimeError('the power is off')
+    return real(eval_step, state, batches)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(train.evaluate, 'run', cut_off)
+    with pytest.raises(RuntimeError, match='the power is off'):
+      train.run(one, str(tmp_path / 'cut'))
+  train.run(one, str(tmp_path / 'cut'))
+  train.run(one, str(tmp_path / 'whole'))
+  found = [
+    [(r['kind'], r['step'], r['loss']) for r in telemetry.read(str(folder))]
+    for folder in (tmp_path / 'cut', tmp_path / 'whole')
+  ]
+  assert found[0] == found[1]
+  assert report.exists(str(tmp_path / 'cut'))
