@@ -12,6 +12,7 @@ from anp_jax import cluster
 from anp_jax import compile_cache
 from anp_jax import config as config_lib
 from anp_jax import evaluate
+from anp_jax import flops
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import profiling
@@ -350,9 +351,10 @@ def _flops(lowered, config, mesh) -> float:
   kind = mesh.devices.flat[0].device_kind
   if not telemetry_lib.peak_flops(kind, config.model.dtype):
     return 0.0
-  # The mapped step's shapes, and so its count, are those of one device.
-  cost = lowered.cost_analysis() or {}
-  return cost.get('flops', 0.0) * mesh.size
+  # The mapped step's shapes, and so its count, are those of one device; the
+  # loop over micro-batches is counted once.
+  one = flops.count(lowered.as_text())
+  return float(one * mesh.size * config.accumulate)
 
 
 def _print_scores(step, scores):

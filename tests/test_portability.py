@@ -14,13 +14,13 @@ import pytest
 
 from anp_jax import assembly
 from anp_jax import config as config_lib
+from anp_jax import flops
 from anp_jax import mesh as mesh_lib
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
 from scripts.portability import __main__ as command
 from scripts.portability import ahead
 from scripts.portability import collectives
-from scripts.portability import products
 from scripts.portability import table
 from scripts.portability import targets
 
@@ -358,7 +358,7 @@ def _convolution(stride=1, padding='VALID', lhs=1, groups=1):
 def test_operations_of_products(function, shapes, want):
   arguments = [jax.ShapeDtypeStruct(s, 'float32') for s in shapes]
   text = jax.jit(function).lower(*arguments).as_text()
-  assert products.count(text) == want
+  assert flops.count(text) == want
 
 
 def test_operations_of_a_strided_convolution_and_its_gradients():
@@ -371,9 +371,9 @@ def test_operations_of_a_strided_convolution_and_its_gradients():
   ]
   forward = jax.jit(_convolution(2, 'SAME')).lower(*arguments).as_text()
   once = 2 * 2 * (2 + 3 + 3 + 2) ** 2 * 3 * 4
-  assert products.count(forward) == once
+  assert flops.count(forward) == once
   both = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arguments).as_text()
-  assert products.count(both) == 3 * once
+  assert flops.count(both) == 3 * once
 
 
 @pytest.mark.slow

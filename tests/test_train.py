@@ -501,3 +501,30 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(
   ]
   assert found[0] == found[1]
   assert report.exists(str(tmp_path / 'cut'))
+
+
+def test_operations_of_a_step_do_not_depend_on_micro_batches(
+  tmp_path, one, monkeypatch
+):
+  """What the MFU rests on, also where JAX itself does not count: on GPUs."""
+  monkeypatch.setattr(train.telemetry_lib, 'peak_flops', lambda *_: 1e12)
+  counts = []
+  real = train.telemetry_lib.Telemetry.set_flops
+
+  def set_flops(self, count):
+    counts.append(count)
+    real(self, count)
+
+  monkeypatch.setattr(train.telemetry_lib.Telemetry, 'set_flops', set_flops)
+  one.duration = '3 steps'
+  for accumulate in (1, 2):
+    one.accumulate = accumulate
+    one.model.norm_group = 8
+    train.run(one, str(tmp_path / str(accumulate)))
+  # Two convolutions, 16x16x6 of 3x3x3 and 8x8x8 of 3x3x6, padded on one side
+  # (47^2 and 23^2 taps meet the map), a product of 8 by 12; gradients of
+  # weights as much again, of inputs too, but for the first.
+  conv1, conv2, head = 47**2 * 3 * 6, 23**2 * 6 * 8, 8 * 12
+  assert counts == [2 * 16 * (2 * conv1 + 3 * conv2 + 3 * head)] * 2
+  lines = [r for r in telemetry.read(str(tmp_path / '2')) if 'mfu' in r]
+  assert lines

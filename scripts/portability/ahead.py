@@ -7,13 +7,13 @@ import time
 import jax
 
 from anp_jax import assembly
+from anp_jax import flops
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import step as step_lib
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
 from scripts.portability import collectives
-from scripts.portability import products
 from scripts.portability import table
 from scripts.portability import targets
 
@@ -106,7 +106,7 @@ def _compile(function, arguments, keep) -> dict:
   keep('.mlir', text)
   found = {
     'images': batch['image'].shape[0],
-    'flops': products.count(text),
+    'flops': flops.count(text),
     'asked': collectives.totals(collectives.asked(text)),
   }
   start = time.monotonic()
