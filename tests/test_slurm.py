@@ -192,6 +192,24 @@ def test_the_scripts_signal(cluster, tmp_path):
   assert 'USR1: asking all tasks' in text and '"a signal"' in text
 
 
+def test_preempted(cluster, tmp_path):
+  """A job of a partition that another one may push aside comes back."""
+  partitions = os.popen('sinfo -h -o %R').read().split()
+  if not {'low', 'high'} <= set(partitions):
+    pytest.skip('no partitions low and high, of which one preempts the other')
+  keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps',
+          'eval.every': '1000000 steps'}  # fmt: skip
+  job = _submit(cluster, tmp_path, ['-p', 'low', '--exclusive'], keys)
+  log = tmp_path / f'run/logs/{job}-0.log'
+  slurm_cluster.until(log, r'\b100/')
+  script = tmp_path / 'urgent.sh'
+  script.write_text('#!/bin/sh\nsleep 5\n')
+  urgent = ['-p', 'high', '--exclusive', '--nodes=2']
+  cluster.submit(str(script), urgent, [], '/dev/null')
+  slurm_cluster.until(log, r'continuing from step \d+ of', timeout=60)
+  assert 'stopped at step' in log.read_text()
+
+
 def test_a_cancelled_job_stays_so(cluster, tmp_path):
   keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps'}
   job = _submit(cluster, tmp_path, (), keys)

@@ -29,7 +29,8 @@ def _arguments(flags, workdir, processes):
     'model.name': flags.model,
     'data.source': 'synthetic',
     'data.image_size': 64,
-    'data.synthetic_examples': 100000,
+    'data.resize': 64,
+    'data.synthetic_examples': 256,  # both splits: one is scored at the end
     'batch_size': flags.batch * processes,
     'duration': f'{flags.steps + 3} steps',
     'schedule.warmup': '0 steps',
