@@ -51,6 +51,7 @@ def _run(number, folder, *texts, name='JAX_COMPILATION_CACHE_DIR'):
   return int(hits), used
 
 
+@pytest.mark.slow
 def test_second_process_hits(tmp_path):
   hits, used = _run(1, tmp_path)
   assert hits == 0 and used.startswith(str(tmp_path))

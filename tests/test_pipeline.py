@@ -365,6 +365,7 @@ print(os.environ['TF_CPP_MIN_LOG_LEVEL'])
   assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_stream_left_open_does_not_hang_the_exit(tree):
   """TensorFlow waits for Python functions that Python no longer runs."""
   done = _program("""
@@ -384,6 +385,7 @@ sys.exit('an error')
   assert (done.stderr, done.returncode) == ('an error\n', 1)
 
 
+@pytest.mark.slow
 def test_an_error_in_decoding_does_not_hang_the_exit(tree):
   (tree / 'class1' / '4.jpeg').write_bytes(b'\xff\xd8\xff nothing')
   done = _program("""

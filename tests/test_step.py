@@ -242,7 +242,11 @@ def test_fifty_steps_halve_the_loss(x64):
   np.testing.assert_allclose(_column(metrics, 'learning_rate'), want, TIGHT)
 
 
-@pytest.mark.parametrize('devices', [2, 4, 8])
+@pytest.mark.parametrize('devices', [
+  pytest.param(2, marks=pytest.mark.slow),
+  pytest.param(4, marks=pytest.mark.slow),
+  8,
+])  # fmt: skip
 def test_loss_curve_is_that_of_one_device(x64, devices):
   want, got = _trained(50, 1), _trained(50, devices)
   _same_curve(got, want, 1e-9)
@@ -256,7 +260,11 @@ def test_loss_curve_of_divided_parameters(x64, devices):
   _assert_close(got[0], want[0], 1e-9)
 
 
-@pytest.mark.parametrize('devices', [2, 4, 8])
+@pytest.mark.parametrize('devices', [
+  pytest.param(2, marks=pytest.mark.slow),
+  pytest.param(4, marks=pytest.mark.slow),
+  8,
+])  # fmt: skip
 def test_loss_curve_in_float32(devices):
   # float32 rounds at 6e-8, and five steps multiply that by some ten.
   want, got = _trained(5, 1, 'float32'), _trained(5, devices, 'float32')

@@ -477,6 +477,7 @@ def test_rate_is_of_a_thousand_examples_at_least(one, damaged, examples, good):
       train._check_damage(one, damaged, examples, 'set')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('at', [6, 12])
 def test_an_evaluation_that_was_cut_off_is_made_up_for(
   tmp_path, one, monkeypatch, at
@@ -503,6 +504,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(
   assert report.exists(str(tmp_path / 'cut'))
 
 
+@pytest.mark.slow
 def test_operations_of_a_step_do_not_depend_on_micro_batches(
   tmp_path, one, monkeypatch
 ):

@@ -137,7 +137,7 @@ def _end_of_time(minutes, environment, now):
   ends = []
   if minutes:
     ends.append(now + 60 * minutes)
-  # Set by Slurm 21.08 and newer.
+  # Set by newer versions of Slurm, and for older ones by train.sbatch.
   text = environment.get('SLURM_JOB_END_TIME', '')
   if text.isdigit() and int(text) > now:
     ends.append(int(text))
