@@ -228,7 +228,7 @@ def run(
       checkpoints.close()
   if jax.process_index() == 0:
     if step < total:
-      cluster.mark_stopped(workdir, step, total, stopping.REASONS[vote])
+      workdir_lib.mark_stopped(workdir, step, total, stopping.REASONS[vote])
       print(f'stopped at step {step} of {total}; the same command goes on')
     else:
       _report(config, workdir, mesh, like)

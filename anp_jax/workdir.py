@@ -1,15 +1,16 @@
 """The folder of a run: whose it is, and what was decided when it began."""
 
+import contextlib
 import json
 import os
 
 import jax
 
 from anp_jax import checkpoint
-from anp_jax import cluster
 from anp_jax import config as config_lib
 
 CONFIG_FILE = 'config.json'
+MARKER = 'stopped.json'
 
 
 def batch_size(config, workdir: str, devices: int) -> int:
@@ -53,4 +54,18 @@ def claim(workdir: str, config) -> None:
     with open(path + '.new', 'w') as f:
       f.write(config_lib.to_json(config))
     os.replace(path + '.new', path)
-    cluster.unmark(workdir)
+    _unmark(workdir)
+
+
+def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
+  """Leaves the file that tells a launcher to start this run again."""
+  path = os.path.join(workdir, MARKER)
+  with open(path + '.new', 'w') as f:
+    json.dump({'step': step, 'total': total, 'reason': reason}, f)
+  os.replace(path + '.new', path)
+
+
+def _unmark(workdir: str) -> None:
+  """Takes the file away: the run goes on, or has ended."""
+  with contextlib.suppress(FileNotFoundError):
+    os.remove(os.path.join(workdir, MARKER))

@@ -250,7 +250,7 @@ def test_sweep(cluster, tmp_path):
     a for a in launching.arguments('unused', **_KEYS)
     if not a.startswith(('--workdir', '--config.duration'))
   ]  # fmt: skip
-  job = cluster.submit(
+  cluster.submit(
     'scripts/slurm/sweep.sbatch', ['--array=1-2'],
     [str(sweep), str(tmp_path / 'runs'), *arguments],
     tmp_path / 'job-%a.log',
@@ -261,4 +261,3 @@ def test_sweep(cluster, tmp_path):
     )
     lines = telemetry.read(str(tmp_path / f'runs/{number}'))
     assert lines[-1]['step'] == steps
-  del job

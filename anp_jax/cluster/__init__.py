@@ -5,7 +5,6 @@ with cluster.start(config, place, command) as processes:
 """
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -20,7 +19,6 @@ from anp_jax.cluster import places
 from anp_jax.cluster import stopping
 from anp_jax.cluster import watch as watch_lib
 
-MARKER = 'stopped.json'
 Lost = link_lib.Lost
 find = places.find
 # JAX's own watch over its processes is the last resort: it ends them without
@@ -216,20 +214,6 @@ def exit_status(error: BaseException) -> tuple[int, str]:
   if isinstance(error, Failed):
     return 1, lines[0]
   return 1, f'{type(error).__name__}: {lines[0]}'
-
-
-def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
-  """Leaves the file that tells a launcher to start this run again."""
-  path = os.path.join(workdir, MARKER)
-  with open(path + '.new', 'w') as f:
-    json.dump({'step': step, 'total': total, 'reason': reason}, f)
-  os.replace(path + '.new', path)
-
-
-def unmark(workdir: str) -> None:
-  """Takes the file away: the run goes on, or has ended."""
-  with contextlib.suppress(FileNotFoundError):
-    os.remove(os.path.join(workdir, MARKER))
 
 
 def _end_all(link, error):

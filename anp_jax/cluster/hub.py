@@ -241,7 +241,7 @@ class Hub:
     self._end(
       TRY_AGAIN,
       f'nothing has moved for {state.get("seconds", 0):.0f} s: '
-      f'{self._late() or cards.name(member.card)} late{self._whereabouts()}',
+      f'{self._late()} late{self._whereabouts()}',
       stacks=True,
     )
 
@@ -271,11 +271,10 @@ class Hub:
     return f' (rank: what it does, step; {"; ".join(states)})'
 
   def _lost(self, member, why):
-    if not self._ended and (self._running or member.card['index']):
-      if not self._running:  # it may come again: nothing has begun
-        self._members.pop(member.card['index'], None)
-        return
+    if self._running:
       self._end(TRY_AGAIN, f'{cards.name(member.card)} {why}')
+    else:  # it may come again: nothing has begun
+      self._members.pop(member.card['index'], None)
 
   def _end(self, code, text, stacks=False):
     """Tells all that it is over; the first to say so is right."""

@@ -24,9 +24,10 @@ def relu(x, platform: str = 'cpu'):
 # 224 px, JAX 0.10.2: 58 instead of 200 ms of a step of 1.3 s).
 #
 # Its TPU backend copies the mask of x > 0, which jax.nn.relu keeps for the
-# gradient, into another layout, and runs out of scratch memory: ResNets in
-# bfloat16 with 32 x 224 px a device do not compile for v5e (libtpu 0.0.42 and
-# 0.0.50). What is kept here is x.
+# gradient, into another layout, and runs out of scratch memory: in bfloat16
+# with 32 x 224 px a device, ResNet-18 did not compile for v5e (libtpu 0.0.42),
+# nor did one block of it (0.0.42 and 0.0.50). What is kept here is x, tried on
+# 0.0.42.
 @jax.custom_vjp
 def _relu(x):
   return jnp.where(x <= 0, jnp.zeros((), x.dtype), x)
