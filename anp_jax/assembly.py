@@ -27,7 +27,7 @@ class Assembly:
   Attributes:
     total: steps of the whole run.
     model: the network.
-    init: () -> new TrainState, see `state.init_fn`.
+    init: () -> new TrainState, see `state.Init`.
     like: TrainState of jax.ShapeDtypeStruct, with shardings.
     train_step: see `step.make_train_step`.
     eval_step: see `step.make_eval_step`.
@@ -61,10 +61,10 @@ def create(config, mesh, objective, batch_size: int, examples: int) -> Assembly:
   model = models.create(
     config, objective.classes, mesh_lib.platform(mesh), mesh_lib.DATA
   )
-  init = state_lib.init_fn(model, optimizer, config)
+  init = state_lib.Init(model, optimizer, config)
   like = state_lib.abstract(init, config, mesh)
   specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
-  parts = (strategies.create(config, specs), config, mesh, like)
+  parts = (strategies.create(config, specs, init.order), config, mesh, like)
   return Assembly(
     total=total,
     model=model,

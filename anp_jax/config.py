@@ -126,6 +126,7 @@ def base() -> ml_collections.ConfigDict:
   c.strategy = t = ml_collections.ConfigDict()
   t.name = 'sync'  # how gradients travel
   t.reduce_dtype = 'float32'  # of the gradient sums between devices
+  t.bucket_megabytes = 25.0  # of gradients that leave together
 
   c.mesh = x = ml_collections.ConfigDict()
   x.data = -1  # devices that divide the batch; -1: all that remain

@@ -3,6 +3,7 @@
 from typing import Any
 
 from flax import struct
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import optax
@@ -35,28 +36,39 @@ class TrainState:
     return self.params, self.stats
 
 
-def init_fn(model, optimizer: optax.GradientTransformation, config):
-  """Makes a function () -> new TrainState, a pure function of the config."""
-  side = config.data.image_size
+class Init:
+  """() -> new TrainState, a pure function of the config.
 
-  def init():
-    key = jax.random.key(config.seed)
-    images = jnp.zeros((1, side, side, 3), config.model.dtype)
-    variables = dict(model.init({'params': key}, images, False))
+  Attributes:
+    order: paths of the parameters, as `mesh.path_name` gives them, in the order
+      in which the model makes them, which is that in which it uses them; there
+      once this was called or traced, as `abstract` does.
+  """
+
+  def __init__(self, model, optimizer: optax.GradientTransformation, config):
+    self._model, self._optimizer, self._config = model, optimizer, config
+    self.order = ()
+
+  def __call__(self) -> TrainState:
+    """A new state, each leaf whole."""
+    side, dtype = self._config.data.image_size, self._config.model.dtype
+    key = jax.random.key(self._config.seed)
+    images = jnp.zeros((1, side, side, 3), dtype)
+    variables = dict(self._model.init({'params': key}, images, False))
     params = variables.pop('params')
+    # A pytree's own order is the alphabet's.
+    self.order = tuple(traverse_util.flatten_dict(params, sep='/'))
     average = {}
-    if config.ema:
+    if self._config.ema:
       # A copy: one buffer must not be donated twice.
       average = jax.tree.map(jnp.array, {'params': params, 'stats': variables})
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
       stats=variables,
-      opt_state=optimizer.init(params),
+      opt_state=self._optimizer.init(params),
       average=average,
     )
-
-  return init
 
 
 def abstract(init, config, mesh) -> TrainState:

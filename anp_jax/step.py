@@ -185,14 +185,22 @@ def _shard_step(model, objective, strategy, config):
 
     grads, new_stats, sums = _over_micro_batches(one, batch, config.accumulate)
     weight = sums.pop('weight')
+    new_stats, counts = _split_counts(new_stats)
+    others = (new_stats, weight, sums, damaged)
     # Statistics travel with the gradients: a mean over equally many groups.
-    new_stats = jax.tree.map(_mean_over_shards, new_stats)
+    grads, (new_stats, weight, sums, damaged) = strategy.reduce(grads, others)
+    shards = lax.axis_size(mesh_lib.DATA)
+    new_stats = jax.tree.map(lambda s: s / shards, new_stats)
+    counts, vote = lax.pmax((counts, votes), mesh_lib.DATA)
     # A user's module may widen its own: the state must keep its dtypes, or the
     # next step is another program.
-    new_stats = jax.tree.map(lambda n, o: n.astype(o.dtype), new_stats, stats)
-    weight, sums, damaged = lax.psum((weight, sums, damaged), mesh_lib.DATA)
-    vote = lax.pmax(votes, mesh_lib.DATA)
-    return strategy.reduce(grads), new_stats, weight, sums, damaged, vote
+    new_stats = jax.tree.map(
+      lambda old, mean, most: jnp.asarray(
+        most if mean is None else mean, old.dtype
+      ),
+      stats, new_stats, counts,
+    )  # fmt: skip
+    return grads, new_stats, weight, sums, damaged, vote
 
   return shard
 
@@ -263,10 +271,16 @@ def _train_names(objective):
   return ('loss', 'anp_top1', *parts)
 
 
-def _mean_over_shards(x):
-  if jnp.issubdtype(x.dtype, jnp.inexact):
-    return lax.pmean(x, mesh_lib.DATA)
-  return lax.pmax(x, mesh_lib.DATA)
+def _split_counts(stats):
+  """Floating statistics, which are averaged, and integers, which are not."""
+
+  def keep(is_float):
+    return jax.tree.map(
+      lambda x: x if jnp.issubdtype(x.dtype, jnp.inexact) == is_float else None,
+      stats,
+    )
+
+  return keep(True), keep(False)
 
 
 def _divide(x, count):

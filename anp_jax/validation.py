@@ -47,6 +47,7 @@ _POSITIVE = (
   'optimizer.epsilon',
   'schedule.factor',
   'schedule.power',
+  'strategy.bucket_megabytes',
   'checkpoint.keep',
   'cluster.rendezvous_timeout',
 )

@@ -37,6 +37,11 @@ FLAGS = (
     'xla_gpu_enable_latency_hiding_scheduler', 'true', 'gpu',
     'gradient sums run beside the backward pass; Hopper and newer do it anyway',
   ),
+  Setting(
+    'xla_gpu_all_reduce_combine_threshold_bytes', '1048576', 'gpu',
+    'gradients are joined already (strategies/buckets.py); joined once more, '
+    'the last of them, which nothing hides, would be 30 MB',
+  ),
 )  # fmt: skip
 
 VARIABLES = (

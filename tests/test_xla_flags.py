@@ -11,6 +11,7 @@ from anp_jax import xla_flags
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LATENCY = 'xla_gpu_enable_latency_hiding_scheduler'
+_COMBINE = '--xla_gpu_all_reduce_combine_threshold_bytes=1048576'
 _LIBRARY = 'xla_cpu_experimental_ynn_fusion_type'
 _GPU = {'JAX_PLATFORMS': 'cuda'}
 
@@ -37,10 +38,12 @@ def test_a_gpu_gets_its_settings_and_a_second_call_adds_nothing():
   done = xla_flags.enable(environment)
   assert environment == {
     'JAX_PLATFORMS': 'cuda',
-    'XLA_FLAGS': f'--{_LATENCY}=true',
+    'XLA_FLAGS': f'--{_LATENCY}=true {_COMBINE}',
     'XLA_CLIENT_MEM_FRACTION': '0.85',
   }
-  assert done == [f'--{_LATENCY}=true', 'XLA_CLIENT_MEM_FRACTION=0.85']
+  assert done == [
+    f'--{_LATENCY}=true', _COMBINE, 'XLA_CLIENT_MEM_FRACTION=0.85',
+  ]  # fmt: skip
   before = dict(environment)
   assert xla_flags.enable(environment) == []
   assert environment == before
@@ -69,8 +72,8 @@ def test_a_cpu_gets_its_flag():
 )
 def test_a_flag_that_the_user_names_is_left_as_it_is(theirs):
   environment = {**_GPU, 'XLA_FLAGS': theirs}
-  assert not any('xla_gpu' in s for s in xla_flags.enable(environment))
-  assert environment['XLA_FLAGS'] == theirs
+  assert not any(_LATENCY in s for s in xla_flags.enable(environment))
+  assert environment['XLA_FLAGS'] == f'{_COMBINE} {theirs}'
 
 
 def test_other_flags_of_the_user_come_last():
@@ -78,7 +81,7 @@ def test_other_flags_of_the_user_come_last():
   theirs = f'--{_LATENCY}_or_so=1 --xla_dump_to=/x'
   environment = {**_GPU, 'XLA_FLAGS': theirs}
   xla_flags.enable(environment)
-  assert environment['XLA_FLAGS'] == f'--{_LATENCY}=true {theirs}'
+  assert environment['XLA_FLAGS'] == f'--{_LATENCY}=true {_COMBINE} {theirs}'
 
 
 def test_a_file_of_flags_is_left_alone():
@@ -270,7 +273,7 @@ assert not set(sys.modules) & {{'jax', 'numpy', 'absl'}}
 os.environ['XLA_FLAGS'] = '--xla_dump_to={tmp_path}'
 import jax
 os.environ['JAX_PLATFORMS'] = 'cuda'  # read again by nobody but us
-assert len(xla_flags.enable()) == 2
+assert len(xla_flags.enable()) == 3
 {_COMPUTE}
 """
   )

@@ -5,6 +5,9 @@ from jax import lax
 import jax.numpy as jnp
 
 from anp_jax import mesh as mesh_lib
+from anp_jax.strategies import buckets
+
+_MEGABYTE = 10**6
 
 
 class Sync:
@@ -14,45 +17,86 @@ class Sync:
   bfloat16 whatever the dtype of the parameters.
   """
 
-  def __init__(self, config, specs):
+  def __init__(self, config, specs, order=()):
     """Makes the strategy.
 
     Args:
       config: the run's config.
       specs: PartitionSpec of each parameter.
+      order: paths of the parameters, as `mesh.path_name` gives them, in the
+        order in which the network uses them; others follow.
     """
     self._dtype = jnp.dtype(config.strategy.reduce_dtype)
-    self._axes = jax.tree.map(
-      _divided_axis, specs, is_leaf=lambda s: isinstance(s, mesh_lib.P)
+    self._size = config.strategy.bucket_megabytes * _MEGABYTE
+    paths, self._tree = jax.tree_util.tree_flatten_with_path(
+      specs, is_leaf=lambda s: isinstance(s, mesh_lib.P)
+    )
+    self._axes = [_divided_axis(spec) for _, spec in paths]
+    place = {name: i for i, name in enumerate(order)}
+    # The backward pass gives the last layer's gradient first.
+    self._backward = sorted(
+      range(len(paths)),
+      key=lambda i: place.get(mesh_lib.path_name(paths[i][0]), len(place)),
+      reverse=True,
     )
 
   def gather(self, params):
     """Whole parameters from this device's part of them."""
+    found = self._tree.flatten_up_to(params)
+    divided = [i for i in self._backward if self._axes[i] >= 0]
+    wholes = buckets.fused(
+      lambda x: lax.all_gather(x, mesh_lib.DATA),
+      [jnp.moveaxis(found[i], self._axes[i], 0).ravel() for i in divided],
+      self._size,
+    )
+    for i, whole in zip(divided, wholes, strict=True):
+      first = jnp.moveaxis(found[i], self._axes[i], 0)
+      whole = whole.reshape(-1, *first.shape[1:])
+      found[i] = jnp.moveaxis(whole, 0, self._axes[i])
+    return self._tree.unflatten(found)
 
-    def one(x, axis):
-      if axis < 0:
-        return x
-      return lax.all_gather(x, mesh_lib.DATA, axis=axis, tiled=True)
+  def reduce(self, gradients, others):
+    """Sums over the data axis.
 
-    return jax.tree.map(one, params, self._axes)
+    Args:
+      gradients: like the parameters; they travel in the dtype that the config
+        names.
+      others: pytree of what else is summed, in its own dtype.
 
-  def reduce(self, gradients):
-    """Sums over the data axis; of a divided parameter, this device's part."""
-
-    def one(x, axis):
-      # A float64 run is there to be exact: its sums are never narrowed.
-      wire = x if x.dtype == jnp.float64 else x.astype(self._dtype)
-      if lax.axis_size(mesh_lib.DATA) == 1:
-        total = wire  # XLA on a CPU would copy every gradient
-      elif axis < 0:
-        total = lax.psum(wire, mesh_lib.DATA)
-      else:
-        total = lax.psum_scatter(
-          wire, mesh_lib.DATA, scatter_dimension=axis, tiled=True
-        )
-      return total.astype(x.dtype)
-
-    return jax.tree.map(one, gradients, self._axes)
+    Returns:
+      gradients, of a divided parameter this device's part; others.
+    """
+    found = self._tree.flatten_up_to(gradients)
+    # A float64 run is there to be exact: its sums are never narrowed.
+    wires = [
+      x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in found
+    ]
+    if (count := lax.axis_size(mesh_lib.DATA)) > 1:
+      whole = [i for i in self._backward if self._axes[i] < 0]
+      rest, tree = jax.tree.flatten(others)
+      sums = buckets.fused(
+        lambda x: lax.psum(x, mesh_lib.DATA),
+        [x.ravel() for x in ([wires[i] for i in whole] + rest)],
+        self._size,
+      )
+      for i, total in zip(whole, sums, strict=False):
+        wires[i] = total.reshape(wires[i].shape)
+      others = tree.unflatten(
+        total.reshape(x.shape)
+        for total, x in zip(sums[len(whole) :], rest, strict=True)
+      )
+      divided = [i for i in self._backward if self._axes[i] >= 0]
+      firsts = [jnp.moveaxis(wires[i], self._axes[i], 0) for i in divided]
+      parts = buckets.fused(
+        lambda x: lax.psum_scatter(x, mesh_lib.DATA),
+        [x.reshape(count, -1) for x in firsts],
+        self._size,
+      )
+      for i, first, part in zip(divided, firsts, parts, strict=True):
+        part = part.reshape(-1, *first.shape[1:])
+        wires[i] = jnp.moveaxis(part, 0, self._axes[i])
+    totals = [w.astype(x.dtype) for w, x in zip(wires, found, strict=True)]
+    return self._tree.unflatten(totals), others
 
 
 def _divided_axis(spec):

@@ -67,7 +67,7 @@ def our_maker(cache: str) -> Callable:
     channels = types.SimpleNamespace(
       init=lambda keys, x, train: net.init(keys, x[..., : case.channels], train)
     )
-    init = state_lib.init_fn(channels, optimizer, config)
+    init = state_lib.Init(channels, optimizer, config)
     like = state_lib.abstract(init, config, mesh)
     specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
     step = step_lib.make_train_step(

@@ -38,7 +38,7 @@ def main():
   objective = objective_lib.create(source.vocabulary)
   model = models.create(config, objective.classes, mesh_lib.platform(mesh))
   optimizer = optimizer_lib.create(*schedule_of)
-  init = state_lib.init_fn(model, optimizer, config)
+  init = state_lib.Init(model, optimizer, config)
   like = state_lib.abstract(init, config, mesh)
   state = state_lib.create(init, like)
   specs = jax.tree.map(lambda s: s.sharding.spec, like.params)

@@ -31,7 +31,7 @@ def _times(ema):
   mesh = mesh_lib.create(config)
   model = models.create(config, 1000, mesh_lib.platform(mesh))
   optimizer = optimizer_lib.create(config, 64, 9600, 10000)
-  init = state_lib.init_fn(model, optimizer, config)
+  init = state_lib.Init(model, optimizer, config)
   like = state_lib.abstract(init, config, mesh)
   state = jax.block_until_ready(state_lib.create(init, like))
   size = sum(x.nbytes for x in jax.tree.leaves(state)) / 1e6

@@ -1,0 +1,61 @@
+"""Few large collectives in place of many small ones.
+
+Each collective costs a start, on any network: over gloo the 161 gradients of
+ResNet-50 take three times as long one by one as in one vector. But what is
+joined leaves together, when the last of it is there; so what the backward pass
+makes one after another is joined up to a size only (buckets, as in Li et al.,
+"PyTorch Distributed", VLDB 2020), and the first leave while it goes on
+(Poseidon's wait-free backpropagation: Zhang et al., USENIX ATC 2017).
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def fused(
+  collective: Callable, arrays: Sequence[jax.Array], size: int
+) -> list[jax.Array]:
+  """Runs a collective over arrays, neighbours of one dtype joined.
+
+  Args:
+    collective: of an array (..., n), to all elements of whose last axis it does
+      the same, such as a sum over devices; gives an array (..., n).
+    arrays: (..., n_i), alike but for the last axis, in the order in which they
+      will be there.
+    size: bytes at which a bucket is full; an array is never cut.
+
+  Returns:
+    What the collective gives for each array, in their order.
+  """
+  results = []
+  for bucket in buckets(arrays, size):
+    joined = collective(jnp.concatenate(bucket, axis=-1))
+    ends = np.cumsum([x.shape[-1] for x in bucket])[:-1]
+    results += jnp.split(joined, ends, axis=-1)
+  return results
+
+
+def buckets(arrays: Sequence[jax.Array], size: int) -> list[list[jax.Array]]:
+  """Neighbours of one dtype, joined until they have `size` bytes or more.
+
+  The last bucket is full at a sixteenth of that: nothing is left to compute
+  while it travels.
+  """
+  found = []
+  for x in reversed(arrays):
+    limit = size if len(found) > 1 else size / 16
+    if (
+      not found or sum(map(_bytes, found[-1])) >= limit
+      or x.dtype != found[-1][0].dtype
+    ):  # fmt: skip
+      found.append([])
+    found[-1].append(x)
+  return [bucket[::-1] for bucket in found[::-1]]
+
+
+def _bytes(x):
+  return x.size * x.dtype.itemsize
