@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import re
+import subprocess
 import sys
 import time
 
@@ -261,3 +262,16 @@ def test_sweep(cluster, tmp_path):
     )
     lines = telemetry.read(str(tmp_path / f'runs/{number}'))
     assert lines[-1]['step'] == steps
+
+
+def test_a_step_sends_little_more_than_it_must(cluster):
+  done = subprocess.run(
+    ['srun', '--nodes=2', '--ntasks-per-node=1', '--time=5', sys.executable,
+     '-m', 'scripts.bench.links', '--model=lenet', '--size=64', '--batch=8'],
+    cwd=launching.ROOT, capture_output=True, text=True, timeout=300,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  ratios = json.loads(done.stdout.splitlines()[-1])
+  # Statistics, metrics and headers; less than the bound cannot be.
+  assert 1 <= ratios['program_over_bound'] < 1.01
+  assert 1 <= ratios['interface_over_bound'] < 1.1

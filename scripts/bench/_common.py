@@ -9,21 +9,30 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', '..'))
 
 
-def show(title: str, rows: list[tuple], ratios: dict) -> None:
+def unmarked():
+  """Standard output as it is now, before `cluster.start` marks its lines."""
+  return os.fdopen(os.dup(sys.stdout.fileno()), 'w')
+
+
+def show(title: str, rows: list[tuple], ratios: dict, file=None) -> None:
   """Prints a table and, last, one line of JSON.
 
   Args:
     title: of the table.
     rows: tuples of texts, the first one the heading.
     ratios: name to number.
+    file: where to; None: standard output.
   """
-  print(f'{title} ({len(os.sched_getaffinity(0))} cores, {platform.machine()})')
+  print(
+    f'{title} ({len(os.sched_getaffinity(0))} cores, {platform.machine()})',
+    file=file,
+  )
   widths = [max(len(str(r[i])) for r in rows) for i in range(len(rows[0]))]
   for row in rows:
     first, *rest = (str(c) for c in row)
     cells = [c.rjust(w) for c, w in zip(rest, widths[1:])]
-    print('  '.join([first.ljust(widths[0]), *cells]))
-  print(json.dumps({k: round(v, 4) for k, v in ratios.items()}))
+    print('  '.join([first.ljust(widths[0]), *cells]), file=file)
+  print(json.dumps({k: round(v, 4) for k, v in ratios.items()}), file=file)
 
 
 def median(values) -> float:

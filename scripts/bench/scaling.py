@@ -1,132 +1,187 @@
-"""Weak scaling: two processes of one run against two runs of their own.
+"""Weak scaling: two processes of one run against two that know of no other.
 
-  python scripts/bench/scaling.py [--rounds=3] [--steps=8] [--batch=64]
+  python scripts/bench/scaling.py [--model=resnet50] [--batch=128] [--size=64]
+    [--rounds=8] [--steps=2]
 
-Each process has a core to itself and the same images a step. In every round
-take turns: one process alone on its core; two that know nothing of each other,
-at the same time; and two of one run, which sum their gradients at each step
-(gloo over loopback). What connecting costs is the second against the third;
-what a second core gives is the first against the third.
+Two processes, each with a core to itself, compile the step that trains twice:
+for both devices, where gradients are summed at each step (gloo over loopback),
+and for their own alone, which sends nothing. In every round take turns, for a
+few steps each:
+
+  alone     the first process alone, the other waits
+  apart     each by itself, at the same time
+  together  both in one step
+
+What connecting costs is `apart` against `together`, of the same round; what a
+second core gives, `alone` against `together`.
 """
 
 import argparse
 import os
 import socket
-import statistics
 import subprocess
 import sys
-import tempfile
+import time
 
 import _common
 
-from anp_jax import telemetry
+from anp_jax import cluster
+from anp_jax import command_line
+from anp_jax import xla_flags
 
+_WAYS = ('alone', 'apart', 'together')
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 
 
-def _arguments(flags, workdir, processes):
-  keys = {
-    'model.name': flags.model,
-    'data.source': 'synthetic',
-    'data.image_size': 64,
-    'data.resize': 64,
-    'data.synthetic_examples': 256,  # both splits: one is scored at the end
-    'batch_size': flags.batch * processes,
-    'duration': f'{flags.steps + 3} steps',
-    'schedule.warmup': '0 steps',
-    'log.every': '1 steps',
-    'log.tensorboard': False,
-    'eval.every': '1000000 steps',
-    'checkpoint.every': '1000000 steps',
-  }
-  return [
-    '--config=configs/resnet_anp.py',
-    f'--workdir={workdir}',
-    *(f'--config.{key}={value}' for key, value in keys.items()),
-  ]
-
-
-def _start(core, arguments):
-  return subprocess.Popen(
-    ['taskset', '-c', str(core), sys.executable, 'main.py', *arguments],
-    cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-  )  # fmt: skip
-
-
-def _rate(workdir):
-  """Images a second of a run, from the median of its steps but the first."""
-  lines = [r for r in telemetry.read(workdir) if r['kind'] == 'train']
-  rates = [r['images_per_second'] for r in lines[2:]]
-  return statistics.median(rates)
-
-
-def _wait(children):
-  for child in children:
-    _, error = child.communicate()
-    if child.returncode:
-      raise SystemExit(error[-2000:])
-
-
-def _measure(flags, how):
-  """Images a second of all processes together."""
-  with tempfile.TemporaryDirectory() as folder:
-    workdirs = [f'{folder}/{i}' for i in range(2 if how == 'apart' else 1)]
-    if how == 'together':
-      with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        port = s.getsockname()[1]
-      children = [
-        _start(
-          core,
-          [f'--coordinator=127.0.0.1:{port}', '--num_processes=2',
-           f'--process_id={core}', *_arguments(flags, workdirs[0], 2)],
-        )
-        for core in (0, 1)
-      ]  # fmt: skip
-    else:
-      children = [
-        _start(core, _arguments(flags, workdir, 1))
-        for core, workdir in enumerate(workdirs)
-      ]
-    _wait(children)
-    return sum(_rate(workdir) for workdir in workdirs)
-
-
-def main():
-  """Times the three in turn."""
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('--rounds', type=int, default=3)
-  parser.add_argument('--steps', type=int, default=8)
-  parser.add_argument('--batch', type=int, default=64, help='a process')
+def _flags():
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--model', default='resnet50')
-  flags = parser.parse_args()
-  if len(os.sched_getaffinity(0)) < 2:
-    raise SystemExit('error: needs two cores')
-  found = {'alone': [], 'apart': [], 'together': []}
-  for _ in range(flags.rounds):
-    for how, rates in found.items():
-      rates.append(_measure(flags, how))
-  over = {
-    how: [t / o for t, o in zip(found['together'], found[how])]
-    for how in ('apart', 'alone')
-  }
-  rows = [('two processes of one run', 'ours', 'lowest', 'goal', '')]
-  for how, label, goal in (
-    ('apart', 'over two runs at the same time', 0.95),
-    ('alone', 'over one process on one core', None),
-  ):
-    ratio = _common.median(over[how])
-    rows.append(
-      (label, f'{ratio:.3f}', f'{min(over[how]):.3f}',
-       f'>= {goal}' if goal else '',
-       ('met' if ratio >= goal else 'missed') if goal else '')
-    )  # fmt: skip
-  _common.show(
-    f'weak scaling, {flags.model}, {flags.batch} x 64 px a process',
-    rows,
-    {f'together_over_{how}': _common.median(over[how]) for how in over},
+  parser.add_argument('--batch', type=int, default=128, help='a process')
+  parser.add_argument('--size', type=int, default=64, help='pixels')
+  parser.add_argument('--rounds', type=int, default=8)
+  parser.add_argument('--steps', type=int, default=2, help='a turn')
+  # Given to the two processes that this one starts.
+  parser.add_argument('--coordinator', help=argparse.SUPPRESS)
+  parser.add_argument('--process_id', type=int, help=argparse.SUPPRESS)
+  return parser.parse_args()
+
+
+def _config(flags):
+  return command_line.load(
+    'configs/resnet_anp.py',
+    {
+      'batch_size': str(flags.batch),
+      'cluster.stall_timeout': '0',
+      'data.image_size': str(flags.size),
+      'data.resize': str(flags.size),
+      'data.source': 'synthetic',
+      'duration': '1000 steps',
+      'model.name': flags.model,
+      'schedule.warmup': '0 steps',
+    },
   )
 
 
+def _stepper(config, mesh, batch_size):
+  """A function that takes `count` steps of a new run on the mesh."""
+  import jax
+  import numpy as np
+
+  from anp_jax import assembly
+  from anp_jax import objective as objective_lib
+  from anp_jax import state as state_lib
+  from anp_jax.data import sources
+
+  source = sources.open_source(config, training=True)
+  parts = assembly.create(
+    config,
+    mesh,
+    objective_lib.create(source.vocabulary, config.label_smoothing),
+    batch_size,
+    len(source),
+  )
+  random = np.random.default_rng(0)
+
+  def fill(spec):
+    values = random.integers(0, 10, spec.shape).astype(spec.dtype)
+    if spec.dtype == np.float32:  # weights
+      values[:] = 1
+    return jax.make_array_from_callback(
+      spec.shape, spec.sharding, lambda index: values[index]
+    )
+
+  batch = assembly.abstract_batch(config, mesh, batch_size)
+  batch = {name: fill(spec) for name, spec in batch.items()}
+  state = state_lib.create(parts.init, parts.like)
+  step = parts.train_step.lower(state, batch).compile()
+
+  def run(count):
+    nonlocal state
+    for _ in range(count):
+      state, values = step(state, batch)
+    jax.block_until_ready((state, values))
+
+  run(1)
+  return run
+
+
+def _measure(flags):
+  """One of the two processes; the first returns each way's rates by round."""
+  xla_flags.enable()
+  config = _config(flags)
+  place = cluster.find(flags.coordinator, 2, flags.process_id)
+  found = {way: [] for way in _WAYS}
+  with cluster.start(config, place, {}) as processes:
+    import jax
+
+    from anp_jax import mesh as mesh_lib
+
+    own = mesh_lib.create(config, jax.local_devices())
+    both = mesh_lib.create(config, hosts=processes.hosts)
+    by_itself = _stepper(config, own, flags.batch)
+    together = _stepper(config, both, 2 * flags.batch)
+    for i in range(flags.rounds):
+      # Each way is first as often as another.
+      for way in (_WAYS * 2)[i % 3 : i % 3 + 3]:
+        takes_part = way != 'alone' or place.index == 0
+        processes.gather(None)
+        start = time.perf_counter()
+        if takes_part:
+          (together if way == 'together' else by_itself)(flags.steps)
+        seconds = time.perf_counter() - start
+        rate = flags.steps * flags.batch / seconds if takes_part else 0.0
+        found[way].append(sum(processes.gather(rate)))
+  return found
+
+
+def _start(coordinator, rank):
+  more = [f'--coordinator={coordinator}', f'--process_id={rank}']
+  return subprocess.Popen(
+    ['taskset', '-c', str(rank), sys.executable, *sys.argv, *more], cwd=_ROOT
+  )
+
+
+def main():
+  """Starts the two processes, or is one of them."""
+  flags = _flags()
+  if flags.coordinator is None:
+    if len(os.sched_getaffinity(0)) < 2:
+      raise SystemExit('error: needs two cores')
+    with socket.socket() as s:
+      s.bind(('127.0.0.1', 0))
+      coordinator = f'127.0.0.1:{s.getsockname()[1]}'
+    sys.argv[0] = os.path.abspath(sys.argv[0])
+    ranks = [_start(coordinator, rank) for rank in (0, 1)]
+    if any([rank.wait() for rank in ranks]):
+      raise SystemExit('error: a process failed, see above')
+    return
+  output = _common.unmarked()
+  found = _measure(flags)
+  if flags.process_id:
+    return
+  rows = [('two processes of one run', 'ours', 'lowest', 'goal', '')]
+  ratios = {}
+  for way, label, goal in (
+    ('apart', 'over two by themselves at the same time', 0.95),
+    ('alone', 'over one process on one core', None),
+  ):
+    over = [t / o for t, o in zip(found['together'], found[way])]
+    ratio = _common.median(over)
+    rows.append(
+      (label, f'{ratio:.3f}', f'{min(over):.3f}',
+       f'>= {goal}' if goal else '',
+       ('met' if ratio >= goal else 'missed') if goal else '')
+    )  # fmt: skip
+    ratios[f'together_over_{way}'] = ratio
+  _common.show(
+    f'weak scaling, {flags.model}, a core for {flags.batch} x {flags.size} px',
+    rows,
+    ratios,
+    output,
+  )
+  output.close()
+
+
 if __name__ == '__main__':
+  xla_flags.use_huge_pages()
   main()

@@ -1,0 +1,37 @@
+"""The benchmark of links: what it counts."""
+
+import argparse
+
+import pytest
+
+from scripts.bench import links
+
+_DEV = """Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo: 9999999   50000    0    0    0     0          0         0 9999999   50000    0    0    0     0       0          0
+  eth0:    1234      56    0    0    0     0          0         0    7000      78    0    0    0     0       0          0
+   ib0:77       1    0    0    0     0          0         0 500       2    0    0    0     0       0          0
+"""  # noqa: E501
+
+
+def test_what_interfaces_sent_is_all_but_loopback():
+  assert links.sent(_DEV) == 7500
+
+
+@pytest.mark.parametrize(
+  'text, bits', [('100mbit', 1e8), ('1gbit', 1e9), ('2.5gbit', 2.5e9)]
+)
+def test_rates_are_those_of_tc(text, bits):
+  assert links._bits(text) == bits
+
+
+@pytest.mark.parametrize('text', ['100', 'mbit', '1 gbit', '100MB'])
+def test_a_bad_rate_is_refused(text):
+  with pytest.raises(argparse.ArgumentTypeError, match='such as 100mbit'):
+    links._bits(text)
+
+
+def test_a_ring_sends_all_but_its_own_part_twice():
+  # Of 12 bytes over 4, each sends 3 parts of 3 bytes, and 3 again.
+  assert links._ring(12, 4) == 18
+  assert links._ring(12, 2) == 12
