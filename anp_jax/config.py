@@ -124,9 +124,10 @@ def base() -> ml_collections.ConfigDict:
   s.end = 0.0  # last learning rate over the peak, for cosine and polynomial
 
   c.strategy = t = ml_collections.ConfigDict()
-  t.name = 'sync'  # how gradients travel
+  t.name = 'sync'  # or invariant, see docs/strategies.md
   t.reduce_dtype = 'float32'  # of the gradient sums between devices
   t.bucket_megabytes = 25.0  # of gradients that leave together
+  t.logical_shards = 8  # of the batch, for invariant: of 1, 2, or 4 devices
 
   c.mesh = x = ml_collections.ConfigDict()
   x.data = -1  # devices that divide the batch; -1: all that remain

@@ -12,49 +12,14 @@ from jax import lax
 import jax.numpy as jnp
 import optax
 
-from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
-from anp_jax import models
 from anp_jax import state as state_lib
+from anp_jax import two_programs
 from anp_jax.data import mix
 from anp_jax.models.layers import sums as sums_lib
 
 P = mesh_lib.P
 _LARGE = 2**15  # elements
-
-
-def check_batch(config, batch_size: int, mesh) -> None:
-  """Refuses a batch that does not divide into whole groups on each device.
-
-  Raises:
-    ConfigError: naming the keys and what would fit.
-  """
-  devices = mesh.shape[mesh_lib.DATA]
-  shards = devices * config.accumulate
-  if batch_size % shards:
-    raise config_lib.ConfigError(
-      f'config.batch_size={batch_size} does not divide by {devices} devices x '
-      f'config.accumulate={config.accumulate}'
-    )
-  micro = batch_size // shards
-  has_batch_norm = models.has_batch_norm(config)
-  group = config.model.norm_group
-  if has_batch_norm and group and micro % group:
-    raise config_lib.ConfigError(
-      f'config.model.norm_group={group}: a device computes {micro} images at '
-      f'a time ({batch_size} / {devices} devices / {config.accumulate} '
-      f'micro-batches), expected a multiple of {group}'
-    )
-  if has_batch_norm and not group and config.accumulate > 1:
-    raise config_lib.ConfigError(
-      'config.model.norm_group=0 (statistics of the whole batch) needs '
-      f'config.accumulate=1, not {config.accumulate}'
-    )
-  if (config.data.mixup or config.data.cutmix) and micro % 2:
-    raise config_lib.ConfigError(
-      f'config.data.mixup and cutmix pair images: {micro} images a device and '
-      'micro-batch is not an even number'
-    )
 
 
 def metric_names(objective) -> tuple[str, ...]:
@@ -99,10 +64,8 @@ def make_train_step(
   norm = functools.partial(_norm, platform=mesh_lib.platform(mesh))
   divided = jax.tree.map(lambda s: any(s), specs.params)
 
-  def train_step(state, batch):
-    gradients, stats, weight, sums, damaged, vote = mapped(
-      state.params, state.stats, state.step, batch
-    )
+  def update(state, reduced):
+    gradients, stats, weight, sums, damaged, vote = reduced
     weight = jnp.maximum(weight, 1)
     gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
     updates, opt_state = optimizer.update(
@@ -125,11 +88,20 @@ def make_train_step(
     )
     return state, jnp.stack([jnp.asarray(v, weight.dtype) for v in values])
 
+  def train_step(state, batch):
+    return update(state, mapped(state.params, state.stats, state.step, batch))
+
   shardings = jax.tree.map(lambda s: s.sharding, like)
-  return jax.jit(
-    train_step,
+  jit = functools.partial(
+    jax.jit,
     donate_argnums=0,
     out_shardings=(shardings, mesh_lib.replicated(mesh)),
+  )
+  if not strategy.update_apart:
+    return jit(train_step)
+  replicated = mesh_lib.replicated(mesh)
+  return two_programs.TwoPrograms(
+    jax.jit(mapped, out_shardings=replicated), jit(update), replicated
   )
 
 
@@ -183,14 +155,16 @@ def _shard_step(model, objective, strategy, config):
       (_, (sums, new_stats)), grads = gradient(params, stats, micro, key)
       return grads, new_stats, sums
 
-    grads, new_stats, sums = _over_micro_batches(one, batch, config.accumulate)
+    micro_batches = strategy.micro_batches()
+    grads, new_stats, sums = strategy.accumulate(one, batch)
     weight = sums.pop('weight')
     new_stats, counts = _split_counts(new_stats)
     others = (new_stats, weight, sums, damaged)
     # Statistics travel with the gradients: a mean over equally many groups.
     grads, (new_stats, weight, sums, damaged) = strategy.reduce(grads, others)
-    shards = lax.axis_size(mesh_lib.DATA)
+    shards = lax.axis_size(mesh_lib.DATA) * micro_batches
     new_stats = jax.tree.map(lambda s: s / shards, new_stats)
+    counts = jax.tree.map(lambda c: c // micro_batches, counts)
     counts, vote = lax.pmax((counts, votes), mesh_lib.DATA)
     # A user's module may widen its own: the state must keep its dtypes, or the
     # next step is another program.
@@ -203,26 +177,6 @@ def _shard_step(model, objective, strategy, config):
     return grads, new_stats, weight, sums, damaged, vote
 
   return shard
-
-
-def _over_micro_batches(one, batch, count):
-  """Sums of gradients and metrics and mean statistics of `count` parts."""
-  if count == 1:
-    return one(batch)
-  parts = jax.tree.map(
-    lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch
-  )
-  first = jax.tree.map(lambda x: x[0], parts)
-  zeros = jax.tree.map(
-    lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, first)
-  )
-  totals, _ = lax.scan(
-    lambda total, part: (jax.tree.map(jnp.add, total, one(part)), None),
-    zeros,
-    parts,
-  )
-  grads, stats, sums = totals
-  return grads, jax.tree.map(lambda s: _divide(s, count), stats), sums
 
 
 def _loss_fn(model, objective, config):
@@ -281,10 +235,6 @@ def _split_counts(stats):
     )
 
   return keep(True), keep(False)
-
-
-def _divide(x, count):
-  return x / count if jnp.issubdtype(x.dtype, jnp.inexact) else x // count
 
 
 def _norm(tree, platform, divided=None):

@@ -20,6 +20,7 @@ from anp_jax import report
 from anp_jax import startup
 from anp_jax import state as state_lib
 from anp_jax import step as step_lib
+from anp_jax import strategies
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
@@ -69,7 +70,7 @@ def run(
   batch_size = workdir_lib.batch_size(
     config, workdir, mesh.shape[mesh_lib.DATA]
   )
-  step_lib.check_batch(config, batch_size, mesh)
+  strategies.check_batch(config, batch_size, mesh)
   marks.mark('devices')
   train_source = sources.open_source(config, training=True)
   eval_source = sources.open_source(config, training=False)

@@ -15,7 +15,7 @@ OPTIMIZERS = (
   'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
 )  # fmt: skip
 SCHEDULES = ('constant', 'cosine', 'step', 'exponential', 'polynomial')
-STRATEGIES = ('sync',)
+STRATEGIES = ('sync', 'invariant')
 SHARDING_RULES = ('replicate', 'fsdp')
 
 # Of these keys, the values that are allowed (None: checked elsewhere).
@@ -144,6 +144,11 @@ def validate(config) -> None:
          have['cluster.heartbeat_timeout'], '3 seconds or more')  # fmt: skip
   # A JAX key is made of 32 bits, of which one is the sign's.
   _check(have['seed'] < 2**31, 'seed', have['seed'], 'below 2**31')
+  shards = have['strategy.logical_shards']
+  _check(
+    shards >= 2 and not shards & (shards - 1), 'strategy.logical_shards',
+    shards, 'a power of two, 2 or more',
+  )  # fmt: skip
   _validate_data(have)
   _validate_sharding(have['sharding'])
   for key in ('mesh.data', 'mesh.model'):

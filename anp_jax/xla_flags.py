@@ -44,6 +44,15 @@ FLAGS = (
   ),
 )  # fmt: skip
 
+# For runs that promise bits, see strategies/invariant.py.
+DETERMINISTIC = (
+  Setting(
+    'xla_gpu_deterministic_ops', 'true', 'gpu',
+    'no algorithm that adds in the order of arrival, and none chosen by trying '
+    'out, which may choose another one next time',
+  ),
+)  # fmt: skip
+
 VARIABLES = (
   Setting(
     'XLA_CLIENT_MEM_FRACTION', '0.85', 'gpu',
@@ -57,7 +66,10 @@ _HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
 _PLATFORMS = {'cuda': 'gpu', 'gpu': 'gpu', 'cpu': 'cpu', 'tpu': 'tpu'}
 
 
-def enable(environment: MutableMapping[str, str] = os.environ) -> list[str]:
+def enable(
+  environment: MutableMapping[str, str] = os.environ,
+  deterministic: bool = False,
+) -> list[str]:
   """Sets what this machine's platform gets; a second call sets nothing.
 
   Nothing is set either where JAX has opened its devices already: it would be
@@ -65,6 +77,7 @@ def enable(environment: MutableMapping[str, str] = os.environ) -> list[str]:
 
   Args:
     environment: where variables are read and set.
+    deterministic: whether the run promises bits.
 
   Returns:
     What was set: '--flag=value' and 'VARIABLE=value'.
@@ -79,7 +92,8 @@ def enable(environment: MutableMapping[str, str] = os.environ) -> list[str]:
     and not {s.name, _OLD_NAMES.get(s.name)} & environment.keys()
   }
   environment.update(variables)
-  flags = _missing_flags(here, environment.get('XLA_FLAGS', ''))
+  wanted = FLAGS + DETERMINISTIC * deterministic
+  flags = _missing_flags(wanted, here, environment.get('XLA_FLAGS', ''))
   if flags:
     parts = [*flags, environment.get('XLA_FLAGS', '')]
     environment['XLA_FLAGS'] = ' '.join(parts).strip()
@@ -150,7 +164,18 @@ def platform(environment: MutableMapping[str, str] = os.environ) -> str:
   return 'cpu'
 
 
-def _missing_flags(here, text):
+def not_deterministic(
+  platform: str, environment: MutableMapping[str, str] = os.environ
+) -> list[str]:
+  """The flags that a run which promises bits needs and XLA was not given."""
+  given = environment.get('XLA_FLAGS', '').split()
+  flags = [
+    f'--{s.name}={s.value}' for s in DETERMINISTIC if s.platform == platform
+  ]
+  return [flag for flag in flags if flag not in given]
+
+
+def _missing_flags(wanted, here, text):
   """The flags of a platform that the text of XLA_FLAGS does not name."""
   # Anything else is the path of a file with flags, which stands alone.
   if text.strip() and not text.lstrip().startswith('-'):
@@ -158,7 +183,7 @@ def _missing_flags(here, text):
   named = {word.partition('=')[0].lstrip('-') for word in text.split()}
   return [
     f'--{s.name}={s.value}'
-    for s in FLAGS
+    for s in wanted
     if s.platform == here and s.name not in named
   ]
 

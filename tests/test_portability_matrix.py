@@ -23,9 +23,7 @@ pytestmark = [
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGETS = ('cpu:8', 'tpu:v5e:2x2', 'gpu:h200:16x4')
-# Name: overrides; parameters as published; numbers in statistics; numbers that
-# XLA sends once for two. Where a stage of ResNet-50 begins, two norms are added
-# and their biases have one gradient: 256 + 512 + 1024 + 2048.
+# Name: overrides; parameters as published; numbers in statistics.
 NETWORKS = {
   'resnet50': (
     {
@@ -41,18 +39,15 @@ NETWORKS = {
     },
     25_557_032,
     53_120,
-    3_840,
   ),
   'lenet': (
     {'model.name': 'lenet', 'data.image_size': 28, 'batch_size': 64},
     432_080,
     0,
-    0,
   ),
   'cifar10_full': (
     {'model.name': 'cifar10_full', 'data.image_size': 32, 'batch_size': 64},
     89_578,
-    0,
     0,
   ),
 }
@@ -92,14 +87,15 @@ def _sums(rows, dtype):
   return sum(
     r['elements']
     for r in rows
-    if r['dtype'] == dtype and r['kind'] in ('all-reduce', 'reduce-scatter')
+    if r['dtype'] == dtype
+    and r['kind'] in ('all-reduce', 'reduce-scatter', 'all-to-all')
   )
 
 
 @pytest.mark.parametrize('network, strategy, target', CASES)
 def test_steps_compile(network, strategy, target):
   found = _compiled(network, strategy, target)
-  _, parameters, statistics, twice = NETWORKS[network]
+  _, parameters, statistics = NETWORKS[network]
   assert found['parameters'] == parameters
   for step in ('train', 'eval'):
     assert found[step]['memory']['together'] > 4 * parameters
@@ -110,8 +106,10 @@ def test_steps_compile(network, strategy, target):
   assert _sums(scored['compiled'], 'float32') == metrics
   # Two sums of metrics, the weight and the count of rows without one.
   sent = parameters + statistics + 4
-  assert _sums(train['asked'], 'float32') == sent
-  assert _sums(train['compiled'], 'float32') == sent - twice
+  # Cut into slices, a vector of gradients has to divide by the devices.
+  padding = 0 if strategy == 'sync' else 8 * found['devices']
+  for text in ('asked', 'compiled'):
+    assert 0 <= _sums(train[text], 'float32') - sent <= padding
   assert train['gradients_asked'] == train['gradients_compiled'] == ['float32']
   assert not any(
     _sums(train[text], narrow)

@@ -150,6 +150,36 @@ def test_any_topology_continues_any_other(tmp_path, unbroken, sharding):
     )
 
 
+def _invariant(folder, name, topologies):
+  """Every leaf of a run that began on each topology in turn, for 4 steps."""
+  keys = {
+    'strategy.name': 'invariant', 'batch_size': '32', 'model.norm_group': '2',
+    'strategy.logical_shards': '16', 'model.name': 'resnet18',
+    'model.width': '8', 'ema': '0.9', 'data.mixup': '0.2',
+    'schedule.name': 'constant', 'schedule.warmup': '0 steps',
+  }  # fmt: skip
+  for i, devices in enumerate(topologies):
+    steps = 4 * (i + 1) if i < len(topologies) - 1 else 12
+    launching.run(
+      folder / f'{name}{i}', len(devices),
+      launching.arguments(folder / name, duration=f'{steps} steps', **keys),
+      devices,
+    )  # fmt: skip
+  return launching.weights(folder / name)
+
+
+def test_no_bit_depends_on_the_processes(tmp_path):
+  """1, 2 and 4 processes, and one run that goes on over all of them."""
+  want = _invariant(tmp_path, 'one', [[1]])
+  assert '12/params/stem_conv/kernel' in want
+  for name, topologies in (
+    ('two', [[1, 1]]), ('four', [[1] * 4]), ('mixed', [[2, 2], [1], [1] * 4]),
+  ):  # fmt: skip
+    have = _invariant(tmp_path, name, topologies)
+    assert have.keys() == want.keys()
+    assert not [k for k in want if have[k].tobytes() != want[k].tobytes()], name
+
+
 @pytest.mark.parametrize('name', ['TERM', 'USR1', 'INT'])
 def test_a_signal_to_one_stops_all_at_one_step(tmp_path, name):
   with launching.Ranks(

@@ -297,3 +297,18 @@ assert 'XLA_CLIENT_MEM_FRACTION' not in os.environ
 """
   )
   assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_promises_bits_gets_more():
+  flag = '--xla_gpu_deterministic_ops=true'
+  environment = dict(_GPU)
+  assert xla_flags.not_deterministic('gpu', environment) == [flag]
+  assert flag in xla_flags.enable(environment, deterministic=True)
+  assert flag in environment['XLA_FLAGS'].split()
+  assert xla_flags.not_deterministic('gpu', environment) == []
+  assert flag not in xla_flags.enable(dict(_GPU))
+  # The user's word stands, and is then refused by the strategy.
+  theirs = {**_GPU, 'XLA_FLAGS': '--xla_gpu_deterministic_ops=false'}
+  xla_flags.enable(theirs, deterministic=True)
+  assert xla_flags.not_deterministic('gpu', theirs) == [flag]
+  assert xla_flags.not_deterministic('cpu', {}) == []

@@ -1,4 +1,8 @@
-"""How gradients and weights travel between devices."""
+"""How the batch is divided, and how gradients and weights travel."""
+
+from anp_jax import config as config_lib
+from anp_jax import mesh as mesh_lib
+from anp_jax import models
 
 
 def create(config, specs, order=()):
@@ -10,9 +14,51 @@ def create(config, specs, order=()):
     order: paths of the parameters in the order in which the network uses them.
 
   Returns:
-    An object with `gather(params)` and `reduce(gradients, others)`, both called
-    inside a shard_map over the mesh.
+    An object with the face of `sync.Sync`, whose methods are called inside a
+    shard_map over the mesh.
   """
+  from anp_jax.strategies import invariant
   from anp_jax.strategies import sync
 
-  return {'sync': sync.Sync}[config.strategy.name](config, specs, order)
+  kinds = {'sync': sync.Sync, 'invariant': invariant.Invariant}
+  return kinds[config.strategy.name](config, specs, order)
+
+
+def check_batch(config, batch_size: int, mesh) -> None:
+  """Refuses a batch that does not divide into whole groups on each device.
+
+  Raises:
+    ConfigError: naming the keys and what would fit.
+  """
+  devices = mesh.shape[mesh_lib.DATA]
+  if config.strategy.name == 'invariant':
+    from anp_jax.strategies import invariant
+
+    invariant.check(config, devices, mesh_lib.platform(mesh))
+    shards = config.strategy.logical_shards
+    divisor = f'config.strategy.logical_shards={shards}'
+  else:
+    shards = devices * config.accumulate
+    divisor = f'{devices} devices x config.accumulate={config.accumulate}'
+  if batch_size % shards:
+    raise config_lib.ConfigError(
+      f'config.batch_size={batch_size} does not divide by {divisor}'
+    )
+  micro = batch_size // shards
+  has_batch_norm = models.has_batch_norm(config)
+  group = config.model.norm_group
+  if has_batch_norm and group and micro % group:
+    raise config_lib.ConfigError(
+      f'config.model.norm_group={group}: a device computes {micro} images at '
+      f'a time ({batch_size} / ({divisor})), expected a multiple of {group}'
+    )
+  if has_batch_norm and not group and shards > devices:
+    raise config_lib.ConfigError(
+      'config.model.norm_group=0: statistics of the whole batch need it at '
+      f'once, not in {shards // devices} parts a device ({divisor})'
+    )
+  if (config.data.mixup or config.data.cutmix) and micro % 2:
+    raise config_lib.ConfigError(
+      f'config.data.mixup and cutmix pair images: {micro} images a device and '
+      'micro-batch is not an even number'
+    )

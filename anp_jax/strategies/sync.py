@@ -17,6 +17,9 @@ class Sync:
   bfloat16 whatever the dtype of the parameters.
   """
 
+  # Whether the optimizer's update is a program of its own.
+  update_apart = False
+
   def __init__(self, config, specs, order=()):
     """Makes the strategy.
 
@@ -27,6 +30,7 @@ class Sync:
         order in which the network uses them; others follow.
     """
     self._dtype = jnp.dtype(config.strategy.reduce_dtype)
+    self._accumulate = config.accumulate
     self._size = config.strategy.bucket_megabytes * _MEGABYTE
     paths, self._tree = jax.tree_util.tree_flatten_with_path(
       specs, is_leaf=lambda s: isinstance(s, mesh_lib.P)
@@ -55,6 +59,34 @@ class Sync:
       found[i] = jnp.moveaxis(whole, 0, self._axes[i])
     return self._tree.unflatten(found)
 
+  def micro_batches(self) -> int:
+    """How many parts of its batch a device computes in turn."""
+    return self._accumulate
+
+  def accumulate(self, one, batch):
+    """Sums over the micro-batches that this device computes in turn.
+
+    Args:
+      one: of a micro-batch, gives a pytree of arrays.
+      batch: this device's part of the batch.
+
+    Returns:
+      Like what `one` gives.
+    """
+    if self._accumulate == 1:
+      return one(batch)
+    parts = split(batch, self._accumulate)
+    first = jax.tree.map(lambda x: x[0], parts)
+    zeros = jax.tree.map(
+      lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, first)
+    )
+    totals, _ = lax.scan(
+      lambda total, part: (jax.tree.map(jnp.add, total, one(part)), None),
+      zeros,
+      parts,
+    )
+    return totals
+
   def reduce(self, gradients, others):
     """Sums over the data axis.
 
@@ -75,7 +107,7 @@ class Sync:
       whole = [i for i in self._backward if self._axes[i] < 0]
       rest, tree = jax.tree.flatten(others)
       sums = buckets.fused(
-        lambda x: lax.psum(x, mesh_lib.DATA),
+        self._sum,
         [x.ravel() for x in ([wires[i] for i in whole] + rest)],
         self._size,
       )
@@ -97,6 +129,16 @@ class Sync:
         wires[i] = jnp.moveaxis(part, 0, self._axes[i])
     totals = [w.astype(x.dtype) for w, x in zip(wires, found, strict=True)]
     return self._tree.unflatten(totals), others
+
+  def _sum(self, x):
+    return lax.psum(x, mesh_lib.DATA)
+
+
+def split(batch, count: int):
+  """The batch's arrays (n, ...) as (count, n / count, ...)."""
+  return jax.tree.map(
+    lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch
+  )
 
 
 def _divided_axis(spec):

@@ -10,7 +10,7 @@ from anp_jax import assembly
 from anp_jax import flops
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
-from anp_jax import step as step_lib
+from anp_jax import strategies
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
 from scripts.portability import collectives
@@ -48,7 +48,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   count = mesh.shape[mesh_lib.DATA]
   if not config.batch_size:
     config.batch_size = config.batch_size_per_device * count
-  step_lib.check_batch(config, config.batch_size, mesh)
+  strategies.check_batch(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
   parts = assembly.create(
     config,

@@ -15,7 +15,8 @@ KINDS = (
   'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all',
   'collective-permute', 'collective-broadcast', 'ragged-all-to-all',
 )  # fmt: skip
-_SUMS = ('all-reduce', 'reduce-scatter')
+# What an all-to-all brings, the strategies add.
+_SUMS = ('all-reduce', 'reduce-scatter', 'all-to-all')
 _ASKED = re.compile(
   '"?stablehlo\\.(' + '|'.join(k.replace('-', '_') for k in KINDS) + ')"?'
 )

@@ -107,11 +107,13 @@ def check_plugin(target: Target) -> None:
 
 
 def prepare(
-  target: Target, environment: MutableMapping[str, str] = os.environ
+  target: Target,
+  environment: MutableMapping[str, str] = os.environ,
+  deterministic: bool = False,
 ) -> None:
   """Tells XLA what a run on the target would; before JAX is imported."""
   environment['JAX_PLATFORMS'] = target.platform
-  xla_flags.enable(environment)
+  xla_flags.enable(environment, deterministic)
   # Compiled for the target, but nothing here is asked for such a device.
   environment['JAX_PLATFORMS'] = 'cpu'
   environment['TPU_SKIP_MDS_QUERY'] = '1'

@@ -1,0 +1,106 @@
+"""Synchronous training whose bits do not depend on the number of devices.
+
+The batch is cut into logical shards, a number that the config fixes. A device
+computes its shards one after another through one compiled body, and all shards'
+gradients are added in one fixed binary tree, whose lower levels lie within
+devices and whose upper ones between them. Gonzalez Tallada (PPoPP 2016) adds in
+a fixed order for one number of threads; here the order is that of any number.
+"""
+
+import os
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from anp_jax import config as config_lib
+from anp_jax import mesh as mesh_lib
+from anp_jax import xla_flags
+from anp_jax.strategies import sync
+
+
+class Invariant(sync.Sync):
+  """Sums in the order of a tree over the logical shards.
+
+  Between devices, sums travel as slices: each device gets every device's part
+  of one slice (all-to-all), adds them, and all slices are gathered. That moves
+  the bytes of a ring's sum.
+  """
+
+  # How an update is fused with the sums before it would depend on them.
+  update_apart = True
+
+  def __init__(self, config, specs, order=()):
+    """Makes the strategy; see `sync.Sync`."""
+    super().__init__(config, specs, order)
+    self._shards = config.strategy.logical_shards
+
+  def micro_batches(self) -> int:
+    """The logical shards of a device."""
+    return self._shards // lax.axis_size(mesh_lib.DATA)
+
+  def accumulate(self, one, batch):
+    """Sums over this device's logical shards; see `sync.Sync.accumulate`."""
+    parts = sync.split(batch, self.micro_batches())
+    return jax.tree.map(tree_sum, lax.map(one, parts))
+
+  def _sum(self, x):
+    devices = lax.axis_size(mesh_lib.DATA)
+    slices = jnp.pad(x, (0, -x.size % devices)).reshape(devices, -1)
+    mine = tree_sum(lax.all_to_all(slices, mesh_lib.DATA, 0, 0))
+    return lax.all_gather(mine, mesh_lib.DATA, tiled=True)[: x.size]
+
+
+def tree_sum(x: jax.Array) -> jax.Array:
+  """The sum over the first axis, a power of two long, of neighbours in pairs.
+
+  So the sum of two halves' sums has the same bits as that of the whole.
+  """
+  while len(x) > 1:
+    x = x[0::2] + x[1::2]
+  return x[0]
+
+
+def check(config, devices: int, platform: str) -> None:
+  """Refuses what would make the bits depend on the number of devices.
+
+  Args:
+    config: the run's config.
+    devices: over which the batch is divided.
+    platform: of the mesh.
+
+  Raises:
+    ConfigError: naming the key and what it has to be.
+  """
+  shards = config.strategy.logical_shards
+  most = shards // 2
+  # A loop of one turn is compiled away, and its body fused otherwise.
+  if shards % devices or devices > most:
+    raise config_lib.ConfigError(
+      f'config.strategy.logical_shards={shards}: fits 1, 2, 4, ... {most} '
+      f'devices, not {devices}; expected a power of two from {2 * devices} on, '
+      'the same for every run to compare'
+    )
+  for key, have, want in (
+    ('accumulate', config.accumulate, 1),
+    ('strategy.reduce_dtype', config.strategy.reduce_dtype,
+     config.model.param_dtype),
+  ):  # fmt: skip
+    if have != want:
+      raise config_lib.ConfigError(
+        f'config.{key}={have!r}: expected {want!r} with '
+        "config.strategy.name='invariant', or sums within a device and between "
+        'devices differ'
+      )
+  if any(rule != 'replicate' for _, rule in config.sharding):
+    raise config_lib.ConfigError(
+      f"config.sharding={config.sharding!r}: expected 'replicate' alone with "
+      "config.strategy.name='invariant': norms of divided parameters are "
+      'added by device'
+    )
+  if missing := xla_flags.not_deterministic(platform):
+    raise config_lib.ConfigError(
+      f"config.strategy.name='invariant' on a {platform} needs XLA_FLAGS="
+      f'{" ".join(missing)}; XLA_FLAGS is '
+      f'{os.environ.get("XLA_FLAGS", "")!r}'
+    )
