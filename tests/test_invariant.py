@@ -125,15 +125,17 @@ def _trained(case, devices, steps):
   return _train(_config(**_CASES[case]), devices, steps)
 
 
-@pytest.mark.parametrize('devices', [2, 4, 8])
 @pytest.mark.parametrize(
-  'case, steps',
+  'case, steps, devices',
   [
-    pytest.param('momentum', 200, marks=pytest.mark.slow),
-    pytest.param('everything', 200, marks=pytest.mark.slow),
-    *((name, 20) for name in list(_CASES)[2:]),
+    pytest.param(
+      case, 200 if case in ('momentum', 'everything') else 20, devices,
+      # Programs of each case compile for a while.
+      marks=() if (case, devices) == ('adamw', 8) else pytest.mark.slow,
+    )
+    for case in _CASES for devices in (2, 4, 8)
   ],
-)
+)  # fmt: skip
 def test_no_bit_depends_on_the_number_of_devices(case, steps, devices):
   want, losses = _trained(case, 1, steps)
   assert np.isfinite(losses).all() and len(set(losses)) > steps / 2
@@ -156,25 +158,34 @@ def test_a_run_may_go_on_on_another_number_of_devices():
 
 def test_sums_by_device_do_differ():
   """What the strategy is there for: `sync` fails this comparison."""
-  config = _config(**_CASES['momentum'], **{'strategy.name': 'sync'})
+  config = _config(**_CASES['sgd'], **{'strategy.name': 'sync'})
   want, _ = _train(config, 1, 3)
   got, _ = _train(config, 4, 3)
-  assert 'params/stem_conv/kernel' in _differing(got, want)
+  assert 'params/conv1/kernel' in _differing(got, want)
 
 
+@pytest.mark.slow
 def test_the_sums_are_those_of_sync():
-  """In float64 and over 5 steps; another order of sums costs 1e-15 each."""
+  """In float64: another order of sums costs 1e-15 each, over 5 steps."""
   keys = {'model.dtype': 'float64', 'model.param_dtype': 'float64',
-          'strategy.reduce_dtype': 'float64'}  # fmt: skip
+          'strategy.reduce_dtype': 'float64',
+          'model.name': 'lenet'}  # fmt: skip
   with jax.enable_x64(True):
     want, _ = _train(_config(**keys, **{'strategy.name': 'sync'}), 1, 5)
     got, _ = _train(_config(**keys), 4, 5)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
     scale = np.abs(b).max(initial=1e-3)
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-11 * scale)
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * scale)
 
 
-@pytest.mark.parametrize('devices', [2, 4, 8])
+@pytest.mark.parametrize(
+  'devices',
+  [
+    2,
+    pytest.param(4, marks=pytest.mark.slow),
+    pytest.param(8, marks=pytest.mark.slow),
+  ],
+)
 def test_it_sends_what_sync_sends(devices):
   """Bytes that a device sends, of the compiled programs."""
   sent = {}
