@@ -2,8 +2,8 @@
 
   python main.py --config=configs/cifar10_full.py --workdir=runs/full
 
-trains on scikit-learn's digits (pip install scikit-learn): 98.6 % of 355 images
-after 35 epochs, three quarters of a minute on two CPU cores.
+trains on scikit-learn's digits (pip install scikit-learn): 97.5 to 99.2 % of
+355 images (three seeds) after 70 epochs, a minute and a half on two CPU cores.
 
   python main.py --config=configs/cifar10_full.py:cifar10 --workdir=runs/cifar
     --config.data.source=arrays --config.data.path=CIFAR10

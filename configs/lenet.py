@@ -2,8 +2,8 @@
 
   python main.py --config=configs/lenet.py --workdir=runs/lenet
 
-trains on scikit-learn's digits (pip install scikit-learn): 97.7 % of 355 images
-after 20 epochs, a quarter of a minute on two CPU cores.
+trains on scikit-learn's digits (pip install scikit-learn): 97.7 to 98.3 % of
+355 images (three seeds) after 20 epochs, a quarter of a minute on two CPU cores.
 
   python main.py --config=configs/lenet.py:mnist --workdir=runs/mnist
     --config.data.source=arrays --config.data.path=MNIST

@@ -15,6 +15,7 @@ from anp_jax import config as config_lib
 from anp_jax import validation
 from scripts.study import __main__ as study_main
 from scripts.study import grid
+from scripts.study import local
 from scripts.study import plots
 from scripts.study import results
 from scripts.study import runner
@@ -22,6 +23,7 @@ from scripts.study import slurm
 from scripts.study import table
 from scripts.study import traffic
 from tests import launching
+from tests import slurm_cluster
 
 _TINY = 'configs/resnet_anp.py:tiny'
 
@@ -136,8 +138,8 @@ def pretend(tmp_path, monkeypatch):
       print(f'count-{cell.workers}', file=f)
     return 3.25
 
-  monkeypatch.setattr(study_main.local, '_command', command)
-  monkeypatch.setattr(study_main.traffic, 'megabytes', megabytes)
+  monkeypatch.setattr(local, '_command', command)
+  monkeypatch.setattr(traffic, 'megabytes', megabytes)
   return tmp_path
 
 
@@ -253,6 +255,70 @@ def test_a_stopped_run_is_not_finished(tmp_path):
   assert runner.ended(study, _cell(), 0, 2) == ''
   assert runner.is_finished(study, _cell())
   assert runner.record(study, _cell())['cores'] == 2
+
+
+_STUBBORN = """\
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit((folder / 'saved').touch()))
+(folder / 'started').touch()
+time.sleep(60)
+"""
+
+
+def test_a_stop_is_passed_on_and_waited_for(tmp_path, monkeypatch):
+  """To processes that were started in the background, too."""
+  (tmp_path / 'stubborn.py').write_text(_STUBBORN)
+  monkeypatch.setattr(
+    local, '_command',
+    lambda *_: [sys.executable, str(tmp_path / 'stubborn.py'), str(tmp_path)],
+  )  # fmt: skip
+  monkeypatch.setattr(local, '_POLL', 0.01)
+
+  def interrupt(cell):
+    if (tmp_path / 'started').exists():
+      raise KeyboardInterrupt
+
+  study = runner.Study(_TINY, {}, str(tmp_path))
+  with pytest.raises(KeyboardInterrupt):
+    local.run(study, [_cell()], interrupt, print)
+  assert (tmp_path / 'saved').exists()
+  assert not runner.is_finished(study, _cell())
+
+
+def test_each_device_has_a_core(tmp_path):
+  """Of those that there are, whatever their numbers."""
+  study = runner.Study(_TINY, {}, str(tmp_path))
+  for cell, want in (
+    (_cell(), '4'), (_cell(nodes=2), '4,5'), (_cell(devices=2), '4,5'),
+    (_cell(nodes=2, devices=4), '4,5,7'),
+  ):  # fmt: skip
+    command = local._command(study, cell, [4, 5, 7])
+    assert command[:5] == [
+      'taskset', '-c', want, 'scripts/launch_local.sh', str(cell.nodes),
+    ]  # fmt: skip
+    assert command[5:7] == [f'--devices={cell.devices}', '--bind']
+
+
+@pytest.mark.parametrize('count', [1, 2])
+def test_the_launcher_divides_the_cores_it_has(tmp_path, count):
+  """The last core alone: a share of one for each of one or two processes."""
+  last = max(os.sched_getaffinity(0))
+  python = tmp_path / 'python'
+  python.write_text(
+    f'#!/usr/bin/env bash\n[ "$1" != main.py ] && exec {sys.executable} "$@"\n'
+    'taskset -cp $$ | sed "s/.*: //"\n'
+  )
+  python.chmod(python.stat().st_mode | stat.S_IXUSR)
+  done = subprocess.run(
+    ['taskset', '-c', str(last), 'scripts/launch_local.sh', str(count),
+     '--bind'],
+    cwd=launching.ROOT, env={**os.environ, 'PYTHON': str(python)},
+    capture_output=True, text=True, timeout=60,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.split() == [str(last)] * count
 
 
 # Slurm, whose programs are short scripts here.
@@ -552,3 +618,26 @@ def test_the_command_on_one_and_two_processes(tmp_path):
     command, cwd=launching.ROOT, capture_output=True, text=True, timeout=60
   )
   assert again.returncode == 0 and '0 of them to do' in again.stdout
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(600)
+def test_the_command_on_a_cluster(tmp_path):
+  """Jobs of one and two nodes, and one that cannot be."""
+  with slurm_cluster.found():
+    done = subprocess.run(
+      [
+        sys.executable, '-m', 'scripts.study',
+        *_command(
+          tmp_path, '--nodes=1,2', '--strategies=sync', '--slurm=--time=10',
+          '--config.batch_size=15',
+          *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
+        ),
+      ],
+      cwd=launching.ROOT, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+  assert done.returncode == 1, done.stdout + done.stderr
+  with open(tmp_path / 'cells.csv') as f:
+    one, two = csv.DictReader(f)
+  assert one['state'] == 'finished' and float(one['images_per_second']) > 0
+  assert 'batch_size=15 does not divide by 2' in two['error']

@@ -8,7 +8,6 @@ are fewer cores than devices, they share them.
 from collections.abc import Callable
 import os
 import shutil
-import signal
 import subprocess
 
 from scripts.study import grid
@@ -54,9 +53,9 @@ def _command(study, cell, cores):
 
 
 def _launch(command, cell, log, began):
-  """The exit status; a Ctrl-C reaches the processes once, and is waited for."""
-  # In a session of its own: a terminal's Ctrl-C, and the launcher's, would be
-  # two, and the second means to leave without a save.
+  """The exit status; a Ctrl-C makes the processes save, and is waited for."""
+  # In a session of its own: a terminal's Ctrl-C would reach the processes, too,
+  # and a second signal means to leave without a save.
   child = subprocess.Popen(
     command,
     env=runner.environment(cell) | {'JAX_PLATFORMS': 'cpu'},
@@ -73,6 +72,7 @@ def _launch(command, cell, log, began):
       except subprocess.TimeoutExpired:
         pass
   except BaseException:
-    child.send_signal(signal.SIGINT)
+    # Not SIGINT, which all processes below a shell's `&` ignore.
+    child.terminate()
     child.wait()
     raise

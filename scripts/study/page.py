@@ -57,4 +57,4 @@ def write(
     os.path.join(folder, 'cells.csv'), cells, runs, failures, target
   )
   table.write_curves(os.path.join(folder, 'curves.csv'), runs)
-  return '\n'.join([*table.lines(rows), '', *notes])
+  return '\n'.join([*table.lines(rows), '', *notes]).rstrip()
