@@ -3,7 +3,7 @@
   python main.py --config=configs/lenet.py --workdir=runs/lenet
 
 trains on scikit-learn's digits (pip install scikit-learn): 97.7 to 98.3 % of
-355 images (three seeds) after 20 epochs, a quarter of a minute on two CPU cores.
+355 images (three seeds) after 20 epochs, in a quarter of a minute on two cores.
 
   python main.py --config=configs/lenet.py:mnist --workdir=runs/mnist
     --config.data.source=arrays --config.data.path=MNIST

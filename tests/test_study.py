@@ -630,7 +630,7 @@ def test_the_command_on_a_cluster(tmp_path):
         sys.executable, '-m', 'scripts.study',
         *_command(
           tmp_path, '--nodes=1,2', '--strategies=sync', '--slurm=--time=10',
-          '--config.batch_size=15',
+          '--config.batch_size=20',  # in groups of 4 images
           *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
         ),
       ],
@@ -640,4 +640,4 @@ def test_the_command_on_a_cluster(tmp_path):
   with open(tmp_path / 'cells.csv') as f:
     one, two = csv.DictReader(f)
   assert one['state'] == 'finished' and float(one['images_per_second']) > 0
-  assert 'batch_size=15 does not divide by 2' in two['error']
+  assert 'norm_group=4: a device computes 10 images' in two['error']
