@@ -66,16 +66,19 @@ def test_without_scikit_learn_the_command_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('recipe', ['lenet', 'cifar10_full'])
-def test_the_networks_learn_them(tmp_path, recipe):
-  """As their configs' docstrings say."""
+@pytest.mark.parametrize(
+  'recipe, epochs, least', [('lenet', 10, 0.95), ('cifar10_full', 15, 0.9)]
+)
+def test_the_networks_learn_them(tmp_path, recipe, epochs, least):
+  """In part of their configs' time, to somewhat less."""
   subprocess.run(
     [sys.executable, 'main.py', f'--config=configs/{recipe}.py',
-     f'--workdir={tmp_path}', '--config.log.tensorboard=False'],
-    cwd=launching.ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL,
+     f'--workdir={tmp_path}', f'--config.duration={epochs} epochs',
+     '--config.log.tensorboard=False'],
+    cwd=launching.ROOT, check=True, timeout=500, stdout=subprocess.DEVNULL,
   )  # fmt: skip
   last = telemetry.read(str(tmp_path))[-1]
   assert last['kind'] == 'validation'
-  # Three seeds gave 97.5 to 99.2 %; the standard deviation of 355 images is
-  # 0.8 % there.
-  assert last['anp_top1'] >= 0.95
+  # 96.9 and 96.6 % were seen; the standard deviation of 355 images is 1 %, and
+  # chance is 10 %.
+  assert last['anp_top1'] >= least
