@@ -352,6 +352,12 @@ def slurm_programs(tmp_path, monkeypatch):
   return notes
 
 
+def test_every_strategy_has_its_script():
+  for strategy in validation.STRATEGIES:
+    assert (launching.ROOT / slurm.script(strategy)).is_file(), strategy
+  assert slurm.script('sync') == 'scripts/slurm/train.sbatch'
+
+
 def test_slurm_jobs(tmp_path, slurm_programs):
   study = runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
   cells = grid.expand(('sync',), (1, 2), (4,), (0,))

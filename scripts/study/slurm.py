@@ -13,6 +13,9 @@ from scripts.study import runner
 JOB = 'study.job'  # its number, while it may be running
 _POLL = 5.0  # seconds
 _TIMEOUT = 60  # seconds, of a command of Slurm's
+_FOLDER = 'scripts/slurm'
+# Its processes do not go down together.
+_OWN_SCRIPTS = {'server': 'server.sbatch'}
 
 
 def run(
@@ -23,7 +26,7 @@ def run(
   options: list[str],
   poll: float = _POLL,
 ) -> None:
-  """Submits cells to scripts/slurm/train.sbatch, and waits for them.
+  """Submits cells to their scripts in scripts/slurm, and waits for them.
 
   Jobs that an earlier call submitted, and that are not at their end, are waited
   for; a KeyboardInterrupt leaves them all running.
@@ -64,12 +67,17 @@ def run(
         ended(cell, runner.ended(study, cell, _status(job), None))
 
 
+def script(strategy: str) -> str:
+  """What trains with a strategy, as a job."""
+  return os.path.join(_FOLDER, _OWN_SCRIPTS.get(strategy, 'train.sbatch'))
+
+
 def _submit(study, cell, options):
   log = os.path.abspath(os.path.join(study.workdir(cell), runner.LOG))
   return _slurm(
     'sbatch', '--parsable', f'--job-name={cell.name}', f'--nodes={cell.nodes}',
     f'--output={log}', *(o.format(devices=cell.devices) for o in options),
-    'scripts/slurm/train.sbatch', *study.arguments(cell),
+    script(cell.strategy), *study.arguments(cell),
     environment=runner.environment(cell),
   ).partition(';')[0]  # fmt: skip
 
