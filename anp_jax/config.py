@@ -65,7 +65,7 @@ def base() -> ml_collections.ConfigDict:
   )
 
   c.data = d = ml_collections.ConfigDict()
-  d.source = 'anp_shapes'  # or folder, tfds:NAME, arrays, synthetic
+  d.source = 'anp_shapes'  # or folder, tfds:NAME, arrays, digits, synthetic
   d.dir = ''  # where sets are built; '': $ANP_DATA, else a cache folder
   d.path = ''  # of the sources folder and arrays, see docs/data.md
   d.lists = ''  # 'ANPS.txt[,ADJECTIVES.txt,NOUNS.txt]': ids by line, for folder

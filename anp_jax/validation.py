@@ -6,7 +6,9 @@ import re
 
 from anp_jax import config as config_lib
 
-SOURCES = ('anp_shapes', 'folder', 'tfds:NAME', 'arrays', 'synthetic')
+SOURCES = (
+  'anp_shapes', 'folder', 'tfds:NAME', 'arrays', 'digits', 'synthetic',
+)  # fmt: skip
 MODELS = (
   'resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152', 'lenet',
   'cifar10_full',

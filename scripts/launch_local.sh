@@ -39,16 +39,22 @@ port=${PORT:-$("$python" -c 'import socket
 with socket.socket() as s:
   s.bind(("127.0.0.1", 0))
   print(s.getsockname()[1])')} || exit 1
-cores=$(nproc)
+cores=()
+if [ -n "$bind" ] && command -v taskset >/dev/null; then
+  # Those that this shell may use, which need not begin at 0.
+  read -r -a cores < <("$python" -c 'import os
+print(*sorted(os.sched_getaffinity(0)))')
+fi
 
 pids=()
 for ((i = 0; i < count; i++)); do
   command=("$python" main.py "--coordinator=127.0.0.1:$port"
     "--num_processes=$count" "--process_id=$i" "$@")
-  if [ -n "$bind" ] && command -v taskset >/dev/null; then
-    first=$((i * cores / count % cores))
-    last=$(((i + 1) * cores / count - 1))
-    command=(taskset -c "$first-$((last > first ? last : first))" "${command[@]}")
+  if [ ${#cores[@]} -gt 0 ]; then
+    first=$((i * ${#cores[@]} / count))
+    many=$(((i + 1) * ${#cores[@]} / count - first))
+    mine=("${cores[@]:first:many > 0 ? many : 1}")
+    command=(taskset -c "$(IFS=,; echo "${mine[*]}")" "${command[@]}")
   fi
   # Background processes of a script ignore SIGINT, unless it is given back.
   (

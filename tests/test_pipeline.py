@@ -323,7 +323,7 @@ def stream(**overrides):
 """
 
 
-def test_arrays_and_synthetic_do_without_tensorflow(tmp_path):
+def test_arrays_digits_and_synthetic_do_without_tensorflow(tmp_path):
   np.savez(
     tmp_path / 'set.npz', train_images=np.zeros((9, 40, 40, 3), np.uint8),
     train_labels=np.arange(9),
@@ -332,6 +332,7 @@ def test_arrays_and_synthetic_do_without_tensorflow(tmp_path):
 for overrides in (
   {'source': 'synthetic'},
   {'source': 'arrays', 'path': sys.argv[1] + '/set.npz'},
+  {'source': 'digits'},
 ):
   batches = feed.Feed(stream(**overrides), 2)
   for _ in range(3):

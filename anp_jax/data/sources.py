@@ -14,6 +14,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import arrays
 from anp_jax.data import cache
+from anp_jax.data import digits
 from anp_jax.data import listing
 from anp_jax.data import shards
 from anp_jax.data import vocabulary
@@ -77,6 +78,8 @@ def open_source(config, training: bool) -> Source:
     return Synthetic(d, split)
   if d.source == 'arrays':
     source = arrays.Arrays(os.path.expanduser(d.path), split)
+  elif d.source == 'digits':
+    source = digits.Digits(split)
   elif d.source == 'folder':
     source = Folder(listing.find(d.path, split, d.lists, beside=(other,)))
   else:

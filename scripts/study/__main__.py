@@ -1,0 +1,206 @@
+"""Compares ways of spreading a training over devices and nodes.
+
+  python -m scripts.study strategies --config=configs/lenet.py
+    --workdir=runs/study --nodes=1,2,4 --devices_per_node=1,2
+    --strategies=sync,local --seeds=0,1,2 --target_accuracy=0.95
+
+trains every combination, as processes of this machine (a core for each device)
+or, with --slurm, as jobs; then writes a table, figures and CSV files to the
+workdir. The same command goes on where it was stopped; what is finished is not
+run again. --config.KEY=VALUE is for all runs. docs/strategies.md tells more.
+
+Status 0: all runs came to their end; 1: one did not; 2: bad input.
+"""
+
+import argparse
+import dataclasses
+import os
+import shlex
+import signal
+import sys
+import time
+
+from anp_jax import command_line
+from anp_jax import config as config_lib
+from anp_jax import telemetry
+from anp_jax import validation
+from scripts.study import grid
+from scripts.study import local
+from scripts.study import results
+from scripts.study import runner
+from scripts.study import slurm
+from scripts.study import traffic
+
+
+def main(arguments: list[str]) -> int:
+  """Returns the process's exit status."""
+  try:
+    overrides, rest = command_line.split_overrides(arguments)
+    flags = _flags(rest)
+    study, cells = _study(flags, overrides)
+    progress = _Progress(study, cells)
+    failures = _train(study, cells, flags.slurm, progress)
+  except config_lib.ConfigError as e:
+    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:
+    print('\ninterrupted; the same command goes on')
+    return 130
+  print(f'\n{_written(study, cells, failures, flags, arguments)}')
+  print(f'\nstudy: {os.path.join(study.folder, "study.md")}')
+  return 1 if failures else 0
+
+
+def _flags(arguments):
+  parser = command_line.Parser(
+    prog='python -m scripts.study',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('what', choices=['strategies'], help='what is compared')
+  parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
+  parser.add_argument('--workdir', help='folder of the study')
+  parser.add_argument('--nodes', default='1,2', help='processes, as in 1,2,4')
+  parser.add_argument('--devices_per_node', default='1', help='as in 1,2')
+  parser.add_argument(
+    '--strategies',
+    default=','.join(validation.STRATEGIES),
+    help='of config.strategy.name (default: %(default)s)',
+  )
+  parser.add_argument('--seeds', default='0', help='as in 0,1,2')
+  parser.add_argument(
+    '--target_accuracy', type=float, help='from 0 to 1: show the time to it'
+  )
+  parser.add_argument(
+    '--slurm', nargs='?', const='', metavar='OPTIONS',
+    help='submit jobs, with these options of sbatch, such as '
+    '--slurm="--partition=gpu --gpus-per-node={devices}"',
+  )  # fmt: skip
+  return parser.parse(arguments)
+
+
+def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
+  """What the flags ask for; ConfigError for whatever is wrong with them."""
+  for flag in ('config', 'workdir'):
+    if not getattr(flags, flag):
+      raise config_lib.ConfigError(f'--{flag} is missing')
+  for key, flag in grid.AXES.items():
+    if key in overrides:
+      raise config_lib.ConfigError(
+        f'--config.{key}={overrides[key]}: the study sets it; use {flag}'
+      )
+  target = flags.target_accuracy
+  if target is not None and not 0 < target <= 1:
+    raise config_lib.ConfigError(
+      f'--target_accuracy={target}: expected a number above 0, at most 1'
+    )
+  command_line.load(flags.config, overrides)
+  cells = grid.expand(
+    grid.strategies(flags.strategies),
+    grid.numbers('--nodes', flags.nodes, 1),
+    grid.numbers('--devices_per_node', flags.devices_per_node, 1),
+    grid.numbers('--seeds', flags.seeds, 0),
+  )
+  return runner.Study(flags.config, overrides, flags.workdir), cells
+
+
+def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
+  """Runs what is not finished; the line that says why, for each that failed."""
+  failures, waiting = {}, []
+
+  def ended(cell, error):
+    if error:
+      failures[cell] = error
+    progress.ended(cell, error)
+
+  for cell in cells:
+    try:
+      if not runner.is_finished(study, cell):
+        waiting.append(cell)
+    except config_lib.ConfigError as e:
+      ended(cell, str(e))
+  progress.begin(len(waiting))
+  if options is None:
+    local.run(study, waiting, progress.began, ended)
+  else:
+    slurm.run(study, waiting, progress.began, ended, shlex.split(options))
+  return failures
+
+
+def _written(study, cells, failures, flags, arguments) -> str:
+  """Writes the page; the table for the terminal."""
+  from scripts.study import page  # matplotlib, once there is something to draw
+
+  done = [c for c in cells if c not in failures]
+  cores = [runner.record(study, c)['cores'] for c in done]
+  return page.write(
+    study.folder,
+    f'Strategies, {flags.config}',
+    shlex.join(['python', '-m', 'scripts.study', *arguments]),
+    cells,
+    _runs(study, done),
+    failures,
+    min((n for n in cores if n), default=None),
+    flags.target_accuracy,
+  )
+
+
+def _runs(study, done):
+  """The numbers of each finished run."""
+  runs, counted = {}, {}
+  for cell in done:
+    record = runner.record(study, cell)
+    crowded = bool(record['cores']) and cell.workers > record['cores']
+    run = results.read(study.workdir(cell), crowded)
+    if run.megabytes is None:
+      if 'megabytes' not in record:
+        # It takes seconds: once for all seeds, and kept.
+        key = cell.strategy, cell.workers
+        if key not in counted:
+          counted[key] = traffic.megabytes(study, cell)
+        record['megabytes'] = counted[key]
+        runner.write_record(study, cell, record)
+      run = dataclasses.replace(run, megabytes=record['megabytes'])
+    runs[cell] = run
+  return runs
+
+
+class _Progress:
+  """Tells a person which runs are under way, and how they end."""
+
+  def __init__(self, study, cells):
+    self._study = study
+    self._cells = cells
+    self._live = sys.stdout.isatty()
+    self._starts = {}
+    self._left = 0
+
+  def begin(self, left: int) -> None:
+    self._left = left
+    print(f'{len(self._cells)} runs, {left} of them to do')
+
+  def began(self, cell) -> None:
+    """May be called again and again while it runs."""
+    if cell not in self._starts:
+      self._starts[cell] = time.monotonic()
+      if not self._live:
+        print(f'{cell.name}: begins, {self._left} to do', flush=True)
+    if self._live:
+      lines = telemetry.read(self._study.workdir(cell))
+      step = f', step {lines[-1]["step"]}' if lines else ''
+      text = f'{cell.name}{step}, {self._time(cell)}, {self._left} to do'
+      print(f'\r\x1b[K{text}', end='', flush=True)
+
+  def ended(self, cell, error) -> None:
+    self._left -= cell in self._starts
+    clear = '\r\x1b[K' if self._live else ''
+    how = f'failed: {error}' if error else f'done, {self._time(cell)}'
+    print(f'{clear}{cell.name}: {how}', flush=True)
+
+  def _time(self, cell):
+    return telemetry.elapsed(time.monotonic() - self._starts[cell])
+
+
+if __name__ == '__main__':
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""The page of a study: its tables and figures, in its folder."""
+
+import os
+
+from scripts.study import grid
+from scripts.study import plots
+from scripts.study import results
+from scripts.study import table
+
+PAGE = 'study.md'
+
+
+def write(
+  folder: str,
+  title: str,
+  command: str,
+  cells: list[grid.Cell],
+  runs: dict[grid.Cell, results.Run],
+  failures: dict[grid.Cell, str],
+  cores: int | None,
+  target: float | None,
+) -> str:
+  """Writes study.md, cells.csv, curves.csv and the figures.
+
+  Args:
+    folder: of the study.
+    title: of the page.
+    command: that made it.
+    cells: of the study.
+    runs: of those that are finished.
+    failures: of the others, the line that says why.
+    cores: of the one machine where all ran; None: of hosts of their own.
+    target: accuracy from 0 to 1 to which the time is shown; None: none is.
+
+  Returns:
+    The table and its notes, as text for the terminal.
+  """
+  points = results.points(cells, runs, failures)
+  rows, notes = table.rows(points, target), table.notes(points, cores)
+  figures = {}
+  if runs:
+    figures = {
+      'speed': plots.speed(points),
+      'accuracy': plots.accuracy(points, target),
+      'staleness': plots.staleness(points),
+    }
+  parts = [f'# {title}', f'    {command}', '\n'.join(table.markdown(rows))]
+  parts += ['\n'.join(f'- {n}'.replace('*', '\\*') for n in notes)]
+  for name, figure in figures.items():
+    if figure:
+      plots.save(figure, os.path.join(folder, f'{name}.png'))
+      parts.append(f'![{name}]({name}.png)')
+  parts.append('Every run: `cells.csv`; every evaluation: `curves.csv`.')
+  with open(os.path.join(folder, PAGE), 'w', encoding='utf-8') as f:
+    f.write('\n\n'.join(p for p in parts if p) + '\n')
+  table.write_cells(
+    os.path.join(folder, 'cells.csv'), cells, runs, failures, target
+  )
+  table.write_curves(os.path.join(folder, 'curves.csv'), runs)
+  return '\n'.join([*table.lines(rows), '', *notes]).rstrip()

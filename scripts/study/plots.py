@@ -1,0 +1,186 @@
+"""The figures of a study."""
+
+import itertools
+
+import matplotlib
+import matplotlib.figure
+import numpy as np
+
+from scripts.study import results
+
+# Okabe and Ito's colours, told apart with any kind of colour vision.
+_COLOURS = (
+  '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9',
+)  # fmt: skip
+_MARKERS = 'osD^vP'
+_GREY = '#8c8c8c'
+_STYLE = {
+  'font.size': 10,
+  'axes.titlesize': 11,
+  'axes.titlelocation': 'left',
+  'axes.titleweight': 'bold',
+  'axes.spines.top': False,
+  'axes.spines.right': False,
+  'axes.grid': True,
+  'axes.axisbelow': True,
+  'grid.color': '#e4e4e4',
+  'legend.frameon': False,
+}
+
+
+@matplotlib.rc_context(_STYLE)
+def speed(points: list[results.Point]) -> matplotlib.figure.Figure:
+  """Images/s, and the speed-up at the two levels of the grid.
+
+  Within a node: devices of one node over one device. Across nodes: nodes with
+  all their devices over one of them. Hollow: more devices than cores.
+  """
+  whole = max(p.devices for p in points)
+  plural = 's' if whole > 1 else ''
+  levels = (
+    ('Within a node', 'devices of one node, over one device',
+     [p for p in points if p.nodes == 1], lambda p: p.devices,
+     lambda p: p.over_device),
+    ('Across nodes', f'nodes of {whole} device{plural}, over one node',
+     [p for p in points if p.devices == whole], lambda p: p.nodes,
+     lambda p: p.over_node),
+  )  # fmt: skip
+  # A level of one size has nothing to compare.
+  levels = [level for level in levels if len(set(map(level[3], level[2]))) > 1]
+  figure, axes = _figure(1 + len(levels))
+  hollow = any(p.crowded for p in points)
+  more = ' (hollow: more than cores)' if hollow else ''
+  axes[0].set(title='Images/s', xlabel=f'devices in all{more}')
+  _series(axes[0], _both_levels(points), _workers, lambda p: p.rate)
+  for axis, (title, label, chosen, size, over) in zip(axes[1:], levels):
+    axis.set(title=f'{title}: speed-up', xlabel=label)
+    ideal = [1, max(map(size, chosen))]
+    axis.plot(ideal, ideal, '--', color=_GREY, label='ideal')
+    _series(axis, chosen, size, over)
+  return figure
+
+
+@matplotlib.rc_context(_STYLE)
+def accuracy(
+  points: list[results.Point], target: float | None
+) -> matplotlib.figure.Figure:
+  """Accuracy against samples and time, and the time to a target accuracy.
+
+  Curves are of each strategy's largest cell, and of the smallest cell of all in
+  grey; bands reach from the lowest seed to the highest.
+  """
+  figure, axes = _figure(2 if target is None else 3)
+  done = [p for p in points if p.runs]
+  largest = {p.strategy: p for p in sorted(done, key=lambda p: p.workers)}
+  first = min(done, key=lambda p: p.workers)
+  looks = _looks(points)
+  chosen = [(p, looks[p.strategy][0]) for p in largest.values()]
+  if first not in largest.values():
+    chosen.append((first, _GREY))
+  for axis, title, label in (
+    (axes[0], 'Accuracy against samples', 'images trained on'),
+    (axes[1], 'Accuracy against time', 'seconds of training'),
+  ):
+    axis.set(title=title, xlabel=label)
+    axis.yaxis.set_major_formatter(_percent)
+  for point, colour in chosen:
+    samples, seconds, scores = results.curve(point)
+    label = f'{point.strategy}, {point.nodes} x {point.devices}'
+    for axis, x in zip(axes, (samples, seconds)):
+      axis.plot(x, scores.mean(0), color=colour, label=label)
+      axis.fill_between(
+        x, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0
+      )
+  if target is not None:
+    axes[2].set(title=f'Seconds to {100 * target:g} %', xlabel='devices in all')
+    _series(
+      axes[2], _both_levels(points), _workers, lambda p: p.seconds_to(target)
+    )
+  for axis in axes[:2]:
+    axis.legend()
+  return figure
+
+
+@matplotlib.rc_context(_STYLE)
+def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
+  """Share of updates by staleness, of each cell that has any; None if none."""
+  found = []
+  for p in points:
+    counts = {}
+    for run in p.runs.values():
+      for key, count in run.staleness.items():
+        counts[key] = counts.get(key, 0) + count
+    if counts:
+      found.append((p, counts))
+  if not found:
+    return None
+  figure, (axis,) = _figure(1)
+  axis.set(
+    title='Staleness of updates', xlabel='updates between read and apply'
+  )
+  axis.yaxis.set_major_formatter(_percent)
+  width = 0.8 / len(found)
+  for i, (p, counts) in enumerate(found):
+    keys = np.array(list(counts))
+    shares = np.array(list(counts.values())) / sum(counts.values())
+    axis.bar(
+      keys + (i - (len(found) - 1) / 2) * width, shares, width,
+      color=_COLOURS[i % len(_COLOURS)],
+      label=f'{p.strategy}, {p.nodes} x {p.devices}',
+    )  # fmt: skip
+  axis.legend()
+  return figure
+
+
+def save(figure: matplotlib.figure.Figure, path: str) -> None:
+  """Writes a PNG file."""
+  figure.savefig(path, dpi=130, metadata={'Software': None})
+
+
+def _figure(panels):
+  # Without pyplot: no window system, no state left behind.
+  figure = matplotlib.figure.Figure(
+    figsize=(4.6 * max(panels, 1.3), 3.8), layout='constrained'
+  )
+  return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+
+def _workers(point):
+  return point.workers
+
+
+def _both_levels(points):
+  """One node's devices, and whole nodes: so much is on one line a strategy."""
+  whole = max(p.devices for p in points)
+  return [p for p in points if p.nodes == 1 or p.devices == whole]
+
+
+def _percent(value, _):
+  return f'{100 * value:.3g}%'
+
+
+def _looks(points):
+  """Colour and marker of each strategy."""
+  names = dict.fromkeys(p.strategy for p in points)
+  return dict(zip(names, itertools.cycle(zip(_COLOURS, _MARKERS))))
+
+
+def _series(axis, points, size, value):
+  """One line a strategy, with the deviation over seeds."""
+  for strategy, (colour, marker) in _looks(points).items():
+    mine = [p for p in points if p.strategy == strategy and value(p)]
+    if not mine:
+      continue
+    mine.sort(key=size)
+    sizes = [size(p) for p in mine]
+    axis.errorbar(
+      sizes, [value(p).mean for p in mine], [value(p).deviation for p in mine],
+      color=colour, capsize=3, label=strategy,
+    )  # fmt: skip
+    for p, x in zip(mine, sizes):
+      fill = 'white' if p.crowded else colour
+      axis.plot(x, value(p).mean, marker, color=colour, markerfacecolor=fill)
+  axis.set_xticks(sorted({size(p) for p in points}))
+  axis.set_ylim(bottom=0)
+  if axis.lines:
+    axis.legend()

@@ -1,0 +1,230 @@
+"""What the cells of a study show: numbers from their runs' metrics.jsonl."""
+
+import dataclasses
+import itertools
+import statistics
+
+import numpy as np
+
+from anp_jax import telemetry
+from anp_jax import workdir as workdir_lib
+from scripts.study import grid
+
+_STALENESS = 'staleness_'
+_SENT = 'megabytes_per_update'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+  """One finished run.
+
+  Attributes:
+    images_per_second: over all devices, pauses (compiling, evaluation, saves)
+      left out.
+    steps: (n,) int, at which the validation set was scored.
+    samples: (n,) images trained on until then.
+    seconds: (n,) trained until then, without pauses.
+    accuracy: (n,) of the validation set, 0 to 1.
+    megabytes: sent in a step, by all devices (1e6 bytes); None: not known.
+    staleness: updates by staleness; {} where the run does not say.
+    crowded: whether its devices had to share cores.
+  """
+
+  images_per_second: float
+  steps: np.ndarray
+  samples: np.ndarray
+  seconds: np.ndarray
+  accuracy: np.ndarray
+  megabytes: float | None = None
+  staleness: dict[int, float] = dataclasses.field(default_factory=dict)
+  crowded: bool = False
+
+  def seconds_to(self, accuracy: float) -> float | None:
+    """Until the first evaluation that is as good; None if there is none."""
+    reached = np.flatnonzero(self.accuracy >= accuracy)
+    return float(self.seconds[reached[0]]) if len(reached) else None
+
+
+def read(workdir: str, crowded: bool = False) -> Run:
+  """The numbers of a finished run.
+
+  The first interval of the log is left out of the rate where there are more:
+  it holds what is slow only once. A step's time is that of the interval it is
+  in, so a run that was stopped and continued has no gap.
+  """
+  batch_size = workdir_lib.saved_config(workdir)['batch_size']
+  lines = {'train': {}, 'validation': {}}
+  for record in telemetry.read(workdir):
+    lines.setdefault(record['kind'], {})[record['step']] = record
+  train = [lines['train'][s] for s in sorted(lines['train'])]
+  timed = [r for r in train if 'images_per_second' in r]
+  counted = timed[1:] or timed
+  seconds = sum(r['seconds'] for r in counted)
+  images = sum(r['seconds'] * r['images_per_second'] for r in counted)
+  # Seconds at the end of each interval; a step's own are alike within it.
+  ends = np.array([0] + [r['step'] for r in timed])
+  each = [batch_size / r['images_per_second'] for r in timed]
+  clock = np.concatenate([[0], np.cumsum(np.diff(ends) * each)])
+  steps = np.array(sorted(lines['validation']), int)
+  scores = [lines['validation'][s]['anp_top1'] for s in steps]
+  return Run(
+    images_per_second=images / seconds,
+    steps=steps,
+    samples=steps * batch_size,
+    seconds=np.interp(steps, ends, clock),
+    accuracy=np.array(scores),
+    megabytes=_sent(train),
+    staleness=_staleness(train),
+    crowded=crowded,
+  )
+
+
+def _sent(train):
+  """A step's mean: each record's is of the steps since the one before it."""
+  ends = [0] + [r['step'] for r in train]
+  parts = [
+    (end - start, r[_SENT])
+    for start, end, r in zip(ends, ends[1:], train)
+    if _SENT in r
+  ]
+  steps = sum(n for n, _ in parts)
+  return sum(n * size for n, size in parts) / steps if parts else None
+
+
+def _staleness(train):
+  counts = {}
+  for record in train:
+    for name, value in record.items():
+      if name.startswith(_STALENESS) and name[len(_STALENESS) :].isdigit():
+        key = int(name[len(_STALENESS) :])
+        counts[key] = counts.get(key, 0) + value
+  return dict(sorted(counts.items()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+  """Mean and standard deviation over seeds (of a sample: n - 1).
+
+  Attributes:
+    mean: of the values.
+    deviation: 0 of a single value.
+    count: of the values.
+  """
+
+  mean: float
+  deviation: float
+  count: int
+
+
+def spread(values) -> Spread | None:
+  """Of numbers, those that are None left out; None if no number is left."""
+  values = [v for v in values if v is not None]
+  if not values:
+    return None
+  deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+  return Spread(statistics.fmean(values), deviation, len(values))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Point:
+  """A strategy on so many nodes of so many devices, over all seeds.
+
+  Attributes:
+    strategy: its name.
+    nodes: processes.
+    devices: of each node.
+    runs: by seed, the finished ones.
+    failures: by seed, the line that says why.
+    rate: images a second.
+    over_device: rate over one device's of the same strategy and seed.
+    over_node: rate over one node's, with as many devices.
+    accuracy: at the end.
+  """
+
+  strategy: str
+  nodes: int
+  devices: int
+  runs: dict[int, Run]
+  failures: dict[int, str]
+  rate: Spread | None
+  over_device: Spread | None
+  over_node: Spread | None
+  accuracy: Spread | None
+
+  @property
+  def workers(self) -> int:
+    """Devices on all nodes."""
+    return self.nodes * self.devices
+
+  @property
+  def crowded(self) -> bool:
+    """Whether devices had to share cores in any of the runs."""
+    return any(r.crowded for r in self.runs.values())
+
+  def seconds_to(self, accuracy: float) -> Spread | None:
+    """Training time to it, of the seeds that reached it."""
+    return spread(r.seconds_to(accuracy) for r in self.runs.values())
+
+
+def points(
+  cells: list[grid.Cell],
+  runs: dict[grid.Cell, Run],
+  failures: dict[grid.Cell, str],
+) -> list[Point]:
+  """The cells' seeds put together, in the order of the grid.
+
+  Args:
+    cells: of the study.
+    runs: of the cells that are finished.
+    failures: of the others.
+  """
+
+  def place(cell):
+    return cell.strategy, cell.nodes, cell.devices
+
+  def ratios(mine, nodes, devices):
+    baselines = (dataclasses.replace(c, nodes=nodes, devices=devices)
+                 for c in mine)  # fmt: skip
+    return spread(
+      runs[c].images_per_second / runs[b].images_per_second
+      for c, b in zip(mine, baselines)
+      if c in runs and b in runs
+    )
+
+  # Strategies in their order; `sorted` keeps it.
+  order = {s: i for i, s in enumerate(dict.fromkeys(c.strategy for c in cells))}
+  ordered = sorted(cells, key=lambda c: (order[c.strategy], c.nodes, c.devices))
+  found = []
+  for (strategy, nodes, devices), group in itertools.groupby(ordered, place):
+    mine = list(group)
+    done = {c.seed: runs[c] for c in mine if c in runs}
+    found.append(
+      Point(
+        strategy,
+        nodes,
+        devices,
+        done,
+        {c.seed: failures[c] for c in mine if c in failures},
+        rate=spread(r.images_per_second for r in done.values()),
+        over_device=ratios(mine, 1, 1),
+        over_node=ratios(mine, 1, devices),
+        accuracy=spread(r.accuracy[-1] for r in done.values()),
+      )
+    )
+  return found
+
+
+def curve(point: Point) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Mean samples, seconds and accuracy (seeds, n) at the steps all seeds have.
+
+  Returns:
+    samples (n,), seconds (n,), accuracy (seeds, n).
+  """
+  runs = list(point.runs.values())
+  steps = set(runs[0].steps).intersection(*(r.steps for r in runs))
+  picked = [np.isin(r.steps, list(steps)) for r in runs]
+  return (
+    runs[0].samples[picked[0]],
+    np.mean([r.seconds[p] for r, p in zip(runs, picked)], axis=0),
+    np.stack([r.accuracy[p] for r, p in zip(runs, picked)]),
+  )

@@ -1,0 +1,138 @@
+"""What all launchers of a study's cells share: what a cell is, and its end.
+
+A cell's folder is the workdir of its run, and holds two files beside:
+`study.log`, all that the launcher and the processes said, and `study.json`,
+written when the run came to its end.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+
+from anp_jax import command_line
+from anp_jax import config as config_lib
+from anp_jax import workdir as workdir_lib
+from scripts.study import grid
+
+ENDED = 'study.json'
+LOG = 'study.log'
+_LABEL = re.compile(r'^\[\d+ [^\]]*\] ')
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """What all cells of a study have in common.
+
+  Attributes:
+    spec: FILE[:VARIANT] of the config.
+    overrides: of it, text by dotted key.
+    folder: of the study.
+  """
+
+  spec: str
+  overrides: dict[str, str]
+  folder: str
+
+  def workdir(self, cell: grid.Cell) -> str:
+    """Of a cell's run."""
+    return os.path.join(self.folder, 'runs', cell.name)
+
+  def config(self, cell: grid.Cell):
+    """A cell's resolved config; ConfigError if it is not valid."""
+    return command_line.load(self.spec, self.overrides | cell.overrides)
+
+  def arguments(self, cell: grid.Cell) -> list[str]:
+    """Of main.py, for a cell."""
+    return [
+      f'--config={self.spec}',
+      f'--workdir={self.workdir(cell)}',
+      *self.overridden(cell),
+    ]
+
+  def overridden(self, cell: grid.Cell) -> list[str]:
+    """The part of `arguments` that sets keys of the config."""
+    overrides = self.overrides | cell.overrides
+    return [f'--config.{key}={value}' for key, value in overrides.items()]
+
+
+def record(study: Study, cell: grid.Cell) -> dict:
+  """What is known of a run that has come to its end; {} of any other.
+
+  Returns:
+    `config`, with which it ran; `cores` of the machine where all its processes
+    ran, or None if these were on hosts of their own.
+  """
+  return _read(os.path.join(study.workdir(cell), ENDED)) or {}
+
+
+def write_record(study: Study, cell: grid.Cell, values: dict) -> None:
+  """Replaces a run's `record`."""
+  path = os.path.join(study.workdir(cell), ENDED)
+  with open(path + '.new', 'w') as f:
+    json.dump(values, f, indent=1)
+  os.replace(path + '.new', path)
+
+
+def is_finished(study: Study, cell: grid.Cell) -> bool:
+  """Whether the run of this very config has come to its end."""
+  return record(study, cell).get('config') == _as_saved(study.config(cell))
+
+
+def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
+  """Notes the end of a cell's run.
+
+  Args:
+    study: the study.
+    cell: of it.
+    status: that its launcher, or job, ended with.
+    cores: see `record`.
+
+  Returns:
+    The one line that says why the run has not come to its end; '' if it has.
+  """
+  workdir = study.workdir(cell)
+  if status:
+    return _error(os.path.join(workdir, LOG)) or f'ended with status {status}'
+  stopped = _read(os.path.join(workdir, workdir_lib.MARKER))
+  if stopped:
+    return (
+      f'stopped at step {stopped["step"]} of {stopped["total"]} by '
+      f'{stopped["reason"]}; the same command goes on'
+    )
+  config = _as_saved(study.config(cell))
+  write_record(study, cell, {'config': config, 'cores': cores})
+  return ''
+
+
+def environment(cell: grid.Cell) -> dict[str, str]:
+  """Of a cell's launcher: this Python, and as many CPU devices a process."""
+  return {
+    **os.environ,
+    'PYTHON': sys.executable,
+    'JAX_NUM_CPU_DEVICES': str(cell.devices),
+  }
+
+
+def _as_saved(config):
+  return json.loads(config_lib.to_json(config))
+
+
+def _read(path):
+  """The JSON in a file; None where there is none."""
+  if not os.path.exists(path):
+    return None
+  with open(path) as f:
+    return json.load(f)
+
+
+def _error(log):
+  """The first line that is an error, else the last; '' of no log."""
+  if not os.path.exists(log):
+    return ''
+  with open(log, errors='replace') as f:
+    lines = [_LABEL.sub('', line).strip() for line in f]
+  lines = [line for line in lines if line]
+  errors = [line for line in lines if line.startswith('error: ')]
+  return (errors or lines[-1:] or [''])[0].removeprefix('error: ')

@@ -1,0 +1,110 @@
+"""Cells as Slurm jobs, all submitted at once."""
+
+from collections.abc import Callable
+import os
+import re
+import subprocess
+import time
+
+from anp_jax import config as config_lib
+from scripts.study import grid
+from scripts.study import runner
+
+JOB = 'study.job'  # its number, while it may be running
+_POLL = 5.0  # seconds
+_TIMEOUT = 60  # seconds, of a command of Slurm's
+_FOLDER = 'scripts/slurm'
+# Its processes do not go down together.
+_OWN_SCRIPTS = {'server': 'server.sbatch'}
+
+
+def run(
+  study: runner.Study,
+  cells: list[grid.Cell],
+  began: Callable[[grid.Cell], None],
+  ended: Callable[[grid.Cell, str], None],
+  options: list[str],
+  poll: float = _POLL,
+) -> None:
+  """Submits cells to their scripts in scripts/slurm, and waits for them.
+
+  Jobs that an earlier call submitted, and that are not at their end, are waited
+  for; a KeyboardInterrupt leaves them all running.
+
+  Args:
+    study: the study; all nodes see its folder.
+    cells: of it.
+    began: called (cell) when it is submitted.
+    ended: called (cell, error) at its end; '' if all went well.
+    options: of sbatch; {devices} stands for those of a node.
+    poll: seconds between two looks at the queue.
+
+  Raises:
+    ConfigError: if Slurm refuses a job, with its line.
+  """
+  running = _running()
+  jobs = {}
+  for cell in cells:
+    os.makedirs(study.workdir(cell), exist_ok=True)
+    path = os.path.join(study.workdir(cell), JOB)
+    job = ''
+    if os.path.exists(path):
+      with open(path) as f:
+        job = f.read()
+    if job not in running:
+      job = _submit(study, cell, options)
+      with open(path, 'w') as f:
+        f.write(job)
+    jobs[cell] = job
+    began(cell)
+  while jobs:
+    time.sleep(poll)
+    running = _running()
+    for cell, job in list(jobs.items()):
+      if job not in running:
+        del jobs[cell]
+        os.remove(os.path.join(study.workdir(cell), JOB))
+        ended(cell, runner.ended(study, cell, _status(job), None))
+
+
+def script(strategy: str) -> str:
+  """What trains with a strategy, as a job."""
+  return os.path.join(_FOLDER, _OWN_SCRIPTS.get(strategy, 'train.sbatch'))
+
+
+def _submit(study, cell, options):
+  log = os.path.abspath(os.path.join(study.workdir(cell), runner.LOG))
+  return _slurm(
+    'sbatch', '--parsable', f'--job-name={cell.name}', f'--nodes={cell.nodes}',
+    f'--output={log}', *(o.format(devices=cell.devices) for o in options),
+    script(cell.strategy), *study.arguments(cell),
+    environment=runner.environment(cell),
+  ).partition(';')[0]  # fmt: skip
+
+
+def _running() -> set[str]:
+  """Numbers of this user's jobs that are not at their end."""
+  return set(_slurm('squeue', '--me', '--noheader', '--format=%i').split())
+
+
+def _status(job):
+  """What a job that has just ended, ended with; 1 for one that was killed."""
+  text = _slurm('scontrol', 'show', 'job', '--oneliner', job)
+  status, number = re.search(r'\bExitCode=(\d+):(\d+)', text).groups()
+  return int(status) or int(number != '0')
+
+
+def _slurm(*command, environment=None):
+  try:
+    done = subprocess.run(
+      command, env=environment, capture_output=True, text=True,
+      timeout=_TIMEOUT, check=False,
+    )  # fmt: skip
+  except FileNotFoundError:
+    raise config_lib.ConfigError(
+      f'--slurm: there is no {command[0]} on this machine'
+    ) from None
+  if done.returncode:
+    said = (done.stderr.strip().splitlines() or [''])[-1]
+    raise config_lib.ConfigError(f'{command[0]}: {said}')
+  return done.stdout.strip()

@@ -1,0 +1,155 @@
+"""The numbers of a study as tables: for people, and as CSV files."""
+
+import csv
+
+from scripts.study import grid
+from scripts.study import results
+
+_CROWDED = '*'
+_CELL_COLUMNS = (
+  'strategy', 'nodes', 'devices_per_node', 'seed', 'state', 'images_per_second',
+  'accuracy', 'best_accuracy', 'seconds', 'seconds_to_target',
+  'megabytes_per_step', 'crowded', 'error',
+)  # fmt: skip
+
+
+def rows(
+  points: list[results.Point], target: float | None
+) -> list[tuple[str, ...]]:
+  """One point a row, after a head; columns that no point fills are left out.
+
+  Args:
+    points: of the study.
+    target: accuracy from 0 to 1 to which the time is shown; None: none is.
+  """
+  head = ['strategy', 'nodes', 'devices a node', 'images/s', 'over one device',
+          'over one node', 'accuracy']  # fmt: skip
+  if target is not None:
+    head.append(f'time to {100 * target:g} %')
+  head += ['MB sent a step', 'seeds']
+  table = []
+  for p in points:
+    mark = _CROWDED if p.crowded else ''
+    row = [p.strategy, str(p.nodes), str(p.devices), _text(p.rate, '.0f'),
+           _text(p.over_device, '.2f', mark), _text(p.over_node, '.2f', mark),
+           _text(p.accuracy, '.1f', ' %', 100)]  # fmt: skip
+    if target is not None:
+      row.append(_reached(p, target))
+    sent = results.spread(r.megabytes for r in p.runs.values())
+    row.append(_text(sent, '.2f'))
+    failed = f', {len(p.failures)} failed' if p.failures else ''
+    table.append((*row, f'{len(p.runs)}{failed}'))
+  kept = [
+    i for i, name in enumerate(head)
+    if name in head[:3] or any(row[i] != '-' for row in table)
+  ]  # fmt: skip
+  return [tuple(row[i] for i in kept) for row in (head, *table)]
+
+
+def notes(points: list[results.Point], cores: int | None) -> list[str]:
+  """What has to be said beside the table, one line each."""
+  found = []
+  if cores is not None:
+    found.append(
+      f'All nodes are processes of one machine with {cores} cores, a core for '
+      'each device.'
+    )
+  if any(p.crowded for p in points):
+    found.append(
+      f'{_CROWDED} more devices than cores: they shared them, so these '
+      'speed-ups mean nothing.'
+    )
+  if any(len(p.runs) > 1 for p in points):
+    found.append('Mean and standard deviation over seeds.')
+  for p in points:
+    for seed, error in p.failures.items():
+      found.append(
+        f'failed: {p.strategy}, {p.nodes} x {p.devices}, seed {seed}: {error}'
+      )
+  return found
+
+
+def lines(table: list[tuple[str, ...]]) -> list[str]:
+  """Rows as aligned text."""
+  widths = [max(map(len, column)) for column in zip(*table)]
+  return [
+    '  '.join(
+      [row[0].ljust(widths[0])]
+      + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
+    )
+    for row in table
+  ]
+
+
+def markdown(table: list[tuple[str, ...]]) -> list[str]:
+  """Rows as the lines of a Markdown table."""
+  head, *body = table
+  rule = ('---', *['---:'] * (len(head) - 1))
+  escaped = [[c.replace(_CROWDED, '\\*') for c in row] for row in body]
+  return [f'| {" | ".join(row)} |' for row in (head, rule, *escaped)]
+
+
+def write_cells(
+  path: str,
+  cells: list[grid.Cell],
+  runs: dict[grid.Cell, results.Run],
+  failures: dict[grid.Cell, str],
+  target: float | None,
+) -> None:
+  """Writes a CSV file with one cell a row; empty where there is no number."""
+  with open(path, 'w', newline='') as f:
+    writer = csv.DictWriter(f, _CELL_COLUMNS)
+    writer.writeheader()
+    for c in cells:
+      row = {
+        'strategy': c.strategy,
+        'nodes': c.nodes,
+        'devices_per_node': c.devices,
+        'seed': c.seed,
+        'state': 'finished' if c in runs else 'failed',
+        'error': failures.get(c, ''),
+      }
+      if c in runs:
+        r = runs[c]
+        row |= {
+          'images_per_second': r.images_per_second,
+          'accuracy': r.accuracy[-1],
+          'best_accuracy': r.accuracy.max(),
+          'seconds': r.seconds[-1],
+          'seconds_to_target': target and r.seconds_to(target),
+          'megabytes_per_step': r.megabytes,
+          'crowded': r.crowded,
+        }
+      writer.writerow(row)
+
+
+def write_curves(path: str, runs: dict[grid.Cell, results.Run]) -> None:
+  """Writes a CSV file with one evaluation a row."""
+  with open(path, 'w', newline='') as f:
+    writer = csv.writer(f)
+    writer.writerow(
+      ('strategy', 'nodes', 'devices_per_node', 'seed', 'step', 'samples',
+       'seconds', 'accuracy')
+    )  # fmt: skip
+    for c, r in runs.items():
+      for values in zip(r.steps, r.samples, r.seconds, r.accuracy):
+        writer.writerow((c.strategy, c.nodes, c.devices, c.seed, *values))
+
+
+def _text(spread, form, unit='', scale=1):
+  """'mean ± deviation' with its unit; '-' for no number."""
+  if spread is None:
+    return '-'
+  text = f'{scale * spread.mean:{form}}'
+  if spread.count > 1:
+    text += f' ± {scale * spread.deviation:{form}}'
+  return text + unit
+
+
+def _reached(point, target):
+  spread = point.seconds_to(target)
+  if spread is None:
+    return 'not reached' if point.runs else '-'
+  text = _text(spread, '.1f', ' s')
+  missed = len(point.runs) - spread.count
+  return text + (f' ({missed} not)' if missed else '')
