@@ -64,23 +64,27 @@ def _batch(step):
   }
 
 
-def _train(config, devices, steps, start=None, first=0):
+def _train(program, steps, start=None, first=0):
   """The host's copy of the state after steps from `first` on, and losses."""
-  parts, mesh = _parts(config, devices)
+  parts, mesh, step = program
   state = state_lib.create(parts.init, parts.like)
   if start is not None:
     state = jax.tree.map(
       lambda x, s: jax.device_put(x, s.sharding), start, parts.like
     )
-  step, losses = parts.train_step, []
+  losses = []
   for i in range(first, first + steps):
     batch = jax.device_put(_batch(i % 4), mesh_lib.batch_sharding(mesh))
-    if i == first:
-      step = parts.train_step.lower(state, batch).compile()
     with jax.transfer_guard('disallow'):
       state, values = step(state, batch)
     losses.append(np.asarray(values)[0])
   return jax.device_get(state), losses
+
+
+def _compiled(config, devices):
+  parts, mesh = _parts(config, devices)
+  batch = assembly.abstract_batch(config, mesh, BATCH)
+  return parts, mesh, parts.train_step.lower(parts.like, batch).compile()
 
 
 def _differing(got, want):
@@ -106,7 +110,6 @@ def test_a_tree_adds_in_pairs():
 
 
 _CASES = {
-  'momentum': {'optimizer.name': 'momentum'},
   'everything': {
     'ema': 0.99, 'data.mixup': 0.2, 'data.cutmix': 1.0,
     'optimizer.clip_norm': 0.5, 'optimizer.weight_decay': 1e-3,
@@ -121,15 +124,20 @@ _CASES = {
 
 
 @functools.cache
-def _trained(case, devices, steps):
-  return _train(_config(**_CASES[case]), devices, steps)
+def _program(case, devices):
+  return _compiled(_config(**_CASES[case]), devices)
+
+
+@functools.cache
+def _alone(case, steps):
+  return _train(_program(case, 1), steps)
 
 
 @pytest.mark.parametrize(
   'case, steps, devices',
   [
     pytest.param(
-      case, 200 if case in ('momentum', 'everything') else 20, devices,
+      case, 200 if case == 'everything' else 20, devices,
       # Programs of each case compile for a while.
       marks=() if (case, devices) == ('adamw', 8) else pytest.mark.slow,
     )
@@ -137,20 +145,20 @@ def _trained(case, devices, steps):
   ],
 )  # fmt: skip
 def test_no_bit_depends_on_the_number_of_devices(case, steps, devices):
-  want, losses = _trained(case, 1, steps)
+  want, losses = _alone(case, steps)
   assert np.isfinite(losses).all() and len(set(losses)) > steps / 2
-  got, again = _trained(case, devices, steps)
+  got, again = _train(_program(case, devices), steps)
   assert not _differing(got, want)
   assert again == losses
 
 
 @pytest.mark.slow
 def test_a_run_may_go_on_on_another_number_of_devices():
-  want, losses = _trained('everything', 1, 200)
+  want, losses = _alone('everything', 200)
   state, seen = None, []
   for devices, first, steps in ((4, 0, 70), (1, 70, 60), (8, 130, 70)):
-    config = _config(**_CASES['everything'])
-    state, more = _train(config, devices, steps, state, first)
+    program = _program('everything', devices)
+    state, more = _train(program, steps, state, first)
     seen += more
   assert not _differing(state, want)
   assert seen == losses
@@ -159,8 +167,8 @@ def test_a_run_may_go_on_on_another_number_of_devices():
 def test_sums_by_device_do_differ():
   """What the strategy is there for: `sync` fails this comparison."""
   config = _config(**_CASES['sgd'], **{'strategy.name': 'sync'})
-  want, _ = _train(config, 1, 3)
-  got, _ = _train(config, 4, 3)
+  want, _ = _train(_compiled(config, 1), 3)
+  got, _ = _train(_compiled(config, 4), 3)
   assert 'params/conv1/kernel' in _differing(got, want)
 
 
@@ -171,8 +179,9 @@ def test_the_sums_are_those_of_sync():
           'strategy.reduce_dtype': 'float64',
           'model.name': 'lenet'}  # fmt: skip
   with jax.enable_x64(True):
-    want, _ = _train(_config(**keys, **{'strategy.name': 'sync'}), 1, 5)
-    got, _ = _train(_config(**keys), 4, 5)
+    sync = _config(**keys, **{'strategy.name': 'sync'})
+    want, _ = _train(_compiled(sync, 1), 5)
+    got, _ = _train(_compiled(_config(**keys), 4), 5)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
     scale = np.abs(b).max(initial=1e-3)
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * scale)
@@ -191,17 +200,10 @@ def test_it_sends_what_sync_sends(devices):
   sent = {}
   for name in ('sync', 'invariant'):
     config = _config(**{'strategy.name': name, 'model.name': 'lenet'})
-    parts, mesh = _parts(config, devices)
-    text = (
-      parts.train_step.lower(
-        parts.like, assembly.abstract_batch(config, mesh, BATCH)
-      )
-      .compile()
-      .as_text()
-    )
+    parts, _, program = _compiled(config, devices)
     # A ring's sum sends all but its own part twice, either half of it once.
     halves = {'all-reduce': 2, 'all-to-all': 1, 'all-gather': 1}
-    rows = collectives.totals(collectives.compiled(text))
+    rows = collectives.totals(collectives.compiled(program.as_text()))
     sent[name] = sum(halves[r['kind']] * r['bytes'] for r in rows)
   parameters = sum(s.size for s in jax.tree.leaves(parts.like.params))
   assert sent['sync'] > 2 * 4 * parameters

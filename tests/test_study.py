@@ -33,7 +33,10 @@ def _cell(strategy='sync', nodes=1, devices=1, seed=0):
 
 
 def _command(folder, *more):
-  return ['strategies', f'--config={_TINY}', f'--workdir={folder}', *more]
+  return [
+    'strategies', f'--config={_TINY}', f'--workdir={folder}',
+    '--strategies=sync', *more,
+  ]  # fmt: skip
 
 
 # The grid.
