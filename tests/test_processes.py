@@ -155,7 +155,7 @@ def _invariant(folder, name, topologies):
   keys = {
     'strategy.name': 'invariant', 'batch_size': '32',
     'strategy.logical_shards': '16', 'model.name': 'lenet',
-    'ema': '0.9', 'data.mixup': '0.2',
+    'ema': '0.9', 'data.mixup': '0.2', 'optimizer.learning_rate': '0.005',
     'schedule.name': 'constant', 'schedule.warmup': '0 steps',
   }  # fmt: skip
   for i, devices in enumerate(topologies):
