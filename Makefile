@@ -8,7 +8,8 @@ PYTHON ?=
 # For example PYTEST_ARGS='-n 0' or PYTEST_ARGS='-k order'.
 PYTEST_ARGS ?=
 
-MARKED := multiprocess or slurm or slow
+CROWDED := multiprocess or slurm
+MARKED := $(CROWDED) or slow
 VENV_PYTHON := .venv/bin/python
 STAMP := .venv/anp_jax-setup.json
 # A named accelerator or Python has to be compared with what .venv has; without
@@ -57,11 +58,14 @@ test: $(READY)  ## Run the quick tests.
 	$(VENV_PYTHON) -m pytest -q -n 2 -m "not (portability or $(MARKED))" \
 	  $(PYTEST_ARGS)
 
-# Not the quick ones again: `make test test-all` runs every test once. That no
-# test carries a mark (pytest's status 5) is no failure.
+# Not the quick ones again: `make test test-all` runs every test once. Those of
+# several processes have the machine to themselves. That no test carries a mark
+# (pytest's status 5) is no failure.
 test-all: $(READY)  ## Run the other tests: several processes, Slurm, slow.
-	$(VENV_PYTHON) -m pytest -q -m "($(MARKED)) and not portability" \
-	  $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(VENV_PYTHON) -m pytest -q -n 2 --durations=15 $(PYTEST_ARGS) \
+	  -m "slow and not ($(CROWDED) or portability)" || [ $$? -eq 5 ]
+	$(VENV_PYTHON) -m pytest -q --durations=25 $(PYTEST_ARGS) \
+	  -m "($(CROWDED)) and not portability" || [ $$? -eq 5 ]
 
 # Its environment is compared with what is wanted each time, in a second.
 portability:  ## Compile for TPUs and GPUs that are not here, and test what comes.
