@@ -1,22 +1,23 @@
 """Weak scaling: two processes of one run against two that know of no other.
 
   python scripts/bench/scaling.py [--model=resnet50] [--batch=128] [--size=64]
-    [--rounds=8] [--steps=2]
+    [--strategies=sync,invariant] [--rounds=8] [--steps=2]
 
-Two processes, each with a core to itself, compile the step that trains twice:
-for both devices, where gradients are summed at each step (gloo over loopback),
-and for their own alone, which sends nothing. In every round take turns, for a
-few steps each:
+Two processes, each with a core to itself, compile the step that trains: for
+their own device alone, which sends nothing, and by each strategy for both
+devices, where gradients are summed at each step (gloo over loopback). In every
+round take turns, for a few steps each:
 
-  alone     the first process alone, the other waits
+  alone     the first process by itself, the other waits
   apart     each by itself, at the same time
-  together  both in one step
+  STRATEGY  both in one step
 
-What connecting costs is `apart` against `together`, of the same round; what a
-second core gives, `alone` against `together`.
+What connecting costs is `apart` against a strategy, of the same round; what a
+second core gives, `alone` against it.
 """
 
 import argparse
+import math
 import os
 import socket
 import subprocess
@@ -29,7 +30,6 @@ from anp_jax import cluster
 from anp_jax import command_line
 from anp_jax import xla_flags
 
-_WAYS = ('alone', 'apart', 'together')
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 
 
@@ -38,6 +38,7 @@ def _flags():
   parser.add_argument('--model', default='resnet50')
   parser.add_argument('--batch', type=int, default=128, help='a process')
   parser.add_argument('--size', type=int, default=64, help='pixels')
+  parser.add_argument('--strategies', default='sync')
   parser.add_argument('--rounds', type=int, default=8)
   parser.add_argument('--steps', type=int, default=2, help='a turn')
   # Given to the two processes that this one starts.
@@ -46,11 +47,15 @@ def _flags():
   return parser.parse_args()
 
 
-def _config(flags):
+def _config(flags, strategy='sync'):
   return command_line.load(
     'configs/resnet_anp.py',
     {
       'batch_size': str(flags.batch),
+      'model.norm_group': str(math.gcd(32, flags.batch // 2)),
+      'strategy.name': strategy,
+      # The fewest that two devices may have.
+      'strategy.logical_shards': '4',
       'cluster.stall_timeout': '0',
       'data.image_size': str(flags.size),
       'data.resize': str(flags.size),
@@ -108,9 +113,10 @@ def _stepper(config, mesh, batch_size):
 def _measure(flags):
   """One of the two processes; the first returns each way's rates by round."""
   xla_flags.enable()
-  config = _config(flags)
+  config, strategies = _config(flags), flags.strategies.split(',')
   place = cluster.find(flags.coordinator, 2, flags.process_id)
-  found = {way: [] for way in _WAYS}
+  ways = ['alone', 'apart', *strategies]
+  found = {way: [] for way in ways}
   with cluster.start(config, place, {}) as processes:
     import jax
 
@@ -118,16 +124,20 @@ def _measure(flags):
 
     own = mesh_lib.create(config, jax.local_devices())
     both = mesh_lib.create(config, hosts=processes.hosts)
-    by_itself = _stepper(config, own, flags.batch)
-    together = _stepper(config, both, 2 * flags.batch)
+    run = {
+      name: _stepper(_config(flags, name), both, 2 * flags.batch)
+      for name in strategies
+    }
+    run['alone'] = run['apart'] = _stepper(config, own, flags.batch)
     for i in range(flags.rounds):
       # Each way is first as often as another.
-      for way in (_WAYS * 2)[i % 3 : i % 3 + 3]:
+      first = i % len(ways)
+      for way in ways[first:] + ways[:first]:
         takes_part = way != 'alone' or place.index == 0
         processes.gather(None)
         start = time.perf_counter()
         if takes_part:
-          (together if way == 'together' else by_itself)(flags.steps)
+          run[way](flags.steps)
         seconds = time.perf_counter() - start
         rate = flags.steps * flags.batch / seconds if takes_part else 0.0
         found[way].append(sum(processes.gather(rate)))
@@ -159,20 +169,21 @@ def main():
   found = _measure(flags)
   if flags.process_id:
     return
-  rows = [('two processes of one run', 'ours', 'lowest', 'goal', '')]
+  rows = [('two processes', 'over', 'ours', 'lowest', 'goal', '')]
   ratios = {}
-  for way, label, goal in (
-    ('apart', 'over two by themselves at the same time', 0.95),
-    ('alone', 'over one process on one core', None),
-  ):
-    over = [t / o for t, o in zip(found['together'], found[way])]
-    ratio = _common.median(over)
-    rows.append(
-      (label, f'{ratio:.3f}', f'{min(over):.3f}',
-       f'>= {goal}' if goal else '',
-       ('met' if ratio >= goal else 'missed') if goal else '')
-    )  # fmt: skip
-    ratios[f'together_over_{way}'] = ratio
+  for strategy in flags.strategies.split(','):
+    for way, label, goal in (
+      ('apart', 'two by themselves', 0.95),
+      ('alone', 'one on one core', None),
+    ):
+      over = [t / o for t, o in zip(found[strategy], found[way])]
+      ratio = _common.median(over)
+      rows.append(
+        (strategy, label, f'{ratio:.3f}', f'{min(over):.3f}',
+         f'>= {goal}' if goal else '',
+         ('met' if ratio >= goal else 'missed') if goal else '')
+      )  # fmt: skip
+      ratios[f'{strategy}_over_{way}'] = ratio
   _common.show(
     f'weak scaling, {flags.model}, a core for {flags.batch} x {flags.size} px',
     rows,
