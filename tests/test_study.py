@@ -184,20 +184,29 @@ def test_traffic_is_counted_once_for_all_seeds(pretend, capsys):
 
 def test_bytes_that_a_ring_sends():
   """Four devices: each sends 3/4 of what is gathered, twice it for a sum."""
-  rows = [{'kind': 'all-reduce', 'bytes': 4e6},
-          {'kind': 'all-gather', 'bytes': 8e6}]  # fmt: skip
+  rows = [
+    {'kind': 'all-reduce', 'bytes': 4e6, 'conditional': False},
+    {'kind': 'all-gather', 'bytes': 8e6, 'conditional': False},
+  ]
   each = (2 * 4e6 + 8e6) * 3 / 4
   assert traffic.sent(rows, 4) == pytest.approx(4 * each / 1e6, rel=1e-12)
+  # Two groups of two: half of it within each, and half of a sum between them
+  # in one step of eight.
+  rows.append({'kind': 'all-reduce', 'bytes': 6e6, 'conditional': True})
+  each = (2 * 4e6 + 8e6) / 2 + 2 * 6e6 / 2 / 8
+  assert traffic.sent(rows, 4, 2, 1 / 8) == pytest.approx(4 * each / 1e6)
 
 
 @pytest.mark.slow
-def test_bytes_of_a_compiled_step():
+@pytest.mark.parametrize('strategy, period', [('sync', 1), ('local', 8)])
+def test_bytes_of_a_compiled_step(strategy, period):
   """LeNet's 431,080 parameters and 1,000 for colours, in float32."""
   study = runner.Study('configs/lenet.py', {}, 'unused')
   # Metrics are a few numbers more.
-  want = 4 * 432_080 * 2 / 1e6
-  assert want <= traffic.megabytes(study, _cell(nodes=2)) < want + 1e-3
-  assert traffic.megabytes(study, _cell()) == 0
+  want = 4 * 432_080 * 2 / period / 1e6
+  got = traffic.megabytes(study, _cell(strategy, nodes=2))
+  assert want <= got < want + 1e-3
+  assert traffic.megabytes(study, _cell(strategy)) == 0
 
 
 def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):

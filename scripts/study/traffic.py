@@ -1,8 +1,7 @@
 """What a run's devices send to each other in a step.
 
 The asynchronous strategy counts what it sends and records it. What the others
-send is in their compiled program, from which it is counted here; an exchange
-that they do not make at each step counts as if they did.
+send is in their compiled program, from which it is counted here.
 """
 
 import json
@@ -37,10 +36,32 @@ def megabytes(study: runner.Study, cell: grid.Cell) -> float | None:
   last = (done.stdout.splitlines() or ['{}'])[-1]
   found = json.loads(last).get('targets', {}).get(f'cpu:{cell.workers}', {})
   rows = found.get('train', {}).get('compiled')
-  return None if rows is None else sent(rows, cell.workers)
+  if rows is None:
+    return None
+  s = study.config(cell).strategy
+  if s.name != 'local':
+    return sent(rows, cell.workers)
+  exchanges = s.exchange_probability or 1 / s.period
+  return sent(rows, cell.workers, min(s.groups, cell.workers), exchanges)
 
 
-def sent(rows: list[dict], devices: int) -> float:
-  """MB of the collectives of a program, from `collectives.totals`."""
-  size = sum(r['bytes'] * (1 + (r['kind'] in _TWICE)) for r in rows)
-  return size * (devices - 1) / 1e6
+def sent(
+  rows: list[dict], devices: int, groups: int = 1, exchanges: float = 0.0
+) -> float:
+  """MB (1e6 bytes) of a program's collectives, a step's mean.
+
+  Args:
+    rows: from `collectives.totals`.
+    devices: of the program.
+    groups: that they form; what is in a branch travels between groups, all
+      else within each.
+    exchanges: share of the steps that take the branch.
+  """
+  own = devices // groups
+  # Sums of (devices of a ring - 1) over all rings.
+  within, between = groups * (own - 1), own * (groups - 1) * exchanges
+  size = 0.0
+  for r in rows:
+    rings = between if r['conditional'] else within
+    size += rings * r['bytes'] * (2 if r['kind'] in _TWICE else 1)
+  return size / 1e6
