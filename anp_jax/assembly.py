@@ -29,6 +29,8 @@ class Assembly:
     model: the network.
     init: () -> new TrainState, see `state.Init`.
     like: TrainState of jax.ShapeDtypeStruct, with shardings.
+    one: the same of one network; `like` may be of a group's each.
+    scored: TrainState -> that of the one network that evaluation sees.
     train_step: see `step.make_train_step`.
     eval_step: see `step.make_eval_step`.
   """
@@ -37,6 +39,8 @@ class Assembly:
   model: nn.Module
   init: Callable
   like: state_lib.TrainState
+  one: state_lib.TrainState
+  scored: Callable
   train_step: Callable
   eval_step: Callable
 
@@ -62,14 +66,17 @@ def create(config, mesh, objective, batch_size: int, examples: int) -> Assembly:
     config, objective.classes, mesh_lib.platform(mesh), mesh_lib.DATA
   )
   init = state_lib.Init(model, optimizer, config)
-  like = state_lib.abstract(init, config, mesh)
-  specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
-  parts = (strategies.create(config, specs, init.order), config, mesh, like)
+  one = state_lib.abstract(init, config, mesh)
+  specs = jax.tree.map(lambda s: s.sharding.spec, one.params)
+  strategy = strategies.create(config, specs, init.order)
+  parts = (strategy, config, mesh, one)
   return Assembly(
     total=total,
     model=model,
-    init=init,
-    like=like,
+    init=strategy.start(init),
+    like=strategy.whole(one),
+    one=one,
+    scored=strategy.scored(one),
     train_step=step_lib.make_train_step(
       model, objective, optimizer, optimizer_lib.schedule(*schedule_of), *parts
     ),

@@ -124,10 +124,18 @@ def base() -> ml_collections.ConfigDict:
   s.end = 0.0  # last learning rate over the peak, for cosine and polynomial
 
   c.strategy = t = ml_collections.ConfigDict()
-  t.name = 'sync'  # or invariant, see docs/strategies.md
+  t.name = 'sync'  # or invariant, local, see docs/strategies.md
   t.reduce_dtype = 'float32'  # of the gradient sums between devices
   t.bucket_megabytes = 25.0  # of gradients that leave together
   t.logical_shards = 8  # of the batch, for invariant: of 1, 2, or 4 devices
+  # For local: groups of devices with weights of their own.
+  t.groups = 2  # of neighbours; one device may also have several
+  t.period = 8  # steps between exchanges
+  t.exchange_probability = 0.0  # of an exchange after a step; 0: by period
+  t.outer = 'average'  # what groups go on from; nesterov: DiLoCo's momentum
+  t.outer_learning_rate = 0.7  # for nesterov; 1 without momentum: average
+  t.outer_momentum = 0.9
+  t.moments = 'keep'  # a group's optimizer state in an exchange; or average
 
   c.mesh = x = ml_collections.ConfigDict()
   x.data = -1  # devices that divide the batch; -1: all that remain

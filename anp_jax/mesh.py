@@ -9,15 +9,19 @@ import numpy as np
 from anp_jax import config as config_lib
 
 P = jsharding.PartitionSpec
+GROUP = 'group'
 DATA = 'data'
 MODEL = 'model'
+# The axes that divide the batch, each group's part over the group's devices.
+BATCH = (GROUP, DATA)
 
 
 def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
   """The mesh of config.mesh over all devices of all processes.
 
   Devices of one host stand side by side, whatever order its processes were
-  numbered in: neighbours on the inner axis, 'model', then share a host.
+  numbered in: neighbours on the inner axis, 'model', then share a host, and so
+  does a group that is no larger than one.
 
   Args:
     config: the run's config; -1 stands for all devices that remain.
@@ -25,7 +29,8 @@ def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
     hosts: the host of each process, by index.
 
   Returns:
-    A mesh with the axes 'data' and 'model'.
+    A mesh with the axes 'group', 'data' and 'model'. There is one group, but
+    where the strategy has each group train weights of its own.
 
   Raises:
     ConfigError: if the counts do not fit the devices.
@@ -49,6 +54,8 @@ def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
     )
   for axis in free:
     shape[axis] = len(devices) // known
+  groups = _group_axis(config, shape[DATA])
+  shape = {GROUP: groups, **shape, DATA: shape[DATA] // groups}
   return jsharding.Mesh(
     np.array(devices).reshape(list(shape.values())),
     tuple(shape),
@@ -61,9 +68,14 @@ def platform(mesh: jsharding.Mesh) -> str:
   return mesh.devices.flat[0].platform
 
 
+def batch_devices(mesh: jsharding.Mesh) -> int:
+  """How many parts the mesh divides the batch into."""
+  return mesh.shape[GROUP] * mesh.shape[DATA]
+
+
 def batch_sharding(mesh: jsharding.Mesh) -> jsharding.NamedSharding:
   """Of arrays whose first axis is the global batch."""
-  return jsharding.NamedSharding(mesh, P(DATA))
+  return jsharding.NamedSharding(mesh, P(BATCH))
 
 
 def replicated(mesh: jsharding.Mesh) -> jsharding.NamedSharding:
@@ -148,6 +160,20 @@ def shardings(specs, mesh: jsharding.Mesh):
     specs,
     is_leaf=lambda s: isinstance(s, P),
   )
+
+
+def _group_axis(config, devices):
+  """How many of the devices that divide the batch lie along 'group'."""
+  if config.strategy.name != 'local':
+    return 1
+  groups = config.strategy.groups
+  # Of four groups on six devices, a device would have rows of two.
+  if groups % devices and devices % groups:
+    raise config_lib.ConfigError(
+      f'config.strategy.groups={groups}: expected a number that divides the '
+      f'{devices} devices of the batch, or a multiple of it'
+    )
+  return min(groups, devices)
 
 
 def _fsdp(shape, mesh):

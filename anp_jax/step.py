@@ -41,7 +41,7 @@ def make_train_step(
     strategy: how gradients travel, such as `strategies.sync.Sync`.
     config: the run's config.
     mesh: of the run.
-    like: TrainState of jax.ShapeDtypeStruct, with shardings.
+    like: of one network, TrainState of jax.ShapeDtypeStruct, with shardings.
 
   Returns:
     (state, batch) -> (state, values): the state is donated; values (n,) are
@@ -49,20 +49,21 @@ def make_train_step(
     rows of weight 0; `finite` is 1 where loss, gradient, update and statistics
     are all finite; `vote` is the largest vote of any process.
   """
-  shard = _shard_step(model, objective, strategy, config)
-  specs = jax.tree.map(lambda s: s.sharding.spec, like)
+  shard = strategy.shards(_shard_step(model, objective, strategy, config))
+  whole = strategy.whole(like)
+  specs, own = jax.tree.map(lambda s: s.sharding.spec, whole), strategy.own
   mapped = jax.shard_map(
     shard,
     mesh=mesh,
-    in_specs=(specs.params, specs.stats, P(), P(mesh_lib.DATA)),
-    out_specs=(specs.params, specs.stats, P(), P(), P(), P()),
+    in_specs=(specs.params, specs.stats, P(), P(mesh_lib.BATCH)),
+    out_specs=(specs.params, specs.stats, own, own, own, own),
     # Off, so that a user's module may scan over constants; what travels is
     # explicit in the strategy, and tests read it off the compiled program.
     check_vma=False,
   )
   names = _train_names(objective)
   norm = functools.partial(_norm, platform=mesh_lib.platform(mesh))
-  divided = jax.tree.map(lambda s: any(s), specs.params)
+  divided = jax.tree.map(lambda s: any(s.sharding.spec), like.params)
 
   def update(state, reduced):
     gradients, stats, weight, sums, damaged, vote = reduced
@@ -88,10 +89,12 @@ def make_train_step(
     )
     return state, jnp.stack([jnp.asarray(v, weight.dtype) for v in values])
 
+  update = strategy.updates(update, _joined, like)
+
   def train_step(state, batch):
     return update(state, mapped(state.params, state.stats, state.step, batch))
 
-  shardings = jax.tree.map(lambda s: s.sharding, like)
+  shardings = jax.tree.map(lambda s: s.sharding, whole)
   jit = functools.partial(
     jax.jit,
     donate_argnums=0,
@@ -121,7 +124,7 @@ def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
     logits = logits.astype(config.model.param_dtype)
     values = objective.metrics(logits, batch['label'])
     sums = _weighted_sums(values, batch['weight'].astype(logits.dtype))
-    return lax.psum(sums, mesh_lib.DATA)
+    return lax.psum(sums, mesh_lib.BATCH)
 
   def specs(tree):
     return jax.tree.map(lambda s: s.sharding.spec, tree)
@@ -130,7 +133,7 @@ def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
     jax.shard_map(
       shard,
       mesh=mesh,
-      in_specs=(specs(params_like), specs(stats_like), P(mesh_lib.DATA)),
+      in_specs=(specs(params_like), specs(stats_like), P(mesh_lib.BATCH)),
       out_specs=P(),
       check_vma=False,
     )
@@ -235,6 +238,15 @@ def _split_counts(stats):
     )
 
   return keep(True), keep(False)
+
+
+def _joined(values, weight):
+  """Of groups' values (groups, n) those of the run, by their examples."""
+  share = jnp.maximum(weight, 1)
+  means = (values * (share / share.sum())[:, None]).sum(0)
+  *_, damaged, finite, vote = values.T
+  last = jnp.stack([damaged.sum(), finite.min(), vote.max()])
+  return jnp.concatenate([means[: -len(last)], last])
 
 
 def _norm(tree, platform, divided=None):

@@ -68,7 +68,7 @@ def run(
   compile_cache.enable(config)
   mesh = mesh_lib.create(config, hosts=processes.hosts)
   batch_size = workdir_lib.batch_size(
-    config, workdir, mesh.shape[mesh_lib.DATA]
+    config, workdir, mesh_lib.batch_devices(mesh)
   )
   strategies.check_batch(config, batch_size, mesh)
   marks.mark('devices')
@@ -83,14 +83,18 @@ def run(
   parts = assembly.create(
     config, mesh, objective, batch_size, len(train_source)
   )
-  total, like = parts.total, parts.like
+  total, one = parts.total, parts.one
   train_step, eval_step = parts.train_step, parts.eval_step
 
   # The state: restored, or new.
   if mode == 'train':
     workdir_lib.claim(workdir, config)
   checkpoints = checkpoint_lib.Checkpoints(
-    workdir, config, sources.fingerprint(train_source), like, processes.gather
+    workdir,
+    config,
+    sources.fingerprint(train_source),
+    parts.like,
+    processes.gather,
   )
   restored = checkpoints.restore(which)
   if mode == 'evaluate' and restored is None:
@@ -103,13 +107,13 @@ def run(
   stream = stream_lib.Stream(config, sharding, processes.vote)
   training = mode == 'train' and step < total
   feed = stream.train(train_source, batch_size, step) if training else None
-  state = restored[0] if restored else state_lib.create(parts.init, like)
+  state = restored[0] if restored else state_lib.create(parts.init, parts.like)
   marks.mark('state')
 
   def evaluated():
     batches = stream.evaluation(eval_source)
     batches = processes.each(batches, 'evaluating', step)
-    scores = evaluate.run(eval_step, state, batches)
+    scores = evaluate.run(eval_step, parts.scored(state), batches)
     lost = len(eval_source) - scores['examples']
     _check_damage(
       config, lost, len(eval_source), eval_source.name, not scores['examples']
@@ -126,7 +130,7 @@ def run(
     config, workdir, mesh, total, batch_size, len(train_source), step
   )
   telemetry.note(f'workdir  {workdir}')
-  _introduce(telemetry, config, mesh, like, train_source, eval_source)
+  _introduce(telemetry, config, mesh, one, train_source, eval_source)
   every = {
     name: config_lib.steps(config[name].every, batch_size, len(train_source))
     for name in ('log', 'eval', 'checkpoint')
@@ -165,7 +169,7 @@ def run(
     checkpoints.close()
     # Stopped between the last save and the report.
     if not report.exists(workdir) and jax.process_index() == 0:
-      _report(config, workdir, mesh, like)
+      _report(config, workdir, mesh, one)
     return _last_scores(workdir)
   if step:
     telemetry.note(f'continuing from step {step} of {total}')
@@ -232,7 +236,7 @@ def run(
       workdir_lib.mark_stopped(workdir, step, total, stopping.REASONS[vote])
       print(f'stopped at step {step} of {total}; the same command goes on')
     else:
-      _report(config, workdir, mesh, like)
+      _report(config, workdir, mesh, one)
   return scores
 
 

@@ -15,7 +15,7 @@ OPTIMIZERS = (
   'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
 )  # fmt: skip
 SCHEDULES = ('constant', 'cosine', 'step', 'exponential', 'polynomial')
-STRATEGIES = ('sync', 'invariant')
+STRATEGIES = ('sync', 'invariant', 'local')
 SHARDING_RULES = ('replicate', 'fsdp')
 
 # Of these keys, the values that are allowed (None: checked elsewhere).
@@ -23,6 +23,8 @@ _CHOICES = {
   'optimizer.name': OPTIMIZERS,
   'schedule.name': SCHEDULES,
   'strategy.name': STRATEGIES,
+  'strategy.outer': ('average', 'nesterov'),
+  'strategy.moments': ('keep', 'average'),
   'strategy.reduce_dtype': ('float32', 'bfloat16', 'float64'),
   'model.dtype': ('float32', 'bfloat16', 'float64'),
   'model.param_dtype': ('float32', 'float64'),
@@ -48,6 +50,9 @@ _POSITIVE = (
   'schedule.factor',
   'schedule.power',
   'strategy.bucket_megabytes',
+  'strategy.groups',
+  'strategy.period',
+  'strategy.outer_learning_rate',
   'checkpoint.keep',
   'cluster.rendezvous_timeout',
 )
@@ -73,6 +78,7 @@ _NOT_NEGATIVE = (
 _FRACTIONS = (
   'label_smoothing',
   'ema',
+  'strategy.exchange_probability',
   'schedule.end',
   'model.norm_momentum',
   'data.flip',
@@ -84,6 +90,7 @@ _BELOW_ONE = (
   'optimizer.decay',
   'optimizer.beta1',
   'optimizer.beta2',
+  'strategy.outer_momentum',
 )
 _DURATIONS = (
   'duration',

@@ -38,11 +38,40 @@ def _shape(*shape):
 )
 def test_shapes(config, data, model, devices, want):
   mesh = _mesh(config, data, model, devices)
-  assert mesh.axis_names == ('data', 'model')
-  assert mesh.devices.shape == want
+  assert mesh.axis_names == ('group', 'data', 'model')
+  assert mesh.devices.shape == (1, *want)
   # The order of the devices is that of the list: neighbours share a batch row.
   assert mesh.devices.ravel().tolist() == jax.devices()[:devices]
   assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
+
+
+@pytest.mark.parametrize(
+  'groups, devices, model, want',
+  [
+    (2, 8, 1, (2, 4, 1)),
+    (8, 8, 1, (8, 1, 1)),
+    (2, 8, 2, (2, 2, 2)),
+    (3, 6, 1, (3, 2, 1)),
+    # Fewer devices than groups: each has several.
+    (4, 2, 1, (2, 1, 1)),
+    (6, 1, 1, (1, 1, 1)),
+    (4, 4, 2, (2, 1, 2)),
+  ],
+)
+def test_groups_are_neighbours(config, groups, devices, model, want):
+  config.strategy.name, config.strategy.groups = 'local', groups
+  mesh = _mesh(config, model=model, devices=devices)
+  assert mesh.devices.shape == want
+  assert mesh.devices.ravel().tolist() == jax.devices()[:devices]
+  assert mesh_lib.batch_devices(mesh) == devices // model
+
+
+@pytest.mark.parametrize('groups, devices', [(4, 6), (3, 2), (3, 8)])
+def test_groups_that_do_not_fit_are_refused(config, groups, devices):
+  config.strategy.name, config.strategy.groups = 'local', groups
+  text = f'strategy.groups={groups}: expected .* {devices} devices'
+  with pytest.raises(config_lib.ConfigError, match=text):
+    _mesh(config, devices=devices)
 
 
 def test_all_devices_without_a_list(config):
@@ -67,7 +96,7 @@ def test_platform_and_shardings(config):
   assert {s.data.shape for s in batch.addressable_shards} == {(2,)}
   # Each row lies on both devices of its row of the mesh.
   for row in range(4):
-    for device in mesh.devices[row]:
+    for device in mesh.devices[0, row]:
       shard = next(s for s in batch.addressable_shards if s.device == device)
       np.testing.assert_array_equal(shard.data, [2 * row, 2 * row + 1])
   whole = jax.device_put(np.arange(8), mesh_lib.replicated(mesh))

@@ -280,7 +280,7 @@ def test_without_a_schedule_nothing_is_beside_anything():
 )  # fmt: skip
 def test_dtypes_of_gradients(sums, want):
   rows = [
-    {'kind': kind, 'dtype': dtype, 'elements': n}
+    {'kind': kind, 'dtype': dtype, 'conditional': False, 'elements': n}
     for (kind, dtype), n in sums.items()
   ]
   # Beside the gradients ten numbers are summed.
@@ -311,6 +311,30 @@ def test_a_real_program_is_read_before_and_after_xla():
     assert rows['reduce-scatter']['bytes'] == 4 * 24
     assert rows['all-gather']['bytes'] == 4 * 24
     assert not any(r['beside_compute'] for r in rows.values())
+
+
+def test_what_is_sent_now_and_then_is_told_apart():
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
+
+  def shard(x, due):
+    each = lax.psum(x, 'data')
+    other = lax.cond(due, lambda: lax.psum(each[:2], 'data'), lambda: each[:2])
+    return lax.pmax(other, 'data')
+
+  lowered = jax.jit(
+    jax.shard_map(
+      shard, mesh=mesh, in_specs=(P('data'), P()), out_specs=P(),
+      check_vma=False,
+    )
+  ).lower(jnp.ones((48, 3)), True)  # fmt: skip
+  for found in (
+    collectives.asked(lowered.as_text()),
+    collectives.compiled(lowered.compile().as_text()),
+  ):
+    rows = collectives.totals(found)
+    sent = {(r['conditional'], r['operations'], r['elements']) for r in rows}
+    assert sent == {(True, 1, 6), (False, 2, 36 + 6)}
+    assert collectives.sums(rows) == {'float32': 42}
 
 
 def test_bfloat16_is_seen_where_it_is_asked_for():
@@ -452,9 +476,9 @@ def test_a_batch_size_of_0_is_per_device(config):
 
 def _result(dtype='float32', flops=2e9, beside=0):
   row = {
-    'kind': 'all-reduce', 'dtype': dtype, 'operations': 3, 'elements': 10**6,
-    'bytes': 4 * 10**6, 'asynchronous': beside, 'beside_compute': beside,
-    'beside_products': 0,
+    'kind': 'all-reduce', 'dtype': dtype, 'conditional': False,
+    'operations': 3, 'elements': 10**6, 'bytes': 4 * 10**6,
+    'asynchronous': beside, 'beside_compute': beside, 'beside_products': 0,
   }  # fmt: skip
   memory = dict.fromkeys(('arguments', 'temporary', 'together'), 10**7)
   part = {

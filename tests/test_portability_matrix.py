@@ -82,12 +82,13 @@ def _compiled(network, strategy, target, dtype='float32'):
   return json.loads(done.stdout.splitlines()[-1])['targets'][target]
 
 
-def _sums(rows, dtype):
+def _sums(rows, dtype, conditional=False):
   """Elements that are summed in a dtype, over all kinds of sums."""
   return sum(
     r['elements']
     for r in rows
     if r['dtype'] == dtype
+    and r['conditional'] == conditional
     and r['kind'] in ('all-reduce', 'reduce-scatter', 'all-to-all')
   )
 
@@ -107,9 +108,12 @@ def test_steps_compile(network, strategy, target):
   # Two sums of metrics, the weight and the count of rows without one.
   sent = parameters + statistics + 4
   # Cut into slices, a vector of gradients has to divide by the devices.
-  padding = 0 if strategy == 'sync' else 8 * found['devices']
+  padding = 8 * found['devices'] if strategy == 'invariant' else 0
   for text in ('asked', 'compiled'):
     assert 0 <= _sums(train[text], 'float32') - sent <= padding
+    # Weights and statistics between groups, now and then.
+    exchanged = parameters + statistics if strategy == 'local' else 0
+    assert _sums(train[text], 'float32', conditional=True) == exchanged
   assert train['gradients_asked'] == train['gradients_compiled'] == ['float32']
   assert not any(
     _sums(train[text], narrow)

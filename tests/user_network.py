@@ -35,3 +35,9 @@ class PlainNet(SmallNet):
 
   drop: float = 0.0
   norm: bool = False
+
+
+class WithoutDropout(SmallNet):
+  """What it gives is a function of the batch."""
+
+  drop: float = 0.0

@@ -18,9 +18,14 @@ def create(config, specs, order=()):
     shard_map over the mesh.
   """
   from anp_jax.strategies import invariant
+  from anp_jax.strategies import local
   from anp_jax.strategies import sync
 
-  kinds = {'sync': sync.Sync, 'invariant': invariant.Invariant}
+  kinds = {
+    'sync': sync.Sync,
+    'invariant': invariant.Invariant,
+    'local': local.Local,
+  }
   return kinds[config.strategy.name](config, specs, order)
 
 
@@ -30,7 +35,7 @@ def check_batch(config, batch_size: int, mesh) -> None:
   Raises:
     ConfigError: naming the keys and what would fit.
   """
-  devices = mesh.shape[mesh_lib.DATA]
+  devices = parts = mesh_lib.batch_devices(mesh)
   if config.strategy.name == 'invariant':
     from anp_jax.strategies import invariant
 
@@ -38,8 +43,12 @@ def check_batch(config, batch_size: int, mesh) -> None:
     shards = config.strategy.logical_shards
     divisor = f'config.strategy.logical_shards={shards}'
   else:
-    shards = devices * config.accumulate
-    divisor = f'{devices} devices x config.accumulate={config.accumulate}'
+    divisor = f'{devices} devices'
+    if config.strategy.name == 'local' and config.strategy.groups > devices:
+      parts = config.strategy.groups
+      divisor = f'config.strategy.groups={parts}'
+    shards = parts * config.accumulate
+    divisor += f' x config.accumulate={config.accumulate}'
   if batch_size % shards:
     raise config_lib.ConfigError(
       f'config.batch_size={batch_size} does not divide by {divisor}'
@@ -52,10 +61,10 @@ def check_batch(config, batch_size: int, mesh) -> None:
       f'config.model.norm_group={group}: a device computes {micro} images at '
       f'a time ({batch_size} / ({divisor})), expected a multiple of {group}'
     )
-  if has_batch_norm and not group and shards > devices:
+  if has_batch_norm and not group and shards > parts:
     raise config_lib.ConfigError(
       'config.model.norm_group=0: statistics of the whole batch need it at '
-      f'once, not in {shards // devices} parts a device ({divisor})'
+      f'once, not in {shards // parts} parts a device ({divisor})'
     )
   if (config.data.mixup or config.data.cutmix) and micro % 2:
     raise config_lib.ConfigError(

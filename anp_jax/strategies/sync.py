@@ -19,6 +19,8 @@ class Sync:
 
   # Whether the optimizer's update is a program of its own.
   update_apart = False
+  # Spec of what a group of devices has for itself: here all are one group.
+  own = mesh_lib.P()
 
   def __init__(self, config, specs, order=()):
     """Makes the strategy.
@@ -129,6 +131,36 @@ class Sync:
         wires[i] = jnp.moveaxis(part, 0, self._axes[i])
     totals = [w.astype(x.dtype) for w, x in zip(wires, found, strict=True)]
     return self._tree.unflatten(totals), others
+
+  def start(self, init):
+    """() -> a run's new state, from that for one network."""
+    return init
+
+  def whole(self, like):
+    """A run's abstract state, from that of one network."""
+    return like
+
+  def shards(self, shard):
+    """One device's part of a step, from that for one network."""
+    return shard
+
+  def updates(self, update, join, like):
+    """(state, reduced) -> (state, values), from that for one network.
+
+    Args:
+      update: of one network.
+      join: (groups, n) values and (groups,) weights of their examples, to (n,).
+      like: abstract state of one network, with shardings.
+    """
+    return update
+
+  def scored(self, like):
+    """The run's state -> that of the one network that evaluation sees.
+
+    Args:
+      like: abstract state of one network, with shardings.
+    """
+    return lambda state: state
 
   def _sum(self, x):
     return lax.psum(x, mesh_lib.DATA)

@@ -45,9 +45,10 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   """
   config = config.copy_and_resolve_references()
   mesh = mesh_lib.create(config, list(targets.devices(target)))
-  count = mesh.shape[mesh_lib.DATA]
   if not config.batch_size:
-    config.batch_size = config.batch_size_per_device * count
+    config.batch_size = config.batch_size_per_device * mesh_lib.batch_devices(
+      mesh
+    )
   strategies.check_batch(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
   parts = assembly.create(
@@ -60,20 +61,22 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   found = {
     'device': mesh.devices.flat[0].device_kind,
     'devices': mesh.size,
-    'parameters': sum(s.size for s in jax.tree.leaves(parts.like.params)),
+    'parameters': sum(s.size for s in jax.tree.leaves(parts.one.params)),
     'named_dtype': config.strategy.reduce_dtype,
   }
-  like = parts.like
   batch = assembly.abstract_batch(config, mesh, config.batch_size)
 
   def compile_as(step, function, *arguments):
     keep = functools.partial(_keep, folder, f'{target.text}-{step}')
     return _compile(function, arguments, keep)
 
-  found['train'] = train = compile_as('train', parts.train_step, like, batch)
+  found['train'] = train = compile_as(
+    'train', parts.train_step, parts.like, batch
+  )
   # All that JAX asks to be summed, less the gradients.
   asked = sum(collectives.sums(train['asked']).values())
-  others = asked - found['parameters'] if count > 1 else asked
+  alone = mesh.shape[mesh_lib.DATA] == 1
+  others = asked if alone else asked - found['parameters']
   for text in ('asked', 'compiled'):
     if text in train:
       train[f'gradients_{text}'] = collectives.gradient_dtypes(
@@ -82,7 +85,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   examples = len(sources.open_source(config, training=False))
   size = stream_lib.evaluation_batch(config, examples, mesh.size)
   batch = assembly.abstract_batch(config, mesh, size)
-  like = like.evaluated()
+  like = parts.one.evaluated()
   found['eval'] = compile_as('eval', parts.eval_step, *like, batch)
   return found
 

@@ -20,6 +20,7 @@ _SUMS = ('all-reduce', 'reduce-scatter', 'all-to-all')
 _ASKED = re.compile(
   '"?stablehlo\\.(' + '|'.join(k.replace('-', '_') for k in KINDS) + ')"?'
 )
+_BRANCHES = re.compile(r'"?stablehlo\.(?:case|if)"?\(')
 # An operation's types end the line on which its region ends, if it has one.
 _TYPES = re.compile(r' : \((tensor<.*>)\) -> \(?(tensor<.*>)\)?\s*(?:loc\(|$)')
 _TENSOR = re.compile(r'tensor<((?:\d+x)*)([a-z]\w*)>')
@@ -46,6 +47,7 @@ class Collective:
     elements: dtype, as NumPy names it, and elements of each array: of the whole
       array, which is an all-gather's result and a reduce-scatter's operand.
     size: bytes of all arrays.
+    conditional: whether it stands in a branch, which not every run takes.
     beside: instructions that compute between its beginning and its end; None
       for one that is synchronous.
     products: matrix products and convolutions among them, or within.
@@ -54,14 +56,20 @@ class Collective:
   kind: str
   elements: tuple[tuple[str, int], ...]
   size: int
+  conditional: bool = False
   beside: int | None = None
   products: int = 0
 
 
 def asked(text: str) -> list[Collective]:
   """Those that JAX's StableHLO names; what XLA will insert is not there yet."""
-  found, kind = [], None
+  found, kind, branch = [], None, None
   for line in text.splitlines():
+    indent = len(line) - len(line.lstrip())
+    if branch is None and _BRANCHES.search(line):
+      branch = indent
+    elif indent == branch and line.lstrip().startswith('})'):
+      branch = None
     if match := _ASKED.search(line):
       kind = match[1].replace('_', '-')
     if kind and (types := _TYPES.search(line)):
@@ -72,7 +80,7 @@ def asked(text: str) -> list[Collective]:
         ]
         for side in types.groups()
       ]
-      found.append(_collective(kind, *sides))
+      found.append(_collective(kind, *sides, branch is not None))
       kind = None
   return found
 
@@ -96,6 +104,7 @@ def compiled(text: str) -> list[Collective]:
     wrapped = caller is not None and caller.opcode == 'async-start'
     start = caller if wrapped else i
     done = _done(program, start) if wrapped or kind != i.opcode else None
+    conditional = any(c.opcode == 'conditional' for c in _around(program, i))
     operands = [a for o in i.operands for a in program.instructions[o].arrays]
     # The result of a start repeats its operands, among other things.
     results = (done or i).arrays
@@ -105,25 +114,28 @@ def compiled(text: str) -> list[Collective]:
       working = [b for b in between if _computes(b)]
       beside = len(working)
       products = sum(program.product(b) is not None for b in working)
-    found.append(_collective(kind, operands, results, beside, products))
+    found.append(
+      _collective(kind, operands, results, conditional, beside, products)
+    )
   return found
 
 
 def totals(found: Iterable[Collective]) -> list[dict]:
-  """Sums by kind and dtype, the most bytes first.
+  """Sums by kind, dtype and whether conditional, the most bytes first.
 
   Returns:
-    Dicts of kind, dtype, operations, elements, bytes and, of the bytes:
-    asynchronous, which the program does not wait for at once; beside_compute
-    and beside_products, which travel while something, or a matrix product or
-    convolution, is computed.
+    Dicts of kind, dtype, conditional, operations, elements, bytes and, of the
+    bytes: asynchronous, which the program does not wait for at once;
+    beside_compute and beside_products, which travel while something, or a
+    matrix product or convolution, is computed.
   """
   rows = {}
   for c in found:
     for dtype in dict.fromkeys(d for d, _ in c.elements):
-      row = rows.setdefault((c.kind, dtype), dict(
-        kind=c.kind, dtype=dtype, operations=0, elements=0, bytes=0,
-        asynchronous=0, beside_compute=0, beside_products=0,
+      row = rows.setdefault((c.kind, dtype, c.conditional), dict(
+        kind=c.kind, dtype=dtype, conditional=c.conditional, operations=0,
+        elements=0, bytes=0, asynchronous=0, beside_compute=0,
+        beside_products=0,
       ))  # fmt: skip
       elements = sum(n for d, n in c.elements if d == dtype)
       size = elements * width(dtype) // 8
@@ -137,10 +149,14 @@ def totals(found: Iterable[Collective]) -> list[dict]:
 
 
 def sums(rows: list[dict]) -> dict[str, int]:
-  """Elements that are summed over devices, by floating dtype, from `totals`."""
+  """Elements that every step sums over devices, by dtype, from `totals`.
+
+  Integers, and what is only summed now and then, do not count.
+  """
   result = {}
   for row in rows:
-    if row['kind'] in _SUMS and 'float' in row['dtype']:
+    floating = 'float' in row['dtype']
+    if row['kind'] in _SUMS and floating and not row['conditional']:
       result[row['dtype']] = result.get(row['dtype'], 0) + row['elements']
   return result
 
@@ -166,13 +182,16 @@ def width(dtype: str) -> int:
   return int(digits[0]) if digits else 8
 
 
-def _collective(kind, operands, results, beside=None, products=0):
+def _collective(
+  kind, operands, results, conditional, beside=None, products=0
+):  # fmt: skip
   """Counts the larger side: the whole array, also where each has a part."""
   arrays = max(operands, results, key=_size)
   return Collective(
     kind,
     tuple((_dtype(name), math.prod(shape)) for name, shape in arrays),
     _size(arrays),
+    conditional,
     beside,
     products,
   )
@@ -199,6 +218,12 @@ def _done(program, start):
     if user.opcode.endswith('-done'):
       return user
   return None
+
+
+def _around(program, instruction):
+  """What calls the computation of an instruction, and what calls that."""
+  while instruction := program.caller(instruction):
+    yield instruction
 
 
 def _computes(instruction):

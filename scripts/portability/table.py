@@ -90,10 +90,13 @@ def _collectives(parts):
   result = []
   for text in ('asked', 'compiled'):
     keys = dict.fromkeys(
-      (r['kind'], r['dtype']) for part in parts for r in part.get(text, ())
+      (r['kind'], r['dtype'], r['conditional'])
+      for part in parts
+      for r in part.get(text, ())
     )
-    for key in keys:
-      result.append((f'{text} {" ".join(key)}', _sent(text, key)))
+    for kind, dtype, conditional in keys:
+      name = f'{text} {kind} {dtype}' + ' now and then' * conditional
+      result.append((name, _sent(text, (kind, dtype, conditional))))
   names = ('compute', 'products')
   result += [(f'MB sent beside {n}', _beside(n)) for n in names]
   return result
@@ -102,7 +105,7 @@ def _collectives(parts):
 def _sent(text, key):
   def cell(part):
     for r in part[text]:
-      if (r['kind'], r['dtype']) == key:
+      if (r['kind'], r['dtype'], r['conditional']) == key:
         size = r['bytes']
         # Metrics are some bytes.
         amount = f'{_megabytes(size)} MB' if size >= 5e4 else f'{size} B'
