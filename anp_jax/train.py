@@ -70,7 +70,7 @@ def run(
   batch_size = workdir_lib.batch_size(
     config, workdir, mesh_lib.batch_devices(mesh)
   )
-  strategies.check_batch(config, batch_size, mesh)
+  turns = strategies.check_batch(config, batch_size, mesh)
   marks.mark('devices')
   train_source = sources.open_source(config, training=True)
   eval_source = sources.open_source(config, training=False)
@@ -188,7 +188,7 @@ def run(
         batch = next(feed)
         marks.mark('first batch')
         lowered = train_step.lower(state, batch)
-        telemetry.set_flops(_flops(lowered, config, mesh))
+        telemetry.set_flops(_flops(lowered, turns, config, mesh))
         train_step = lowered.compile()
         compile_cache.release_memory()
         with profile.step(step + 1, state):
@@ -347,19 +347,22 @@ def _count(params) -> int:
 
 def _scored_weights(config):
   if config.ema:
-    return f'of weights and batch statistics averaged with decay {config.ema:g}'
-  return 'of the current weights and running batch statistics'
+    text = f'of weights and batch statistics averaged with decay {config.ema:g}'
+  else:
+    text = 'of the current weights and running batch statistics'
+  if config.strategy.name == 'local':
+    text += f', the mean of {config.strategy.groups} groups'
+  return text
 
 
-def _flops(lowered, config, mesh) -> float:
+def _flops(lowered, turns, config, mesh) -> float:
   """Of one step on all devices; 0 where no peak is known to compare with."""
   kind = mesh.devices.flat[0].device_kind
   if not telemetry_lib.peak_flops(kind, config.model.dtype):
     return 0.0
   # The mapped step's shapes, and so its count, are those of one device; the
-  # loop over micro-batches is counted once.
-  one = flops.count(lowered.as_text())
-  return float(one * mesh.size * config.accumulate)
+  # loop over its parts of the batch is counted once.
+  return float(flops.count(lowered.as_text()) * turns * mesh.size)
 
 
 def _print_scores(step, scores):

@@ -455,3 +455,19 @@ def test_a_batch_that_does_not_divide_over_groups_is_refused():
     match='batch_size=16 does not divide by config.strategy.groups=6 x',
   ):
     _parts(config, 2)
+
+
+@pytest.mark.parametrize(
+  'keys, devices, turns',
+  [
+    ({}, 4, 1),
+    ({'strategy.groups': 4}, 2, 2),
+    ({'strategy.groups': 4, 'accumulate': 2}, 2, 4),
+    ({'strategy.name': 'sync', 'accumulate': 2}, 4, 2),
+    ({'strategy.name': 'invariant'}, 4, 2),
+  ],
+)
+def test_turns_that_a_device_takes(keys, devices, turns):
+  config = _config(**keys)
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  assert strategies.check_batch(config, BATCH, mesh) == turns

@@ -29,8 +29,11 @@ def create(config, specs, order=()):
   return kinds[config.strategy.name](config, specs, order)
 
 
-def check_batch(config, batch_size: int, mesh) -> None:
+def check_batch(config, batch_size: int, mesh) -> int:
   """Refuses a batch that does not divide into whole groups on each device.
+
+  Returns:
+    How many parts of its batch a device computes one after another.
 
   Raises:
     ConfigError: naming the keys and what would fit.
@@ -71,3 +74,4 @@ def check_batch(config, batch_size: int, mesh) -> None:
       f'config.data.mixup and cutmix pair images: {micro} images a device and '
       'micro-batch is not an even number'
     )
+  return shards // devices
