@@ -72,9 +72,11 @@ portability:  ## Compile for TPUs and GPUs that are not here, and test what come
 	$(call run_setup,--accelerator=portability)
 	.venv-portability/bin/python -m pytest -q -m portability $(PYTEST_ARGS)
 
-soak: $(READY)  ## Kill and requeue twenty runs on a Slurm cluster.
+soak: $(READY)  ## Kill runs: twenty on a Slurm cluster, one fifty times.
 	ANP_SOAK_RUNS=20 $(VENV_PYTHON) -m pytest -q -m slurm -k random_moment \
 	  tests/test_slurm.py $(PYTEST_ARGS)
+	ANP_KILLS=50 $(VENV_PYTHON) -m pytest -q -k random_kills \
+	  tests/test_server_processes.py $(PYTEST_ARGS)
 
 lint: $(READY)  ## Check style and format.
 	$(VENV_PYTHON) -m ruff check .

@@ -33,6 +33,7 @@ class Assembly:
     scored: TrainState -> that of the one network that evaluation sees.
     train_step: see `step.make_train_step`.
     eval_step: see `step.make_eval_step`.
+    gradient: see `step.make_gradient`.
   """
 
   total: int
@@ -43,6 +44,7 @@ class Assembly:
   scored: Callable
   train_step: Callable
   eval_step: Callable
+  gradient: Callable
 
 
 def create(config, mesh, objective, batch_size: int, examples: int) -> Assembly:
@@ -81,6 +83,7 @@ def create(config, mesh, objective, batch_size: int, examples: int) -> Assembly:
       model, objective, optimizer, optimizer_lib.schedule(*schedule_of), *parts
     ),
     eval_step=step_lib.make_eval_step(model, objective, *parts),
+    gradient=step_lib.make_gradient(model, objective, *parts),
   )
 
 

@@ -40,6 +40,18 @@ RESUMABLE = (
   'profile',
   'cluster',
   'time_limit',
+  'strategy.servers',
+  'strategy.dedicated',
+  'strategy.mode',
+  'strategy.max_staleness',
+  'strategy.backup_workers',
+  'strategy.compensation',
+  'strategy.wire_dtype',
+  'strategy.lanes',
+  'strategy.ticket_timeout',
+  'strategy.bind',
+  'strategy.tls_certificate',
+  'strategy.tls_key',
 )
 
 _UNITS = ('steps', 'epochs', 'examples')
@@ -124,7 +136,7 @@ def base() -> ml_collections.ConfigDict:
   s.end = 0.0  # last learning rate over the peak, for cosine and polynomial
 
   c.strategy = t = ml_collections.ConfigDict()
-  t.name = 'sync'  # or invariant, local, see docs/strategies.md
+  t.name = 'sync'  # or invariant, local, server: see docs/strategies.md
   t.reduce_dtype = 'float32'  # of the gradient sums between devices
   t.bucket_megabytes = 25.0  # of gradients that leave together
   t.logical_shards = 8  # of the batch, for invariant: of 1, 2, or 4 devices
@@ -136,6 +148,19 @@ def base() -> ml_collections.ConfigDict:
   t.outer_learning_rate = 0.7  # for nesterov; 1 without momentum: average
   t.outer_momentum = 0.9
   t.moments = 'keep'  # a group's optimizer state in an exchange; or average
+  # For server: asynchronous workers and servers of the weights.
+  t.servers = 1  # processes, the first ones, that each keep a slice of weights
+  t.dedicated = False  # these processes do not train beside serving
+  t.mode = 'async'  # bounded: in staleness; synchronous: updates of all workers
+  t.max_staleness = 4  # updates between a gradient's reading and its use
+  t.backup_workers = 0  # that a synchronous update does not wait for
+  t.compensation = 'none'  # staleness: updates are divided by it
+  t.wire_dtype = 'float32'  # of weights and gradients on their way
+  t.lanes = 2  # tickets a worker has in hand: one computes, one travels
+  t.ticket_timeout = 60.0  # seconds of a worker's silence; others take over
+  t.bind = ''  # interface or address that servers listen on; '': the host's own
+  t.tls_certificate = ''  # PEM file with the certificate of all servers
+  t.tls_key = ''  # PEM file with its key; '' both: no encryption
 
   c.mesh = x = ml_collections.ConfigDict()
   x.data = -1  # devices that divide the batch; -1: all that remain
@@ -280,6 +305,9 @@ def difference(saved: dict, config) -> str:
       continue
     if key == 'data.cache' and 'decoded' not in (saved.get(key), have.get(key)):
       continue  # the same files, from memory or not
+    names = sorted((str(saved.get(key)), str(have.get(key))))
+    if key == 'strategy.name' and names == ['server', 'sync']:
+      continue  # one state serves both
     if saved.get(key) != have.get(key):
       return (
         f'config.{key} is {have.get(key)!r}, but the run in this workdir was '

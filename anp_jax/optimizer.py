@@ -94,7 +94,7 @@ def schedule(
 
 
 def create(
-  config, batch_size: int, examples: int, total_steps: int
+  config, batch_size: int, examples: int, total_steps: int, norms: bool = True
 ) -> optax.GradientTransformation:
   """The whole update, from the reduced gradient to what is added to weights.
 
@@ -107,6 +107,8 @@ def create(
     batch_size: images a step, over all devices.
     examples: images an epoch.
     total_steps: steps of the whole run.
+    norms: whether the gradient is clipped by its norm here; not so on a slice
+      of it. The state's structure is the same.
 
   Returns:
     The optax transformation; `update` needs the parameters as well.
@@ -120,7 +122,8 @@ def create(
   if o.clip_value:
     effects.append(optax.clip(o.clip_value))
   if o.clip_norm:
-    effects.append(optax.clip_by_global_norm(o.clip_norm))
+    clip = optax.clip_by_global_norm(o.clip_norm)
+    effects.append(clip if norms else optax.identity())
   if o.weight_decay and o.name not in _OWN_DECAY:
     effects.append(optax.add_decayed_weights(o.weight_decay, decay_mask))
   effects.append(_optimizer(o, rate))

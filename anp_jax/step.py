@@ -49,18 +49,8 @@ def make_train_step(
     rows of weight 0; `finite` is 1 where loss, gradient, update and statistics
     are all finite; `vote` is the largest vote of any process.
   """
-  shard = strategy.shards(_shard_step(model, objective, strategy, config))
+  mapped = make_gradient(model, objective, strategy, config, mesh, like)
   whole = strategy.whole(like)
-  specs, own = jax.tree.map(lambda s: s.sharding.spec, whole), strategy.own
-  mapped = jax.shard_map(
-    shard,
-    mesh=mesh,
-    in_specs=(specs.params, specs.stats, P(), P(mesh_lib.BATCH)),
-    out_specs=(specs.params, specs.stats, own, own, own, own),
-    # Off, so that a user's module may scan over constants; what travels is
-    # explicit in the strategy, and tests read it off the compiled program.
-    check_vma=False,
-  )
   names = _train_names(objective)
   norm = functools.partial(_norm, platform=mesh_lib.platform(mesh))
   divided = jax.tree.map(lambda s: any(s.sharding.spec), like.params)
@@ -105,6 +95,37 @@ def make_train_step(
   replicated = mesh_lib.replicated(mesh)
   return two_programs.TwoPrograms(
     jax.jit(mapped, out_shardings=replicated), jit(update), replicated
+  )
+
+
+def make_gradient(
+  model, objective, strategy, config, mesh, like
+) -> Callable:  # fmt: skip
+  """One shard's gradient, mapped over the mesh; not jitted.
+
+  Args:
+    model: Flax module called (images, train).
+    objective: `objective.Objective`.
+    strategy: how gradients travel, such as `strategies.sync.Sync`.
+    config: the run's config.
+    mesh: of the run.
+    like: of one network, TrainState of jax.ShapeDtypeStruct, with shardings.
+
+  Returns:
+    (params, stats, step, batch) -> (gradients, stats, weight, sums, damaged,
+    vote): sums over the batch, new statistics, and the largest vote.
+  """
+  shard = strategy.shards(_shard_step(model, objective, strategy, config))
+  whole = strategy.whole(like)
+  specs, own = jax.tree.map(lambda s: s.sharding.spec, whole), strategy.own
+  return jax.shard_map(
+    shard,
+    mesh=mesh,
+    in_specs=(specs.params, specs.stats, P(), P(mesh_lib.BATCH)),
+    out_specs=(specs.params, specs.stats, own, own, own, own),
+    # Off, so that a user's module may scan over constants; what travels is
+    # explicit in the strategy, and tests read it off the compiled program.
+    check_vma=False,
   )
 
 

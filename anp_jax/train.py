@@ -1,10 +1,8 @@
 """A run, from config to report: one loop that reads from top to bottom."""
 
 import contextlib
-import os
 
 import jax
-import numpy as np
 
 from anp_jax import assembly
 from anp_jax import checkpoint as checkpoint_lib
@@ -21,6 +19,7 @@ from anp_jax import startup
 from anp_jax import state as state_lib
 from anp_jax import step as step_lib
 from anp_jax import strategies
+from anp_jax import summary
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
@@ -60,6 +59,10 @@ def run(
     NotFinite: if a step gave a number that is not finite.
     Damaged: if too many examples cannot be read.
   """
+  if mode == 'train' and config.strategy.name == 'server':
+    from anp_jax.strategies.server import run as server  # Flight is imported
+
+    return server.run(config, workdir, processes or cluster.Processes(config))
   # Devices, data, model and strategy.
   marks = startup.Marks()
   marks.mark('imports')
@@ -123,14 +126,14 @@ def run(
   if mode == 'evaluate':
     scores = evaluated()
     checkpoints.close()
-    _print_scores(step, scores)
+    summary.print_scores(step, scores)
     return scores
 
-  telemetry = _telemetry(
+  telemetry = summary.telemetry(
     config, workdir, mesh, total, batch_size, len(train_source), step
   )
   telemetry.note(f'workdir  {workdir}')
-  _introduce(telemetry, config, mesh, one, train_source, eval_source)
+  summary.introduce(telemetry, config, mesh, one, train_source, eval_source)
   every = {
     name: config_lib.steps(config[name].every, batch_size, len(train_source))
     for name in ('log', 'eval', 'checkpoint')
@@ -155,7 +158,7 @@ def run(
 
   # Of a run that was stopped before, or in, the evaluation of its last step.
   owes = step > 0 and is_due() and not processes.gather(
-    _is_scored(workdir, step)
+    summary.is_scored(workdir, step)
   )[0]  # fmt: skip
   if not training:
     if owes:
@@ -169,8 +172,8 @@ def run(
     checkpoints.close()
     # Stopped between the last save and the report.
     if not report.exists(workdir) and jax.process_index() == 0:
-      _report(config, workdir, mesh, one)
-    return _last_scores(workdir)
+      summary.report(config, workdir, mesh, one)
+    return summary.last_scores(workdir)
   if step:
     telemetry.note(f'continuing from step {step} of {total}')
   profile = profiling.Profile(
@@ -236,7 +239,7 @@ def run(
       workdir_lib.mark_stopped(workdir, step, total, stopping.REASONS[vote])
       print(f'stopped at step {step} of {total}; the same command goes on')
     else:
-      _report(config, workdir, mesh, one)
+      summary.report(config, workdir, mesh, one)
   return scores
 
 
@@ -305,56 +308,6 @@ def _check_names(train_source, eval_source):
     )
 
 
-def _telemetry(config, workdir, mesh, total, batch_size, examples, step):
-  device = mesh.devices.flat[0]
-  peak = telemetry_lib.peak_flops(device.device_kind, config.model.dtype)
-  return telemetry_lib.Telemetry(
-    workdir,
-    total_steps=total,
-    steps_per_epoch=examples / batch_size,
-    batch_size=batch_size,
-    start_step=step,
-    peak_flops=peak * mesh.size,
-    tensorboard=config.log.tensorboard,
-    primary=jax.process_index() == 0,
-  )
-
-
-def _introduce(telemetry, config, mesh, like, train, evaluated):
-  """Says what this run is, in a few lines."""
-  vocabulary = train.vocabulary
-  classes = f'{len(vocabulary)} classes'
-  if vocabulary.is_anp:
-    classes += (
-      f' of {len(vocabulary.adjectives)} adjectives and '
-      f'{len(vocabulary.nouns)} nouns'
-    )
-  devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
-  size = f'{_count(like.params) / 1e6:.2f} M parameters'
-  for text in (
-    f'model    {config.model.name}, {size}, {config.model.dtype}',
-    f'data     {config.data.source}: {len(train)} training and '
-    f'{len(evaluated)} validation images, {classes}',
-    f'devices  {devices}, {config.batch_size} images a step',
-    f'scores   {_scored_weights(config)}',
-  ):
-    telemetry.note(text)
-
-
-def _count(params) -> int:
-  return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(params))
-
-
-def _scored_weights(config):
-  if config.ema:
-    text = f'of weights and batch statistics averaged with decay {config.ema:g}'
-  else:
-    text = 'of the current weights and running batch statistics'
-  if config.strategy.name == 'local':
-    text += f', the mean of {config.strategy.groups} groups'
-  return text
-
-
 def _flops(lowered, turns, config, mesh) -> float:
   """Of one step on all devices; 0 where no peak is known to compare with."""
   kind = mesh.devices.flat[0].device_kind
@@ -363,33 +316,3 @@ def _flops(lowered, turns, config, mesh) -> float:
   # The mapped step's shapes, and so its count, are those of one device; the
   # loop over its parts of the batch is counted once.
   return float(flops.count(lowered.as_text()) * turns * mesh.size)
-
-
-def _print_scores(step, scores):
-  if jax.process_index() == 0:
-    print(f'checkpoint of step {step}, {scores["examples"]} images')
-    for name, value in scores.items():
-      if name != 'examples':
-        print(f'  {name:16} {telemetry_lib.score(name, value)}')
-
-
-def _is_scored(workdir, step):
-  return any(
-    r['kind'] == 'validation' and r['step'] == step
-    for r in telemetry_lib.read(workdir)
-  )
-
-
-def _last_scores(workdir):
-  lines = [r for r in telemetry_lib.read(workdir) if r['kind'] == 'validation']
-  return lines[-1] if lines else {}
-
-
-def _report(config, workdir, mesh, like):
-  summary = {
-    'parameters': _count(like.params),
-    'devices': f'{mesh.size} x {mesh.devices.flat[0].device_kind}',
-    'scores': _scored_weights(config),
-  }
-  print(report.write(workdir, config_lib.golden(config), summary))
-  print(f'report: {os.path.join(workdir, "report", "report.md")}')

@@ -17,7 +17,7 @@ OPTIMIZERS = (
   'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
 )  # fmt: skip
 SCHEDULES = ('constant', 'cosine', 'step', 'exponential', 'polynomial')
-STRATEGIES = ('sync', 'invariant', 'local')
+STRATEGIES = ('sync', 'invariant', 'local', 'server')
 SHARDING_RULES = ('replicate', 'fsdp')
 
 # Of these keys, the values that are allowed (None: checked elsewhere).
@@ -28,6 +28,9 @@ _CHOICES = {
   'strategy.outer': ('average', 'nesterov'),
   'strategy.moments': ('keep', 'average'),
   'strategy.reduce_dtype': ('float32', 'bfloat16', 'float64'),
+  'strategy.mode': ('async', 'bounded', 'synchronous'),
+  'strategy.compensation': ('none', 'staleness'),
+  'strategy.wire_dtype': ('float32', 'bfloat16'),
   'model.dtype': ('float32', 'bfloat16', 'float64'),
   'model.param_dtype': ('float32', 'float64'),
   'model.version': ('v1.5', 'v1'),
@@ -57,6 +60,9 @@ _POSITIVE = (
   'strategy.outer_learning_rate',
   'checkpoint.keep',
   'cluster.rendezvous_timeout',
+  'strategy.servers',
+  'strategy.lanes',
+  'strategy.ticket_timeout',
 )
 _NOT_NEGATIVE = (
   'seed',
@@ -76,6 +82,8 @@ _NOT_NEGATIVE = (
   'cluster.stall_timeout',
   'cluster.stop_timeout',
   'time_limit',
+  'strategy.max_staleness',
+  'strategy.backup_workers',
 )
 _FRACTIONS = (
   'label_smoothing',
@@ -160,6 +168,8 @@ def validate(config) -> None:
   )  # fmt: skip
   _validate_data(have)
   _validate_sharding(have['sharding'])
+  if have['strategy.name'] == 'server':
+    _validate_server(have)
   for key in ('mesh.data', 'mesh.model'):
     _check(
       have[key] == -1 or have[key] > 0, key, have[key], 'a count of devices, '
@@ -238,6 +248,34 @@ def _validate_data(have) -> None:
     _check(have['data.scale_range'][0] >= have['data.image_size'],
            'data.scale_range', have['data.scale_range'],
            'at least data.image_size')  # fmt: skip
+
+
+def _validate_server(have) -> None:
+  name = have['optimizer.name']
+  _check(
+    name not in ('lars', 'lamb'), 'optimizer.name', name,
+    'another one where strategy.name is server: its trust ratios are norms of '
+    'whole layers, and a server has a slice',
+  )  # fmt: skip
+  mode = have['strategy.mode']
+  backups = have['strategy.backup_workers']
+  _check(
+    not backups or mode == 'synchronous', 'strategy.backup_workers', backups,
+    f"0 where strategy.mode is '{mode}': nobody is waited for there",
+  )  # fmt: skip
+  rules = have['sharding']
+  _check(
+    all(rule == 'replicate' for _, rule in rules), 'sharding', rules,
+    "'replicate' where strategy.name is server: the servers divide the state",
+  )  # fmt: skip
+  pair = [have['strategy.tls_certificate'], have['strategy.tls_key']]
+  _check(
+    all(pair) or not any(pair), 'strategy.tls_key', pair[1],
+    'both tls_certificate and tls_key, or none',
+  )  # fmt: skip
+  for key in ('strategy.tls_certificate', 'strategy.tls_key'):
+    path = have[key]
+    _check(not path or os.path.isfile(path), key, path, 'a file that exists')
 
 
 def _validate_sharding(rules) -> None:

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Trains with N processes on this machine, to try out what a cluster does.
 #
-#   scripts/launch_local.sh N [--devices=D] [--bind] ARGUMENTS OF main.py
+#   scripts/launch_local.sh N [--devices=D] [--bind] [--again=T] ARGUMENTS OF main.py
 #
 # --devices=D  CPU devices of each process (default 1)
 # --bind       a share of the cores for each process
+# --again=T    start a process that was lost again, T times; for strategy `server`
 #
 # SIGINT, SIGTERM and SIGUSR1 go to all processes. When one ends badly, the others
 # get 15 s to do the same. The status is that of the first that ended badly.
@@ -22,15 +23,18 @@ count=$1
 shift
 devices=1
 bind=
+again=
 while [ $# -gt 0 ]; do
   case $1 in
     --devices=*) devices=${1#*=} ;;
     --bind) bind=1 ;;
+    --again=*) again=${1#*=} ;;
     *) break ;;
   esac
   shift
 done
 [[ $devices =~ ^[1-9][0-9]*$ ]] || usage
+[[ $again =~ ^[0-9]*$ ]] || usage
 
 python=${PYTHON:-}
 [ -n "$python" ] || { [ -x .venv/bin/python ] && python=.venv/bin/python; } ||
@@ -50,6 +54,7 @@ pids=()
 for ((i = 0; i < count; i++)); do
   command=("$python" main.py "--coordinator=127.0.0.1:$port"
     "--num_processes=$count" "--process_id=$i" "$@")
+  [ -z "$again" ] || command=(scripts/again.sh "$again" "${command[@]}")
   if [ ${#cores[@]} -gt 0 ]; then
     first=$((i * ${#cores[@]} / count))
     many=$(((i + 1) * ${#cores[@]} / count - first))

@@ -50,28 +50,35 @@ class Ranks:
     port = port or free_port()
     devices = [devices] * count if isinstance(devices, int) else devices
     self.outputs = [folder / f'rank{i}.log' for i in range(count)]
-    self.processes = []
-    for i, output in enumerate(self.outputs):
-      flags = [
-        f'--coordinator=127.0.0.1:{port}',
-        f'--num_processes={count}',
-        f'--process_id={i}',
-      ]
-      with open(output, 'w') as f:
-        self.processes.append(
-          subprocess.Popen(
-            [sys.executable, 'tests/phased.py', 'main.py', *flags,
-             *main_arguments],
-            cwd=ROOT,
-            env={
-              **os.environ,
-              'JAX_NUM_CPU_DEVICES': str(devices[i]),
-              **(environment or {}),
-            },
-            stdout=f,
-            stderr=subprocess.STDOUT,
-          )
-        )  # fmt: skip
+    for output in self.outputs:
+      output.unlink(missing_ok=True)
+    self._flags = [
+      f'--coordinator=127.0.0.1:{port}', f'--num_processes={count}',
+      *main_arguments,
+    ]  # fmt: skip
+    self._devices = devices
+    self._environment = environment or {}
+    self.processes = [self._start(i) for i in range(count)]
+
+  def again(self, rank):
+    """Starts a rank that has ended once more."""
+    self.processes[rank].wait()
+    self.processes[rank] = self._start(rank)
+
+  def _start(self, rank):
+    with open(self.outputs[rank], 'a') as f:
+      return subprocess.Popen(
+        [sys.executable, 'tests/phased.py', 'main.py', f'--process_id={rank}',
+         *self._flags],
+        cwd=ROOT,
+        env={
+          **os.environ,
+          'JAX_NUM_CPU_DEVICES': str(self._devices[rank]),
+          **self._environment,
+        },
+        stdout=f,
+        stderr=subprocess.STDOUT,
+      )  # fmt: skip
 
   def wait(self, timeout=120) -> list[int]:
     """Exit status of each."""

@@ -420,6 +420,15 @@ def test_what_a_step_computes_is_not_resumable():
     assert text.startswith(f'config.{key} is '), key
 
 
+def test_sync_and_server_go_on_with_each_other():
+  config = config_lib.base()
+  saved = _saved(config)
+  config.strategy.name = 'server'
+  assert config_lib.difference(saved, config) == ''
+  config.strategy.name = 'invariant'
+  assert 'strategy.name' in config_lib.difference(saved, config)
+
+
 def test_data_dir(monkeypatch):
   config = config_lib.base()
   monkeypatch.delenv('ANP_DATA', raising=False)
@@ -429,3 +438,22 @@ def test_data_dir(monkeypatch):
   assert config_lib.data_dir(config) == '/sets'
   config.data.dir = '/mine'
   assert config_lib.data_dir(config) == '/mine'
+
+
+@pytest.mark.parametrize(
+  'overrides, message',
+  [
+    ({'optimizer.name': 'lamb'}, 'norms of whole layers'),
+    ({'optimizer.name': 'lars'}, 'norms of whole layers'),
+    ({'strategy.mode': 'asynch'}, "did you mean 'async'"),
+    ({'strategy.backup_workers': '1'}, 'nobody is waited for'),
+    ({'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),
+    ({'strategy.tls_key': 'key.pem'}, 'both tls_certificate and tls_key'),
+    ({'strategy.servers': '0'}, 'strategy.servers=0'),
+    ({'strategy.wire_dtype': 'float16'}, 'float32, bfloat16'),
+  ],
+)
+def test_what_servers_cannot_do_is_refused(overrides, message):
+  keys = {'strategy.name': 'server', **overrides}
+  with pytest.raises(config_lib.ConfigError, match=message):
+    command_line.load(str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys)

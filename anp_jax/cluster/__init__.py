@@ -6,6 +6,7 @@ with cluster.start(config, place, command) as processes:
 
 import contextlib
 import os
+import socket
 import sys
 import time
 import traceback
@@ -38,6 +39,7 @@ class Processes:
     index: of this process.
     count: of processes.
     hosts: the host of each process, by index.
+    place: of this process.
   """
 
   def __init__(self, config, place: places.Place = places.ALONE, link=None):
@@ -48,7 +50,7 @@ class Processes:
       place: of this process.
       link: to the others; None: there are none.
     """
-    self.index, self.count = place.index, place.count
+    self.index, self.count, self.place = place.index, place.count, place
     self.hosts = link.hosts if link else ('',)
     self._link = link
     self._stack = contextlib.ExitStack()
@@ -180,10 +182,15 @@ def start(
     ConfigError: if the processes do not go together, naming rank and host.
     Lost: if one of them did not come in time.
   """
-  if place.count == 1:
+  # Asynchronous ones meet at their servers, and outlive each other.
+  trains = (command or {}).get('--mode') == 'train'
+  apart = config.strategy.name == 'server' and trains
+  if place.count == 1 or apart:
     problem = cards.own_problem()
     if problem:
       raise config_lib.ConfigError(problem)
+    if place.count > 1:
+      labels.begin(f'[{place.index} {socket.gethostname()}] ')
     return Processes(config, place)
   settings = config.cluster
   card = cards.show(place, config, command or {})

@@ -3,6 +3,7 @@
 import atexit
 from collections.abc import Callable
 from collections.abc import Iterator
+import itertools
 import queue
 import threading
 import time
@@ -161,6 +162,7 @@ def on_device(
 def synthetic(
   config, classes: int, sharding, batch_size: int, start: int,
   steps: int | None, size: int, vote: Callable[[], int] = int,
+  where: Callable | None = None,
 ) -> Iterator[dict]:  # fmt: skip
   """Random batches made on the device, a pure function of (seed, step).
 
@@ -173,6 +175,8 @@ def synthetic(
     steps: number of batches; None: endless.
     size: examples of the split; rows past it have weight 0 where steps is set.
     vote: as in `on_device`.
+    where: count of a batch -> (its step, its rows of the global batch), of
+      which `batch_size` is a part then.
 
   Yields:
     Batches like those of `on_device`.
@@ -197,8 +201,10 @@ def synthetic(
     shape = (batch_size, *parts[0].shape[1:])
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
-  step = start
-  while steps is None or step < steps:
+  for count in itertools.count(start):
+    if count == steps:
+      return
+    step, shown = where(count) if where else (count, rows)
     seeds = np.array([config.seed, step, steps is None], np.uint64)
     word = order.mix(order.mix(order.mix(seeds[:1]) + seeds[1]) + seeds[2])
     weight = np.ones(len(rows), np.float32)
@@ -206,7 +212,7 @@ def synthetic(
       weight = (step * batch_size + rows < size).astype(np.float32)
     host = {
       'weight': weight,
-      'row': rows.astype(np.int32),
+      'row': shown.astype(np.int32),
       'vote': np.full(len(rows), vote(), np.int32),
     }
     batch = place(host, sharding, rows, batch_size)
@@ -218,4 +224,3 @@ def synthetic(
     ]
     images, labels = zip(*parts)
     yield batch | {'image': joined(images), 'label': joined(labels)}
-    step += 1

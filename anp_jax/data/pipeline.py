@@ -5,6 +5,7 @@ what came before, so a stream starts at any step and the streams of several
 processes are parts of the same batches.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent import futures
 import dataclasses
@@ -36,6 +37,8 @@ class Plan:
     rows: (n,) int64: this process's rows of the global batch, ascending.
     training: shuffled, augmented and endless; else in order, once.
     start: first step.
+    tickets: count of a batch in this stream -> (step, rows of its global
+      batch); None: the steps from `start` on, `rows` of each.
   """
 
   config: object
@@ -44,20 +47,26 @@ class Plan:
   rows: np.ndarray
   training: bool
   start: int = 0
+  tickets: Callable[[int], tuple[int, np.ndarray]] | None = None
 
   @property
   def steps(self) -> int | None:
     """Batches until all is read once; None when training."""
     return None if self.training else -(-self.size // self.batch_size)
 
-  def indices(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What step `step` reads.
+  def where(self, count: int) -> tuple[int, np.ndarray]:
+    """The step of a batch of this stream, and its rows of the global batch."""
+    return self.tickets(count) if self.tickets else (count, self.rows)
+
+  def indices(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a batch of this stream reads; the step's number is its count.
 
     Returns:
       positions in the stream, indices in the source, both (n,) int64, and
       weights (n,) float32: 0 for rows past the last evaluation example.
     """
-    positions = step * self.batch_size + self.rows
+    step, rows = self.where(count)
+    positions = step * self.batch_size + rows
     if self.training:
       indices = order.shuffled(positions, self.config.seed, self.size)
       return positions, indices, np.ones(len(indices), np.float32)
@@ -89,7 +98,6 @@ def batches(
   """
   registry = registry or damage.Registry(source)
   threads = plan.config.data.threads or len(os.sched_getaffinity(0))
-  rows = plan.rows.astype(np.int32)
   with futures.ThreadPoolExecutor(threads) as pool:
 
     def one_by_one(step, decode):
@@ -99,7 +107,8 @@ def batches(
       made = decode_lib.batches(source, plan, registry, one_by_one, threads)
     else:
       made = _pixels(plan, one_by_one)
-    for image, label, weight in made:
+    for count, (image, label, weight) in enumerate(made, plan.start):
+      rows = plan.where(count)[1].astype(np.int32)
       yield {'image': image, 'label': label, 'weight': weight, 'row': rows}
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from anp_jax.data import damage
 from anp_jax.data import feed
 from anp_jax.data import pipeline
@@ -28,6 +30,30 @@ class Stream:
     """Endless shuffled and augmented batches from step `start` on."""
     return self._feed(source, batch_size, start, training=True)
 
+  def tickets(self, source, batch_size: int, part: int, where) -> feed.Feed:
+    """Batches of training in an order that others decide.
+
+    Args:
+      source: of the examples.
+      batch_size: images of a global batch.
+      part: images of it that this process computes at a time.
+      where: count of a batch in this stream -> (its step, its `part` rows of
+        the global batch); may block, and is asked ahead of the reader and from
+        several threads, for one count more than once.
+    """
+    config = self._config
+    rows = np.arange(part)
+    if source.kind == 'synthetic':
+      batches = feed.synthetic(
+        config, len(source.vocabulary), self._sharding, part, 0, None,
+        len(source), self._vote, where,
+      )  # fmt: skip
+      return feed.Feed(batches, config.data.prefetch)
+    plan = pipeline.Plan(
+      config, len(source), batch_size, rows, training=True, tickets=where
+    )
+    return self._on_device(source, plan, rows, part)
+
   def evaluation(self, source) -> feed.Feed:
     """Every example once, in order."""
     size = evaluation_batch(
@@ -44,13 +70,16 @@ class Stream:
         config, len(source.vocabulary), sharding, batch_size, start,
         plan.steps, len(source), self._vote,
       )  # fmt: skip
-    else:
-      registry = self._registries.setdefault(source, damage.Registry(source))
-      batches = feed.on_device(
-        pipeline.batches(source, plan, registry), sharding, rows, batch_size,
-        self._vote,
-      )  # fmt: skip
-    return feed.Feed(batches, config.data.prefetch)
+      return feed.Feed(batches, config.data.prefetch)
+    return self._on_device(source, plan, rows, batch_size)
+
+  def _on_device(self, source, plan, rows, batch_size):
+    registry = self._registries.setdefault(source, damage.Registry(source))
+    batches = feed.on_device(
+      pipeline.batches(source, plan, registry), self._sharding, rows,
+      batch_size, self._vote,
+    )  # fmt: skip
+    return feed.Feed(batches, self._config.data.prefetch)
 
 
 def evaluation_batch(config, examples: int, devices: int) -> int:

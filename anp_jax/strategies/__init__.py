@@ -25,6 +25,9 @@ def create(config, specs, order=()):
     'sync': sync.Sync,
     'invariant': invariant.Invariant,
     'local': local.Local,
+    # Between servers and workers nothing travels here: a worker's own devices
+    # are synchronous.
+    'server': sync.Sync,
   }
   return kinds[config.strategy.name](config, specs, order)
 

@@ -1,0 +1,123 @@
+"""The servers after the first: each keeps a slice, in server 0's order."""
+
+import threading
+import time
+
+import jax
+from pyarrow import flight
+
+from anp_jax import cluster
+from anp_jax.strategies.server import keeper as keeper_lib
+from anp_jax.strategies.server import meeting
+from anp_jax.strategies.server import service as service_lib
+from anp_jax.strategies.server import wire
+from anp_jax.strategies.server import worker as worker_lib
+
+_RETRY = 0.3  # seconds between two attempts to reach server 0
+
+
+class Follower:
+  """Server k > 0: gets its slice from server 0, and then the order.
+
+  Attributes:
+    done: answers heard: while it grows, this server lives.
+  """
+
+  def __init__(self, index: int, config, workdir: str, place):
+    """Makes it; `run` opens the port."""
+    self.done = 0
+    self._index = index
+    self._config = config
+    self._workdir = workdir
+    self._place = place
+    self._closed = threading.Event()
+    self._shard = None
+
+  def close(self) -> None:
+    """Serves no more."""
+    self._closed.set()
+
+  def run(self, connect, prepare) -> None:
+    """Serves until the run is over.
+
+    Args:
+      connect: () -> `wire.Client` of server 0.
+      prepare: what server 0 says -> `setup.Setup`.
+
+    Raises:
+      cluster.Lost: if server 0 has not answered for
+        config.cluster.rendezvous_timeout.
+    """
+    service, token = None, None
+    patience = self._config.cluster.rendezvous_timeout
+    heard = time.monotonic()
+    while not self._closed.is_set():
+      try:
+        desk = connect()
+        current = meeting.read(self._workdir)[1]
+        if token != current:  # server 0 has been started again
+          if service:
+            service.shutdown()
+          service, address = meeting.open_service(
+            self._config, self._place, self._workdir
+          )
+          token = current
+        said = desk.ask('join', server=self._index, address=address)
+        heard = time.monotonic()
+        if 'term' in said:
+          self._serve(service, desk, said, prepare)
+          service.shutdown()
+          return
+      except meeting.Over:
+        if self._shard:  # of a run before, to one that has just been started
+          return
+      except worker_lib.BROKEN as e:
+        if time.monotonic() - heard > patience:
+          raise cluster.Lost(
+            f'server {self._index}: nothing from server 0 for {patience:g} s: '
+            f'{str(e).splitlines()[0]}'
+          ) from e
+      time.sleep(_RETRY)
+
+  def _serve(self, service, desk, said, prepare):
+    """One term; raises when it is broken off."""
+    name = said['term']
+    if self._shard is None:
+      self._shard = prepare(said).shards[self._index]
+    like = self._shard.like
+    _, data = desk.get('start', term=name, server=self._index)
+    leaves = wire.split(data, jax.tree.leaves(like))
+    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    keeper = keeper_lib.Keeper(
+      self._shard,
+      jax.device_put(state, self._shard.device),
+      service_lib.is_due(said),
+      said['most'],
+    )
+    service.term = service_lib.Term(name, self._shard, keeper)
+    version = keeper.version
+    try:
+      while not self._closed.is_set():
+        found = self._entries(desk, name, version)
+        self.done += 1
+        for order, parts in found['entries']:
+          keeper.submit(order, parts)
+          version = order + 1
+        if keeper.error:
+          desk.ask('fail', term=name, text=keeper.error)
+        if found['ended']:
+          return
+    finally:
+      service.term = None
+      keeper.close()
+
+  def _entries(self, desk, name, version):
+    """What follows; a moment's silence of server 0 is not its end."""
+    deadline = time.monotonic() + 5
+    while True:
+      try:
+        return desk.ask('entries', term=name, since=version, server=self._index)
+      except flight.FlightUnavailableError as e:
+        if 'another term' in str(e) or time.monotonic() > deadline:
+          raise
+        time.sleep(_RETRY)

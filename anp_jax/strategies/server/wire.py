@@ -1,0 +1,171 @@
+"""What travels between workers and servers, over Apache Arrow Flight.
+
+Vectors go as streams of record batches of one column of bytes, a few megabytes
+each; small requests as JSON. Every call carries the run's token.
+"""
+
+import hmac
+import json
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+# Bytes of a record batch: below 1 MB each costs too much, above 10 MB nothing
+# overlaps any more.
+BATCH = 4 * 2**20
+_HEADER = 'authorization'
+_SCHEMA = pa.schema([('bytes', pa.uint8())])
+
+
+class Gate(flight.ServerMiddlewareFactory):
+  """Refuses, before anything is read, a call without the token."""
+
+  def __init__(self, token: str):
+    self._expected = f'Bearer {token}'
+
+  def start_call(self, info, headers):
+    """Called by Flight for each call; header names are in lower case."""
+    del info
+    for shown in headers.get(_HEADER, ()):
+      if hmac.compare_digest(shown.encode(), self._expected.encode()):
+        return
+    raise flight.FlightUnauthenticatedError('wrong token: not of this run')
+
+
+class Client:
+  """One server, as seen from another process."""
+
+  def __init__(
+    self, address: str, token: str, certificate: bytes | None = None,
+    timeout: float = 60.0,
+  ):  # fmt: skip
+    """Connects when it is first used.
+
+    Args:
+      address: 'grpc://host:port', or grpc+tls.
+      token: of the run.
+      certificate: PEM, that a server with TLS must show.
+      timeout: seconds of each call.
+    """
+    more = {'tls_root_certs': certificate} if certificate else {}
+    self._client = flight.FlightClient(
+      address,
+      generic_options=[
+        ('grpc.max_receive_message_length', -1),
+        # A server that has gone is asked again soon after it came back.
+        ('grpc.max_reconnect_backoff_ms', 1000),
+      ],
+      **more,
+    )
+    self._options = flight.FlightCallOptions(
+      timeout=timeout,
+      headers=[(_HEADER.encode(), f'Bearer {token}'.encode())],
+    )
+
+  def ask(self, name: str, **request) -> dict:
+    """A request and its answer, both JSON."""
+    action = flight.Action(name, json.dumps(request).encode())
+    (result,) = self._client.do_action(action, self._options)
+    return json.loads(result.body.to_pybytes())
+
+  def get(self, name: str, **request) -> tuple[dict, np.ndarray]:
+    """Asks for bytes.
+
+    Returns:
+      what is said beside them, and (n,) uint8.
+    """
+    ticket = flight.Ticket(json.dumps({'name': name, **request}).encode())
+    reader = self._client.do_get(ticket, self._options)
+    said = json.loads(reader.schema.metadata[b'said'])
+    return said, _received(reader, said['bytes'])
+
+  def put(self, request: dict, parts) -> None:
+    """Sends arrays; returns once the server has taken them.
+
+    Args:
+      request: JSON.
+      parts: arrays, of which the bytes follow one another.
+    """
+    said = {**request, 'bytes': sum(p.nbytes for p in parts)}
+    descriptor = flight.FlightDescriptor.for_command(json.dumps(said))
+    writer, reader = self._client.do_put(descriptor, _SCHEMA, self._options)
+    with writer:
+      for batch in _batches(parts):
+        writer.write_batch(batch)
+      writer.done_writing()
+      reader.read()  # an answer, or the server's error
+
+  def close(self) -> None:
+    """Hangs up."""
+    self._client.close()
+
+
+def stream(said: dict, parts) -> flight.RecordBatchStream:
+  """The answer to a `get`."""
+  said = {**said, 'bytes': sum(p.nbytes for p in parts)}
+  schema = _SCHEMA.with_metadata({'said': json.dumps(said)})
+  batches = list(_batches(parts, schema))
+  # Arrow's own reader: Python is not asked for each batch.
+  reader = pa.RecordBatchReader.from_batches(schema, batches)
+  return flight.RecordBatchStream(reader)
+
+
+def taken(reader, size: int) -> np.ndarray:
+  """What a `put` sends, (size,) uint8; ValueError for any other size."""
+  return _received(reader, size)
+
+
+def split(data: np.ndarray, likes) -> list[np.ndarray]:
+  """Bytes as the arrays that they were.
+
+  Args:
+    data: (n,) uint8.
+    likes: shapes and dtypes.
+
+  Raises:
+    ValueError: if they have another size.
+  """
+  want = sum(nbytes(like) for like in likes)
+  if data.nbytes != want:
+    raise ValueError(f'{data.nbytes} bytes, expected {want}')
+  arrays, at = [], 0
+  for like in likes:
+    part = data[at : at + nbytes(like)]
+    arrays.append(part.view(like.dtype).reshape(like.shape))
+    at += nbytes(like)
+  return arrays
+
+
+def nbytes(like) -> int:
+  """Of an array with this shape and dtype."""
+  return int(np.prod(like.shape)) * np.dtype(like.dtype).itemsize
+
+
+def _batches(parts, schema=_SCHEMA):
+  for part in parts:
+    # Views: nothing is copied before the socket.
+    data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    column = pa.Array.from_buffers(
+      pa.uint8(), data.size, [None, pa.py_buffer(data)]
+    )
+    for start in range(0, data.size, BATCH):
+      yield pa.RecordBatch.from_arrays(
+        [column.slice(start, BATCH)], schema=schema
+      )
+
+
+def _received(reader, size):
+  data = np.empty(size, np.uint8)
+  at = 0
+  for chunk in reader:
+    column = chunk.data.column(0)
+    if column.type != pa.uint8() or column.null_count:
+      raise ValueError(f'a column of {column.type}, expected bytes')
+    if at + len(column) > size:
+      raise ValueError(f'more than the {size} bytes announced')
+    data[at : at + len(column)] = column.to_numpy()
+    at += len(column)
+  if at != size:
+    raise ValueError(f'{at} bytes came, expected {size}')
+  return data

@@ -1,0 +1,100 @@
+"""What a run says of itself, at its start and at its end."""
+
+import os
+import time
+
+import jax
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax import report as report_lib
+from anp_jax import telemetry as telemetry_lib
+
+
+def telemetry(
+  config, workdir, mesh, total, batch_size, examples, step,
+  clock=time.monotonic,
+) -> telemetry_lib.Telemetry:  # fmt: skip
+  """The telemetry of a run that goes on from `step`."""
+  device = mesh.devices.flat[0]
+  peak = telemetry_lib.peak_flops(device.device_kind, config.model.dtype)
+  return telemetry_lib.Telemetry(
+    workdir,
+    total_steps=total,
+    steps_per_epoch=examples / batch_size,
+    batch_size=batch_size,
+    start_step=step,
+    peak_flops=peak * mesh.size,
+    tensorboard=config.log.tensorboard,
+    primary=jax.process_index() == 0,
+    clock=clock,
+  )
+
+
+def introduce(to, config, mesh, like, train, evaluated) -> None:
+  """Says what this run is, in a few lines, to its telemetry."""
+  vocabulary = train.vocabulary
+  classes = f'{len(vocabulary)} classes'
+  if vocabulary.is_anp:
+    classes += (
+      f' of {len(vocabulary.adjectives)} adjectives and '
+      f'{len(vocabulary.nouns)} nouns'
+    )
+  devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
+  size = f'{_count(like.params) / 1e6:.2f} M parameters'
+  for text in (
+    f'model    {config.model.name}, {size}, {config.model.dtype}',
+    f'data     {config.data.source}: {len(train)} training and '
+    f'{len(evaluated)} validation images, {classes}',
+    f'devices  {devices}, {config.batch_size} images a step',
+    f'scores   {_scored_weights(config)}',
+  ):
+    to.note(text)
+
+
+def is_scored(workdir: str, step: int) -> bool:
+  """Whether this step's evaluation is in metrics.jsonl."""
+  return any(
+    r['kind'] == 'validation' and r['step'] == step
+    for r in telemetry_lib.read(workdir)
+  )
+
+
+def last_scores(workdir: str) -> dict:
+  """The last evaluation in metrics.jsonl; {} if there is none."""
+  lines = [r for r in telemetry_lib.read(workdir) if r['kind'] == 'validation']
+  return lines[-1] if lines else {}
+
+
+def print_scores(step: int, scores: dict) -> None:
+  """Prints the scores of a checkpoint, on one process."""
+  if jax.process_index() == 0:
+    print(f'checkpoint of step {step}, {scores["examples"]} images')
+    for name, value in scores.items():
+      if name != 'examples':
+        print(f'  {name:16} {telemetry_lib.score(name, value)}')
+
+
+def report(config, workdir: str, mesh, like) -> None:
+  """Writes the run's page and prints its tables."""
+  facts = {
+    'parameters': _count(like.params),
+    'devices': f'{mesh.size} x {mesh.devices.flat[0].device_kind}',
+    'scores': _scored_weights(config),
+  }
+  print(report_lib.write(workdir, config_lib.golden(config), facts))
+  print(f'report: {os.path.join(workdir, "report", "report.md")}')
+
+
+def _count(params) -> int:
+  return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(params))
+
+
+def _scored_weights(config):
+  if config.ema:
+    text = f'of weights and batch statistics averaged with decay {config.ema:g}'
+  else:
+    text = 'of the current weights and running batch statistics'
+  if config.strategy.name == 'local':
+    text += f', the mean of {config.strategy.groups} groups'
+  return text

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Starts a command again when it was lost: killed, or with status 75.
+#
+#   scripts/again.sh TIMES COMMAND...
+#
+# For the processes of the strategy `server`, which come back to a run that goes
+# on without them. SIGINT, SIGTERM and SIGUSR1 are passed on, and end this too.
+set -uo pipefail
+left=${1:?TIMES is missing}
+shift
+told=
+
+pass_on() {
+  told=1
+  kill "-$1" "$child" 2>/dev/null
+}
+for signal in INT TERM USR1; do
+  # shellcheck disable=SC2064
+  trap "pass_on $signal" $signal
+done
+
+while :; do
+  # Background processes of a script ignore SIGINT, unless it is given back.
+  (
+    trap - INT
+    exec "$@"
+  ) &
+  child=$!
+  while :; do
+    wait "$child"
+    status=$?
+    # A trap ends `wait` before the child has ended.
+    kill -0 "$child" 2>/dev/null || break
+  done
+  [ -z "$told" ] || exit "$status"
+  [ "$status" = 75 ] || [ "$status" -gt 128 ] || exit "$status"
+  [ "$left" -gt 0 ] || exit "$status"
+  left=$((left - 1))
+  echo "lost with status $status: starting it again ($left times more)" >&2
+done

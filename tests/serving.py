@@ -1,0 +1,78 @@
+"""Asynchronous runs in one process, a thread for each process of the run."""
+
+import threading
+import time
+
+import jax
+
+from anp_jax import cluster
+from anp_jax import telemetry
+from anp_jax.cluster import places
+from anp_jax.strategies.server import run as server_run
+
+TINY = {
+  'strategy.name': 'server',
+  'log.every': '1 steps',
+  'log.tensorboard': False,
+}
+
+
+def config_of(config, **keys):
+  """A copy of a config with these keys."""
+  config = config.copy_and_resolve_references()
+  for key, value in {**TINY, **keys}.items():
+    group, _, leaf = key.rpartition('.')
+    target = config
+    for part in group.split('.') if group else ():
+      target = target[part]
+    target[leaf] = value
+  return config
+
+
+def on_devices(monkeypatch, count):
+  """Each process of a run sees this many devices."""
+  devices = jax.devices()[:count]
+  monkeypatch.setattr(jax, 'local_devices', lambda **_: devices)
+  monkeypatch.setattr(jax, 'local_device_count', lambda: count)
+
+
+def run(config, workdir, count=1):
+  """A run of `count` processes; the scores of process 0.
+
+  Raises:
+    Whatever a process raises.
+  """
+  errors = []
+
+  def one(index):
+    place = places.Place('test', index, count, hosts=1)
+    mine = config.copy_and_resolve_references()
+    with cluster.Processes(mine, place) as processes:
+      return server_run.run(mine, str(workdir), processes)
+
+  def other(index):
+    try:
+      one(index)
+    except BaseException as e:  # noqa: BLE001 - raised below
+      errors.append(e)
+
+  threads = [
+    threading.Thread(target=other, args=(i,), daemon=True)
+    for i in range(1, count)
+  ]
+  for thread in threads:
+    thread.start()
+  scores = one(0)
+  end = time.monotonic() + 20
+  for thread in threads:
+    thread.join(max(end - time.monotonic(), 0))
+    assert not thread.is_alive(), 'a process did not come to its end'
+  if errors:
+    raise errors[0]
+  return scores
+
+
+def losses(workdir):
+  """Kind and step to loss, of metrics.jsonl."""
+  lines = telemetry.read(str(workdir))
+  return {(r['kind'], r['step']): r['loss'] for r in lines}

@@ -1,0 +1,174 @@
+"""The server strategy equals what it must equal, in one process of threads."""
+
+import jax
+import numpy as np
+import pytest
+
+from anp_jax import train
+from anp_jax.strategies.server import log as log_lib
+from anp_jax.strategies.server import replay
+from tests import launching
+from tests import serving
+
+# Tiny, with all that a state can hold: momentum, statistics, averages.
+_FULL = {
+  'data.image_size': 8,
+  'model.name': 'tests.user_network:SmallNet',
+  'model.norm_group': 4,
+  'ema': 0.9,
+  'optimizer.clip_norm': 1.0,
+  'data.mixup': 0.2,
+}
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+  serving.on_devices(monkeypatch, 1)
+
+
+def _weights(workdir):
+  return launching.weights(workdir)
+
+
+def _same_bits(a, b):
+  assert a.keys() == b.keys()
+  for name, leaf in a.items():
+    assert np.asarray(leaf).tobytes() == np.asarray(b[name]).tobytes(), name
+
+
+def _close(a, b, tolerance):
+  assert a.keys() == b.keys()
+  for name, leaf in a.items():
+    np.testing.assert_allclose(
+      leaf, b[name], rtol=tolerance, atol=tolerance, err_msg=name
+    )
+
+
+def _replayed(config, workdir, version):
+  """Leaves of the state that the log alone gives, named like `_weights`."""
+  state = replay.replay(config, log_lib.read(str(workdir)), version)
+  return {
+    '/'.join((str(version), *_names(path))): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+  }
+
+
+def _names(path):
+  return [str(getattr(k, 'key', getattr(k, 'name', k))) for k in path]
+
+
+def _tickets(workdir):
+  records = log_lib.read(str(workdir))
+  return [p['ticket'] for r in records if 'order' in r for p in r['parts']]
+
+
+def test_one_worker_is_sync(tmp_path, config, one_device, monkeypatch):
+  alone = serving.config_of(config, **_FULL, **{'strategy.lanes': 1})
+  scores = serving.run(alone, tmp_path / 'server')
+  monkeypatch.setattr(jax, 'devices', jax.local_devices)
+  sync = serving.config_of(config, **_FULL, **{'strategy.name': 'sync'})
+  wanted = train.run(sync, str(tmp_path / 'sync'))
+  # The gradient and the update are two programs, which XLA rounds elsewhere:
+  # 2^-24 an operation, over 12 steps.
+  _close(_weights(tmp_path / 'sync'), _weights(tmp_path / 'server'), 2e-5)
+  assert scores['loss'] == pytest.approx(wanted['loss'], rel=1e-5)
+  found = serving.losses(tmp_path / 'server')
+  for key, loss in serving.losses(tmp_path / 'sync').items():
+    assert found[key] == pytest.approx(loss, rel=1e-5), key
+  assert _tickets(tmp_path / 'server') == [[s, 0] for s in range(12)]
+
+
+def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
+  runs = []
+  for servers in (1, 2, 3):
+    keys = {
+      'strategy.servers': servers,
+      'strategy.dedicated': True,
+      'strategy.lanes': 1,
+      'optimizer.name': 'adamw',
+    }
+    cut = serving.config_of(config, **_FULL, **keys)
+    serving.run(cut, tmp_path / str(servers), servers + 1)
+    runs.append(_weights(tmp_path / str(servers)))
+  _same_bits(runs[0], runs[1])
+  _same_bits(runs[0], runs[2])
+
+
+@pytest.mark.parametrize(
+  'workers', [2, pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_synchronous_mode_is_sync_on_as_many_devices(
+  tmp_path, config, monkeypatch, workers
+):  # fmt: skip
+  serving.on_devices(monkeypatch, 1)
+  # Without dropout: its masks belong to the rows that a device computes.
+  keys = {
+    'model.name': 'tests.user_network:PlainNet',
+    'model.norm_group': 4,
+    'data.image_size': 8,
+  }
+  many = serving.config_of(config, **keys, **{'strategy.mode': 'synchronous'})
+  serving.run(many, tmp_path / 'server', workers)
+  devices = jax.devices()[:workers]
+  monkeypatch.setattr(jax, 'devices', lambda: devices)
+  sync = serving.config_of(config, **keys, **{'strategy.name': 'sync'})
+  train.run(sync, str(tmp_path / 'sync'))
+  # As above, and sums over shards in another order.
+  _close(_weights(tmp_path / 'sync'), _weights(tmp_path / 'server'), 2e-5)
+
+
+@pytest.mark.parametrize(
+  'keys',
+  [
+    {},
+    pytest.param(
+      {'strategy.servers': 2, 'strategy.wire_dtype': 'bfloat16'},
+      marks=pytest.mark.slow,
+    ),
+    {'strategy.mode': 'bounded', 'strategy.max_staleness': 1},
+    pytest.param(
+      {'strategy.compensation': 'staleness', 'optimizer.name': 'rmsprop'},
+      marks=pytest.mark.slow,
+    ),
+    {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
+  ],
+  ids=['async', 'bfloat16', 'bounded', 'compensated', 'backup'],
+)
+def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
+  config = serving.config_of(config, **_FULL, **keys)
+  serving.run(config, tmp_path, 3)
+  saved = _weights(tmp_path)
+  _same_bits(saved, _replayed(config, tmp_path, 12))
+  records = log_lib.read(str(tmp_path))
+  used = sorted(map(tuple, _tickets(tmp_path)))
+  shards = 2 if keys.get('strategy.mode') == 'synchronous' else 1
+  assert used == [(s, i) for s in range(12) for i in range(shards)]
+  stale = log_lib.staleness(records)
+  if keys.get('strategy.mode') == 'bounded':
+    assert max(stale) <= 1
+  if shards == 2:
+    assert set(stale) == {0}
+
+
+def test_resumes_as_itself_and_as_sync(
+  tmp_path, config, one_device, monkeypatch, capsys
+):  # fmt: skip
+  keys = {**_FULL, 'schedule.name': 'constant', 'strategy.lanes': 1}
+  straight = serving.config_of(config, **keys)
+  serving.run(straight, tmp_path / 'straight')
+  half = serving.config_of(config, **keys, duration='6 steps')
+  serving.run(half, tmp_path / 'parts')
+  serving.run(straight, tmp_path / 'parts')
+  assert 'continuing from step 6 of 12' in capsys.readouterr().out
+  _same_bits(_weights(tmp_path / 'straight'), _weights(tmp_path / 'parts'))
+  _same_bits(
+    _weights(tmp_path / 'parts'), _replayed(straight, tmp_path / 'parts', 12)
+  )
+  monkeypatch.setattr(jax, 'devices', jax.local_devices)
+  longer = serving.config_of(
+    config, **keys, **{'duration': '16 steps', 'strategy.name': 'sync'}
+  )
+  scores = train.run(longer, str(tmp_path / 'parts'))
+  assert scores['examples'] == 64
+  assert 'continuing from step 12 of 16' in capsys.readouterr().out
+  assert ('train', 16) in serving.losses(tmp_path / 'parts')

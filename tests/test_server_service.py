@@ -1,0 +1,303 @@
+"""A server's port: what it carries, and what it refuses without harm."""
+
+import json
+import subprocess
+import threading
+
+import jax
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cards
+from anp_jax.cluster import places
+from anp_jax.strategies.server import desk as desk_lib
+from anp_jax.strategies.server import keeper as keeper_lib
+from anp_jax.strategies.server import log as log_lib
+from anp_jax.strategies.server import meeting
+from anp_jax.strategies.server import service as service_lib
+from anp_jax.strategies.server import setup as setup_lib
+from anp_jax.strategies.server import wire
+from tests import serving
+
+
+class _Server:
+  """Server 0 of a run of one server, on zeros."""
+
+  def __init__(self, config, folder):
+    self.setup = setup = setup_lib.create(config)
+    zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), setup.parts.like)
+    start = setup.shards[0].start(zeros)
+    place = places.Place('test', 0, 1)
+    self.card = cards.show(place, config, {})
+    self.keeper = keeper_lib.Keeper(setup.shards[0], start, lambda v: False, 9)
+    self.log = log_lib.Log(str(folder), 0, {})
+    self.service, address = meeting.open_service(config, place, str(folder))
+    self.term = self.service.term = service_lib.Lead(
+      'now', setup.shards[0], self.keeper,
+      desk_lib.Desk(config, 5, 0, set()), self.log, [start], address,
+      self.card, {'batch_size': 16, 'shards': 1},
+    )  # fmt: skip
+    self.client = meeting.connect(config, str(folder))
+    self.address, self.token = meeting.read(str(folder))
+
+  @property
+  def sizes(self):
+    return [flat.size for flat in self.setup.flats]
+
+  def arrays(self, value=1.0):
+    return [np.full(size, value, np.float32) for size in self.sizes]
+
+  def push(self, arrays, **more):
+    request = {
+      'term': 'now', 'worker': 'a', 'ticket': (0, 0), 'dtype': 'float32',
+    }  # fmt: skip
+    self.client.put({**request, **more}, arrays)
+
+  def close(self):
+    self.client.close()
+    self.keeper.close()
+    self.log.close()
+    self.service.shutdown()
+
+  def unchanged(self):
+    assert self.keeper.version == 0
+    assert not self.keeper._staged
+    _, state = self.keeper.read(0, 0)
+    assert not np.concatenate(self.setup.shards[0].weights(state)).any()
+    assert self.term.desk.version == 0
+    assert self.term.failed == ''
+
+
+@pytest.fixture
+def server(config, tmp_path, monkeypatch):
+  serving.on_devices(monkeypatch, 1)
+  config = serving.config_of(
+    config,
+    **{
+      'model.name': 'tests.user_network:SmallNet',
+      'schedule.warmup': '0 steps',
+    },
+  )
+  made = _Server(config, tmp_path)
+  yield made
+  made.close()
+
+
+def _update(server, worker='a'):
+  """One update, as a worker makes it; what its commit was answered."""
+  ask = server.client.ask
+  ticket = ask('take', term='now', worker=worker)['ticket']
+  said = {}
+  while 'version' not in said:  # the first update is being compiled
+    said, data = server.client.get(
+      'weights', term='now', worker=worker, ticket=ticket
+    )
+  weights, _ = wire.split(data, server.arrays())
+  server.push(server.arrays(), ticket=ticket, worker=worker)
+  values = {'loss': 1.0, 'damaged': 0.0, 'waited': 0.0, 'bytes': 8.0}
+  part = {
+    'ticket': ticket, 'reads': [said['version']], 'weight': 16.0,
+    'values': values,
+  }  # fmt: skip
+  return weights, ask('commit', term='now', worker=worker, part=part)
+
+
+def test_an_update_goes_round(server):
+  hello = server.client.ask('hello', worker='a', card=server.card, devices=1)
+  assert hello['term'] == 'now' and hello['batch_size'] == 16
+  weights, answer = _update(server)
+  assert answer == {} and not weights.any()
+  # The next reader waits until it is applied.
+  weights, _ = _update(server)
+  assert weights.any()
+  assert server.term.updates[0][2][0]['values']['loss'] == 1.0
+
+
+def test_wrong_token_is_refused(server):
+  stranger = wire.Client(server.address, 'guessed')
+  for call in (
+    lambda: stranger.ask('take', term='now', worker='a'),
+    lambda: stranger.get('weights', term='now', worker='a', ticket=(0, 0)),
+    lambda: stranger.put({'term': 'now'}, server.arrays()),
+  ):
+    with pytest.raises(flight.FlightUnauthenticatedError, match='token'):
+      call()
+  stranger.close()
+  server.unchanged()
+
+
+def test_token_is_the_owners_alone(server, tmp_path):
+  assert (tmp_path / meeting.NAME).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    (lambda a: [a[0][:-1], a[1]], 'bytes, expected'),
+    (lambda a: [a[0], a[1], a[1]], 'bytes, expected'),
+    (lambda a: [a[0] * np.nan, a[1]], 'not finite'),
+    (lambda a: [a[0], a[1] + np.inf], 'not finite'),
+  ],
+  ids=['short', 'long', 'nan', 'inf'],
+)
+def test_unfit_gradient_changes_nothing(server, change, message):
+  with pytest.raises(flight.FlightError, match=f'refused: .*{message}'):
+    server.push(change(server.arrays()))
+  server.unchanged()
+  assert _update(server)[1] == {}
+
+
+def test_large_finite_gradient_is_fit(server):
+  server.push(server.arrays(3e38))
+  assert len(server.keeper._staged) == 1
+
+
+def test_other_dtype_and_term_are_refused(server):
+  with pytest.raises(flight.FlightError, match='in float64, expected float32'):
+    server.push(server.arrays(), dtype='float64')
+  with pytest.raises(flight.FlightUnavailableError, match='another term'):
+    server.push(server.arrays(), term='before')
+  server.unchanged()
+
+
+def test_bytes_that_lie_are_refused(server):
+  """A stream that holds more, or other things, than it announces."""
+  size = sum(a.nbytes for a in server.arrays())
+  descriptor = flight.FlightDescriptor.for_command(
+    json.dumps({
+      'term': 'now', 'worker': 'a', 'ticket': (0, 0), 'dtype': 'float32',
+      'bytes': size,
+    })
+  )  # fmt: skip
+  options = flight.FlightCallOptions(
+    timeout=20,
+    headers=[(b'authorization', f'Bearer {server.token}'.encode())],
+  )
+  plain = flight.FlightClient(server.address)
+  for column in (
+    pa.array(np.zeros(size + 1, np.uint8)),
+    pa.array(np.zeros(size - 1, np.uint8)),
+    pa.array(np.zeros(size // 8, np.float64)),
+    pa.array(['x'] * size),
+  ):
+    schema = pa.schema([('bytes', column.type)])
+    with pytest.raises(flight.FlightError, match='refused'):
+      writer, reader = plain.do_put(descriptor, schema, options)
+      with writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([column], schema=schema))
+        writer.done_writing()
+        reader.read()
+  plain.close()
+  server.unchanged()
+
+
+@pytest.mark.parametrize(
+  'name, request_',
+  [
+    ('take', {}),
+    ('commit', {'worker': 'a', 'part': 3}),
+    ('commit', {'worker': 'a', 'part': {'ticket': [0, 0], 'reads': [7],
+                                        'weight': 1.0, 'values': {}}}),
+    ('commit', {'worker': 'a', 'part': {'ticket': [0, 0], 'reads': [0],
+                                        'weight': -1.0, 'values': {}}}),
+    ('commit', {'worker': 'a', 'part': {'ticket': 'x', 'reads': [0],
+                                        'weight': 1.0, 'values': {}}}),
+    ('finish', {}),
+    ('__init__', {}),
+  ],
+)  # fmt: skip
+def test_senseless_request_is_refused(server, name, request_):
+  with pytest.raises(flight.FlightError, match='refused'):
+    server.client.ask(name, term='now', **request_)
+  server.unchanged()
+
+
+def test_ticket_nobody_gave_is_dropped(server):
+  server.push(server.arrays(), ticket=(3, 0))
+  part = {'ticket': (3, 0), 'reads': [0], 'weight': 1.0, 'values': {}}
+  answer = server.client.ask('commit', term='now', worker='a', part=part)
+  assert answer == {'drop': True}
+  assert server.term.desk.version == 0
+
+
+def test_worker_of_another_config_is_named(server):
+  other = {**server.card, 'config': {**server.card['config'], 'seed': '7'}}
+  said = server.client.ask('hello', worker='b', card=other, devices=1)
+  assert 'seed' in said['problem']
+
+
+def test_devices_must_be_alike(server):
+  server.client.ask('hello', worker='a', card=server.card, devices=1)
+  said = server.client.ask('hello', worker='b', card=server.card, devices=2)
+  assert said['problem'].startswith('2 devices')
+
+
+def test_gradients_that_wait_are_bounded(server):
+  for step in range(9):
+    server.push(server.arrays(), ticket=(step, 0))
+  with pytest.raises(flight.FlightError, match='9 gradients wait'):
+    server.push(server.arrays(), ticket=(9, 0))
+
+
+def test_poisoned_update_is_not_applied(server):
+  """Finite on its way, infinite once applied."""
+  server.client.ask('take', term='now', worker='a')
+  server.client.get('weights', term='now', worker='a', ticket=(0, 0))
+  server.push([np.full(s, 3e38, np.float32) for s in server.sizes])
+  part = {'ticket': (0, 0), 'reads': [0], 'weight': 1.0, 'values': {}}
+  # Statistics grow beyond what a float holds.
+  state = server.keeper._state
+  server.keeper._state = state.replace(stats=state.stats + 3e38)
+  server.client.ask('commit', term='now', worker='a', part=part)
+  end = threading.Event()
+  for _ in range(100):
+    if server.keeper.error:
+      break
+    end.wait(0.05)
+  assert 'update 0 is not finite' in server.keeper.error
+  assert server.keeper.version == 0
+
+
+def test_tls(config, tmp_path, monkeypatch):
+  serving.on_devices(monkeypatch, 1)
+  key, certificate = tmp_path / 'key.pem', tmp_path / 'certificate.pem'
+  made = subprocess.run(
+    ['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt',
+     'ec_paramgen_curve:prime256v1', '-nodes', '-keyout', str(key), '-out',
+     str(certificate), '-days', '2', '-subj', '/CN=localhost', '-addext',
+     'subjectAltName=IP:127.0.0.1'],
+    capture_output=True,
+  )  # fmt: skip
+  if made.returncode:
+    pytest.skip('openssl cannot make a certificate here')
+  config = serving.config_of(
+    config,
+    **{
+      'model.name': 'tests.user_network:SmallNet',
+      'strategy.tls_certificate': str(certificate),
+      'strategy.tls_key': str(key),
+    },
+  )
+  server = _Server(config, tmp_path)
+  assert server.address.startswith('grpc+tls://')
+  assert _update(server)[1] == {}
+  naked = wire.Client(server.address.replace('+tls', ''), server.token)
+  with pytest.raises(flight.FlightError):
+    naked.ask('take', term='now', worker='a')
+  naked.close()
+  server.close()
+
+
+def test_interface_by_name():
+  place = places.Place('test', 0, 2, 'far:1234')
+  assert meeting.own_address('lo', place) == '127.0.0.1'
+  assert meeting.own_address('10.1.2.3', place) == '10.1.2.3'
+
+
+def test_address_that_is_not_here_is_named(config, tmp_path):
+  config = serving.config_of(config, **{'strategy.bind': '203.0.113.7'})
+  with pytest.raises(config_lib.ConfigError, match='strategy.bind'):
+    meeting.open_service(config, places.Place('test', 0, 1), str(tmp_path))

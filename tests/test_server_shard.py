@@ -1,0 +1,211 @@
+"""A slice's update is the slice of the whole's update."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from anp_jax.strategies.server import layout
+from anp_jax.strategies.server import setup as setup_lib
+from anp_jax.strategies.server import shard as shard_lib
+from tests import serving
+
+_STEPS = 4
+
+
+def _shards(config, servers):
+  config = serving.config_of(
+    config,
+    **{
+      'strategy.servers': servers,
+      'model.name': 'tests.user_network:SmallNet',
+      'data.image_size': 8,
+      'model.norm_momentum': 0.5,
+    },
+  )
+  return setup_lib.create(config)
+
+
+def _start(setup):
+  """A state of random weights and moments, as after some steps."""
+  rng = np.random.default_rng(1)
+
+  def leaf(like):
+    if not like.ndim:
+      return np.zeros((), like.dtype)
+    return np.abs(rng.normal(size=like.shape)).astype(like.dtype)
+
+  return jax.tree.map(leaf, setup.parts.like)
+
+
+def _gradients(setup, parts=1):
+  rng = np.random.default_rng(0)
+  return [
+    (
+      rng.normal(size=(parts, setup.flats[0].size)).astype(np.float32),
+      rng.normal(size=(parts, setup.flats[1].size)).astype(np.float32),
+    )
+    for _ in range(_STEPS)
+  ]
+
+
+def _run(setup, parts=1, weights=(1.0,), staleness=0):
+  states = [shard.start(_start(setup)) for shard in setup.shards]
+  for gradients, terms in _gradients(setup, parts):
+    for i, shard in enumerate(setup.shards):
+      cut = slice(shard.part.start, shard.part.stop)
+      states[i], finite = shard.apply(
+        states[i], [g[cut] for g in gradients],
+        [t[: shard.stats_size] for t in terms], weights, staleness,
+      )  # fmt: skip
+      assert finite
+  return _whole(setup, states)
+
+
+def _whole(setup, states):
+  return shard_lib.whole(setup.flats, setup.shards, states, setup.parts.like)
+
+
+def test_start_and_whole_are_inverse(config):
+  for servers in (1, 2, 3, 5):
+    setup = _shards(config, servers)
+    start = _start(setup)
+    states = [shard.start(start) for shard in setup.shards]
+    back = _whole(setup, states)
+    jax.tree.map(np.testing.assert_array_equal, start, back)
+
+
+@pytest.mark.parametrize(
+  'name', ['sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw']
+)
+def test_slices_are_those_of_the_whole(config, name):
+  config.optimizer.name = name
+  config.optimizer.weight_decay = 0.1
+  config.optimizer.clip_value = 1.5
+  config.ema = 0.9
+  whole = _run(_shards(config, 1))
+  cut = _run(_shards(config, 3))
+  jax.tree.map(np.testing.assert_array_equal, whole, cut)
+
+
+def test_update_is_that_of_the_closed_form(config):
+  """Momentum with decay of matrices only, written out in NumPy."""
+  config.optimizer.name = 'momentum'
+  config.optimizer.weight_decay = 0.1
+  config.schedule.name = 'constant'
+  config.schedule.warmup = '0 steps'
+  setup = _shards(config, 3)
+  found = _run(setup, staleness=0)
+  start = _start(setup)
+  flat = setup.flats[0]
+  value = flat.vector(start.params, np).astype(float)
+  decays = flat.vector(
+    jax.tree.map(lambda p: np.full(p.shape, p.ndim > 1, float), start.params),
+    np,
+  )
+  stats = setup.flats[1].vector(start.stats, np).astype(float)
+  trace = optax.tree.get(start.opt_state, 'trace')
+  speed = flat.vector(trace, np).astype(float)
+  for (gradient,), (term,) in _gradients(setup):
+    speed = 0.9 * speed + gradient + 0.1 * decays * value
+    value = value - config.optimizer.learning_rate * speed
+    stats = 0.5 * stats + term
+  # float32 against float64 over four updates.
+  np.testing.assert_allclose(
+    flat.vector(found.params, np), value, rtol=1e-5, atol=1e-5
+  )
+  np.testing.assert_allclose(
+    setup.flats[1].vector(found.stats, np), stats, rtol=1e-5, atol=1e-5
+  )
+  assert found.step == _STEPS
+
+
+def test_parts_count_by_their_examples(config):
+  config.optimizer.name = 'sgd'
+  config.optimizer.weight_decay = 0.0
+  config.schedule.name = 'constant'
+  config.schedule.warmup = '0 steps'
+  setup = _shards(config, 2)
+  found = _run(setup, 3, (4.0, 0.0, 12.0))
+  flat = setup.flats[0]
+  value = flat.vector(_start(setup).params, np).astype(float)
+  for gradients, _ in _gradients(setup, 3):
+    mean = (4 * gradients[0].astype(float) + 12 * gradients[2]) / 16
+    value = value - config.optimizer.learning_rate * mean
+  np.testing.assert_allclose(
+    flat.vector(found.params, np), value, rtol=1e-5, atol=1e-5
+  )
+
+
+def test_stale_update_is_divided(config):
+  config.optimizer.name = 'sgd'
+  config.optimizer.weight_decay = 0.0
+  config.strategy.compensation = 'staleness'
+  setup = _shards(config, 2)
+  start = setup.flats[0].vector(_start(setup).params, np)
+  moved = [
+    setup.flats[0].vector(_run(setup, staleness=s).params, np) - start
+    for s in (0, 1, 4)
+  ]
+  np.testing.assert_array_equal(moved[0], moved[1])
+  # Differences of float32 weights around 0.1.
+  np.testing.assert_allclose(moved[2], moved[0] / 4, atol=1e-6)
+
+
+def test_clipping_by_norm_is_left_to_the_workers(config):
+  config.optimizer.clip_norm = 1e-3
+  clipped = _run(_shards(config, 2))
+  config.optimizer.clip_norm = 0.0
+  plain = _run(_shards(config, 2))
+  jax.tree.map(np.testing.assert_array_equal, clipped.params, plain.params)
+
+
+def test_slices_are_even_and_cover_all():
+  tree = {'a': np.zeros((30, 5), np.float32), 'b': np.zeros(123, np.float32)}
+  flat = layout.Flat(tree, 'float32')
+  for count in (1, 2, 3, 5):
+    slices = flat.slices(count)
+    assert [s.start for s in slices[1:]] == [s.stop for s in slices[:-1]]
+    assert slices[0].start == 0 and slices[-1].stop == 273
+    sizes = [s.size for s in slices]
+    assert max(sizes) - min(sizes) <= 2 * 64
+  first, second = flat.slices(2)
+  assert (first.stop, second.stop) == (128, 273)
+  # Matrices end in the second slice, 22 elements after its beginning.
+  assert [(b.start, b.stop, b.is_matrix) for b in second.blocks(100)] == [
+    (0, 22, True), (22, 122, False), (122, 145, False),
+  ]  # fmt: skip
+  block = second.blocks(100)[2]
+  cut = block.cut(np.arange(145.0), 100)
+  assert cut.shape == (100,)
+  assert cut.tolist() == [*range(122, 145), *[0] * 77]
+  assert second.blocks(100)[0].cut(np.ones(145), 100).shape == (100, 1)
+
+
+def test_matrices_come_first():
+  tree = {'a': np.full(3, 1.0), 'b': np.full((2, 2), 2.0), 'c': np.full(1, 3.0)}
+  flat = layout.Flat(tree, 'float64')
+  assert flat.names == ['b', 'a', 'c'] and flat.matrices == 4
+  vector = flat.vector(tree, np)
+  assert vector.tolist() == [2, 2, 2, 2, 1, 1, 1, 3]
+  jax.tree.map(np.testing.assert_array_equal, flat.tree(vector), tree)
+
+
+def test_other_dtypes_are_refused():
+  with pytest.raises(ValueError, match='steps is int32'):
+    layout.Flat({'steps': np.zeros(3, np.int32)}, 'float32')
+
+
+def test_whole_chain_is_optax(config):
+  """The state that comes out is one that `sync` goes on with."""
+  config.optimizer.name = 'adam'
+  config.optimizer.clip_norm = 1.0
+  setup = _shards(config, 3)
+  found = _run(setup)
+  counts = [
+    int(leaf) for leaf in jax.tree.leaves(found.opt_state) if not leaf.ndim
+  ]
+  assert counts == [_STEPS, _STEPS]
+  like = setup.parts.like.opt_state
+  assert jax.tree.structure(found.opt_state) == jax.tree.structure(like)
+  assert optax.tree.get(found.opt_state, 'mu') is not None
