@@ -172,15 +172,11 @@ class Local(sync.Sync):
     """What groups moved by is the gradient of an outer optimizer."""
     rate = self._config.outer_learning_rate
     keep = self._config.outer_momentum
-
-    def of_all(function, *trees):
-      return jax.tree.map(function, *trees)
-
-    gradient = of_all(jnp.subtract, outer['weights'], mean)
-    momentum = of_all(lambda m, g: keep * m + g, outer['momentum'], gradient)
-    weights = of_all(
+    moved = jax.tree.map(jnp.subtract, outer['weights'], mean)
+    momentum = jax.tree.map(lambda m, g: keep * m + g, outer['momentum'], moved)
+    weights = jax.tree.map(
       lambda w, m, g: w - rate * (keep * m + g),
-      outer['weights'], momentum, gradient,
+      outer['weights'], momentum, moved,
     )  # fmt: skip
     return weights, {'weights': weights, 'momentum': momentum}
 
