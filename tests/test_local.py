@@ -461,13 +461,13 @@ def test_a_batch_that_does_not_divide_over_groups_is_refused():
   'keys, devices, turns',
   [
     ({}, 4, 1),
-    ({'strategy.groups': 4}, 2, 2),
-    ({'strategy.groups': 4, 'accumulate': 2}, 2, 4),
+    ({'strategy.groups': 4}, 2, 1),
+    ({'strategy.groups': 4, 'accumulate': 2}, 2, 2),
     ({'strategy.name': 'sync', 'accumulate': 2}, 4, 2),
     ({'strategy.name': 'invariant'}, 4, 2),
   ],
 )
-def test_turns_that_a_device_takes(keys, devices, turns):
+def test_turns_of_the_loop_over_a_devices_batch(keys, devices, turns):
   config = _config(**keys)
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   assert strategies.check_batch(config, BATCH, mesh) == turns

@@ -36,7 +36,7 @@ def check_batch(config, batch_size: int, mesh) -> int:
   """Refuses a batch that does not divide into whole groups on each device.
 
   Returns:
-    How many parts of its batch a device computes one after another.
+    How often the program's loop over a device's part of the batch turns.
 
   Raises:
     ConfigError: naming the keys and what would fit.
@@ -77,4 +77,4 @@ def check_batch(config, batch_size: int, mesh) -> int:
       f'config.data.mixup and cutmix pair images: {micro} images a device and '
       'micro-batch is not an even number'
     )
-  return shards // devices
+  return shards // parts
