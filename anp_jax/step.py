@@ -14,7 +14,7 @@ import optax
 
 from anp_jax import mesh as mesh_lib
 from anp_jax import state as state_lib
-from anp_jax import two_programs
+from anp_jax import turns
 from anp_jax.data import mix
 from anp_jax.models.layers import sums as sums_lib
 
@@ -90,11 +90,15 @@ def make_train_step(
     donate_argnums=0,
     out_shardings=(shardings, mesh_lib.replicated(mesh)),
   )
-  if not strategy.update_apart:
+  if not strategy.in_turns:
     return jit(train_step)
-  replicated = mesh_lib.replicated(mesh)
-  return two_programs.TwoPrograms(
-    jax.jit(mapped, out_shardings=replicated), jit(update), replicated
+  part, add = _make_turns(model, objective, strategy, config, mesh, like)
+  return turns.InTurns(
+    count=config.strategy.logical_shards // mesh_lib.batch_devices(mesh),
+    part=part,
+    add=add,
+    update=jit(update),
+    mesh=mesh,
   )
 
 
@@ -126,6 +130,46 @@ def make_gradient(
     # Off, so that a user's module may scan over constants; what travels is
     # explicit in the strategy, and tests read it off the compiled program.
     check_vma=False,
+  )
+
+
+def _make_turns(model, objective, strategy, config, mesh, like):
+  """`make_gradient` in two programs, jitted: of a part, and of their sum."""
+  totals = _totals(model, objective, config)
+  specs = jax.tree.map(lambda s: s.sharding.spec, like)
+  each, batch = P(mesh_lib.BATCH), P(mesh_lib.BATCH)
+
+  def part(params, stats, step, batch, turn):
+    count = strategy.micro_batches()
+    micro = jax.tree.map(
+      lambda x: lax.dynamic_slice_in_dim(
+        x, turn * (len(x) // count), len(x) // count
+      ),
+      batch,
+    )
+    own = totals(params, stats, step, micro)
+    return jax.tree.map(lambda x: x[None], own)
+
+  def add(stats, batch, *parts):
+    parts = jax.tree.map(lambda x: x[0], parts)
+    return _reduced(strategy, stats, batch, strategy.add(parts))
+
+  mapped = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+  return (
+    jax.jit(
+      mapped(
+        part,
+        in_specs=(specs.params, specs.stats, P(), batch, P()),
+        out_specs=each,
+      )
+    ),
+    jax.jit(
+      lambda stats, batch, *parts: mapped(
+        add,
+        in_specs=(specs.stats, P(mesh_lib.BATCH), *(each for _ in parts)),
+        out_specs=P(),
+      )(stats, batch, *parts)
+    ),
   )
 
 
@@ -163,44 +207,56 @@ def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
 
 def _shard_step(model, objective, strategy, config):
   """One device's part of a step."""
+  totals = _totals(model, objective, config)
 
   def shard(params, stats, step, batch):
     params = strategy.gather(params)
-    key = jax.random.fold_in(jax.random.key(config.seed), step)
-    gradient = jax.value_and_grad(
-      _loss_fn(model, objective, config), has_aux=True
+    found = strategy.accumulate(
+      lambda micro: totals(params, stats, step, micro), batch
     )
-    votes = batch['vote'].max()
-    # A float like the weight, to travel with it.
-    damaged = (batch['weight'] == 0).sum(dtype=batch['weight'].dtype)
-    batch = {k: v for k, v in batch.items() if k != 'vote'}
-
-    def one(micro):
-      (_, (sums, new_stats)), grads = gradient(params, stats, micro, key)
-      return grads, new_stats, sums
-
-    micro_batches = strategy.micro_batches()
-    grads, new_stats, sums = strategy.accumulate(one, batch)
-    weight = sums.pop('weight')
-    new_stats, counts = _split_counts(new_stats)
-    others = (new_stats, weight, sums, damaged)
-    # Statistics travel with the gradients: a mean over equally many groups.
-    grads, (new_stats, weight, sums, damaged) = strategy.reduce(grads, others)
-    shards = lax.axis_size(mesh_lib.DATA) * micro_batches
-    new_stats = jax.tree.map(lambda s: s / shards, new_stats)
-    counts = jax.tree.map(lambda c: c // micro_batches, counts)
-    counts, vote = lax.pmax((counts, votes), mesh_lib.DATA)
-    # A user's module may widen its own: the state must keep its dtypes, or the
-    # next step is another program.
-    new_stats = jax.tree.map(
-      lambda old, mean, most: jnp.asarray(
-        most if mean is None else mean, old.dtype
-      ),
-      stats, new_stats, counts,
-    )  # fmt: skip
-    return grads, new_stats, weight, sums, damaged, vote
+    return _reduced(strategy, stats, batch, found)
 
   return shard
+
+
+def _totals(model, objective, config):
+  """(params, stats, step, batch) -> sums of gradients, statistics, metrics."""
+  gradient = jax.value_and_grad(
+    _loss_fn(model, objective, config), has_aux=True
+  )
+
+  def totals(params, stats, step, batch):
+    key = jax.random.fold_in(jax.random.key(config.seed), step)
+    (_, (sums, new_stats)), grads = gradient(params, stats, batch, key)
+    return grads, new_stats, sums
+
+  return totals
+
+
+def _reduced(strategy, stats, batch, totals):
+  """What `make_gradient` gives, from the totals of one device's batch."""
+  grads, new_stats, sums = totals
+  weight = sums.pop('weight')
+  # A float like the weight, to travel with it.
+  damaged = (batch['weight'] == 0).sum(dtype=batch['weight'].dtype)
+  new_stats, counts = _split_counts(new_stats)
+  others = (new_stats, weight, sums, damaged)
+  # Statistics travel with the gradients: a mean over equally many groups.
+  grads, (new_stats, weight, sums, damaged) = strategy.reduce(grads, others)
+  micro_batches = strategy.micro_batches()
+  shards = lax.axis_size(mesh_lib.DATA) * micro_batches
+  new_stats = jax.tree.map(lambda s: s / shards, new_stats)
+  counts = jax.tree.map(lambda c: c // micro_batches, counts)
+  counts, vote = lax.pmax((counts, batch['vote'].max()), mesh_lib.DATA)
+  # A user's module may widen its own: the state must keep its dtypes, or the
+  # next step is another program.
+  new_stats = jax.tree.map(
+    lambda old, mean, most: jnp.asarray(
+      most if mean is None else mean, old.dtype
+    ),
+    stats, new_stats, counts,
+  )  # fmt: skip
+  return grads, new_stats, weight, sums, damaged, vote
 
 
 def _loss_fn(model, objective, config):

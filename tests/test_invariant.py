@@ -18,7 +18,7 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.strategies import invariant
 from scripts.portability import collectives
 
-SHARDS, BATCH, SIDE, CLASSES = 16, 32, 16, 12
+SHARDS, BATCH, SIDE, CLASSES = 8, 32, 16, 12
 _NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
 
 
@@ -213,14 +213,14 @@ def test_it_sends_what_sync_sends(devices):
 @pytest.mark.parametrize(
   'keys, devices, message',
   [
-    ({}, 3, 'logical_shards=16: fits 1, 2, 4, ... 8 devices, not 3; expected'),
-    ({'strategy.logical_shards': 4}, 4, 'power of two from 8 on'),
+    ({}, 3, 'logical_shards=8: fits 1, 2, 4, ... 8 devices, not 3; expected'),
+    ({'strategy.logical_shards': 4}, 8, 'power of two that they divide'),
     ({'strategy.logical_shards': 64}, 2, 'batch_size=32 does not divide by'),
     ({'accumulate': 2}, 2, 'config.accumulate=2: expected 1 with'),
     ({'strategy.reduce_dtype': 'bfloat16'}, 2, "reduce_dtype='bfloat16': exp"),
     ({'sharding': (('.*', 'fsdp'),)}, 2, "expected 'replicate' alone"),
     ({'model.norm_group': 0}, 2, 'norm_group=0: statistics of the whole'),
-    ({'model.norm_group': 4}, 2, 'norm_group=4: a device computes 2 images'),
+    ({'model.norm_group': 8}, 2, 'norm_group=8: a device computes 4 images'),
   ],
 )
 def test_what_cannot_keep_the_promise_is_refused(keys, devices, message):

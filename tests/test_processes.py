@@ -154,7 +154,7 @@ def _invariant(folder, name, topologies):
   """Every leaf of a run that began on each topology in turn, for 4 steps."""
   keys = {
     'strategy.name': 'invariant', 'batch_size': '32',
-    'strategy.logical_shards': '16', 'model.name': 'lenet',
+    'strategy.logical_shards': '4', 'model.name': 'lenet',
     'ema': '0.9', 'data.mixup': '0.2', 'optimizer.learning_rate': '0.005',
     'schedule.name': 'constant', 'schedule.warmup': '0 steps',
   }  # fmt: skip

@@ -36,7 +36,7 @@ def check_batch(config, batch_size: int, mesh) -> int:
   """Refuses a batch that does not divide into whole groups on each device.
 
   Returns:
-    How often the program's loop over a device's part of the batch turns.
+    How often a device computes what the step's text has once.
 
   Raises:
     ConfigError: naming the keys and what would fit.
@@ -67,10 +67,11 @@ def check_batch(config, batch_size: int, mesh) -> int:
       f'config.model.norm_group={group}: a device computes {micro} images at '
       f'a time ({batch_size} / ({divisor})), expected a multiple of {group}'
     )
-  if has_batch_norm and not group and shards > parts:
+  at_once = 1 if config.strategy.name == 'invariant' else parts
+  if has_batch_norm and not group and shards > at_once:
     raise config_lib.ConfigError(
       'config.model.norm_group=0: statistics of the whole batch need it at '
-      f'once, not in {shards // parts} parts a device ({divisor})'
+      f'once, not in {shards // at_once} parts ({divisor})'
     )
   if (config.data.mixup or config.data.cutmix) and micro % 2:
     raise config_lib.ConfigError(

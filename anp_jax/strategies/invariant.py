@@ -1,10 +1,11 @@
 """Synchronous training whose bits do not depend on the number of devices.
 
 The batch is cut into logical shards, a number that the config fixes. A device
-computes its shards one after another through one compiled body, and all shards'
-gradients are added in one fixed binary tree, whose lower levels lie within
-devices and whose upper ones between them. Gonzalez Tallada (PPoPP 2016) adds in
-a fixed order for one number of threads; here the order is that of any number.
+computes its shards one after another with one compiled program, the same for
+any number of devices, and all shards' gradients are added in one fixed binary
+tree, whose lower levels lie within devices and whose upper ones between them.
+Gonzalez Tallada (PPoPP 2016) adds in a fixed order for one number of threads;
+here the order is that of any number.
 """
 
 import os
@@ -27,8 +28,9 @@ class Invariant(sync.Sync):
   the bytes of a ring's sum.
   """
 
-  # How an update is fused with the sums before it would depend on them.
-  update_apart = True
+  # How a gradient, or an update, is fused with the sums beside it would depend
+  # on how many there are.
+  in_turns = True
 
   def __init__(self, config, specs, order=()):
     """Makes the strategy; see `sync.Sync`."""
@@ -39,10 +41,9 @@ class Invariant(sync.Sync):
     """The logical shards of a device."""
     return self._shards // lax.axis_size(mesh_lib.DATA)
 
-  def accumulate(self, one, batch):
-    """Sums over this device's logical shards; see `sync.Sync.accumulate`."""
-    parts = sync.split(batch, self.micro_batches())
-    return jax.tree.map(tree_sum, lax.map(one, parts))
+  def add(self, parts):
+    """The sum of this device's logical shards; see `sync.Sync.add`."""
+    return jax.tree.map(lambda *x: tree_sum(jnp.stack(x)), *parts)
 
   def _sum(self, x):
     devices = lax.axis_size(mesh_lib.DATA)
@@ -73,13 +74,11 @@ def check(config, devices: int, platform: str) -> None:
     ConfigError: naming the key and what it has to be.
   """
   shards = config.strategy.logical_shards
-  most = shards // 2
-  # A loop of one turn is compiled away, and its body fused otherwise.
-  if shards % devices or devices > most:
+  if shards % devices:
     raise config_lib.ConfigError(
-      f'config.strategy.logical_shards={shards}: fits 1, 2, 4, ... {most} '
-      f'devices, not {devices}; expected a power of two from {2 * devices} on, '
-      'the same for every run to compare'
+      f'config.strategy.logical_shards={shards}: fits 1, 2, 4, ... {shards} '
+      f'devices, not {devices}; expected a power of two that they divide, the '
+      'same for every run to compare'
     )
   for key, have, want in (
     ('accumulate', config.accumulate, 1),

@@ -17,8 +17,8 @@ class Sync:
   bfloat16 whatever the dtype of the parameters.
   """
 
-  # Whether the optimizer's update is a program of its own.
-  update_apart = False
+  # Whether micro-batches, their sum and the update are programs of their own.
+  in_turns = False
   # Spec of what a group of devices has for itself: here all are one group.
   own = mesh_lib.P()
 

@@ -1,7 +1,7 @@
 """Weak scaling: two processes of one run against two that know of no other.
 
-  python scripts/bench/scaling.py [--model=resnet50] [--batch=128] [--size=64]
-    [--strategies=sync,invariant] [--rounds=8] [--steps=2]
+  python scripts/bench/scaling.py [--model=resnet18] [--batch=256] [--size=64]
+    [--strategies=sync,invariant] [--rounds=8] [--steps=1]
 
 Two processes, each with a core to itself, compile the step that trains: for
 their own device alone, which sends nothing, and by each strategy for both
@@ -35,12 +35,12 @@ _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 
 def _flags():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--model', default='resnet50')
-  parser.add_argument('--batch', type=int, default=128, help='a process')
+  parser.add_argument('--model', default='resnet18')
+  parser.add_argument('--batch', type=int, default=256, help='a process')
   parser.add_argument('--size', type=int, default=64, help='pixels')
   parser.add_argument('--strategies', default='sync')
   parser.add_argument('--rounds', type=int, default=8)
-  parser.add_argument('--steps', type=int, default=2, help='a turn')
+  parser.add_argument('--steps', type=int, default=1, help='a turn')
   # Given to the two processes that this one starts.
   parser.add_argument('--coordinator', help=argparse.SUPPRESS)
   parser.add_argument('--process_id', type=int, help=argparse.SUPPRESS)
