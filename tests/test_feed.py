@@ -45,7 +45,7 @@ def test_one_process_holds_every_row_once(config, data, model):
 
 def test_each_process_holds_its_own_rows(config):
   sharding = _sharding(config, 4, 2)
-  grid = sharding.mesh.devices  # (4, 2)
+  grid = sharding.mesh.devices[0]  # (4, 2)
 
   def rows(devices):
     return feed.local_rows(_Part(sharding, list(devices)), 24).tolist()
@@ -73,7 +73,7 @@ def test_each_value_lands_where_numpy_says(config, data, model):
     np.testing.assert_array_equal(np.asarray(array), host[name])
     share = 16 // data
     for row in range(data):
-      for device in sharding.mesh.devices[row]:
+      for device in sharding.mesh.devices[0, row]:
         (shard,) = [s for s in array.addressable_shards if s.device == device]
         np.testing.assert_array_equal(
           shard.data, host[name][row * share : (row + 1) * share]
@@ -83,7 +83,7 @@ def test_each_value_lands_where_numpy_says(config, data, model):
 def test_rows_with_a_gap_are_found(config, monkeypatch):
   """A process whose devices lie apart on the mesh has rows that lie apart."""
   sharding = _sharding(config, 4)
-  devices = [sharding.mesh.devices[i, 0] for i in (1, 3)]
+  devices = [sharding.mesh.devices[0, i, 0] for i in (1, 3)]
   part = _Part(sharding, devices)
   part.shard_shape = sharding.shard_shape
   got = []
