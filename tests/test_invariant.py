@@ -164,6 +164,7 @@ def test_a_run_may_go_on_on_another_number_of_devices():
   assert seen == losses
 
 
+@pytest.mark.slow
 def test_sums_by_device_do_differ():
   """What the strategy is there for: `sync` fails this comparison."""
   config = _config(**_CASES['sgd'], **{'strategy.name': 'sync'})
@@ -187,14 +188,8 @@ def test_the_sums_are_those_of_sync():
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * scale)
 
 
-@pytest.mark.parametrize(
-  'devices',
-  [
-    2,
-    pytest.param(4, marks=pytest.mark.slow),
-    pytest.param(8, marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [2, 4, 8])
 def test_it_sends_what_sync_sends(devices):
   """Bytes that a device sends, of the compiled programs."""
   sent = {}

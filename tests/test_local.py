@@ -331,6 +331,7 @@ def test_groups_agree_where_a_coin_fell_and_nowhere_else():
     assert (first == second).all() == due[i]
 
 
+@pytest.mark.slow
 def test_the_numbers_of_a_step_are_those_of_all_groups(x64):
   def change(batch):
     batch['weight'][[0, 1, 2, 9]] = 0  # three of the first group, one other
@@ -376,6 +377,7 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
   assert average <= sent['sync', False] / 8 + 4 * 10 * groups
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
   config.model.name = 'tests.user_network:WithoutDropout'
   config.model.norm_group = 2

@@ -78,6 +78,7 @@ def test_one_worker_is_sync(tmp_path, config, one_device, monkeypatch):
   assert _tickets(tmp_path / 'server') == [[s, 0] for s in range(12)]
 
 
+@pytest.mark.slow
 def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
   runs = []
   for servers in (1, 2, 3):
@@ -94,9 +95,8 @@ def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
   _same_bits(runs[0], runs[2])
 
 
-@pytest.mark.parametrize(
-  'workers', [2, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('workers', [2, 4])
 def test_synchronous_mode_is_sync_on_as_many_devices(
   tmp_path, config, monkeypatch, workers
 ):  # fmt: skip
@@ -130,7 +130,10 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
       {'strategy.compensation': 'staleness', 'optimizer.name': 'rmsprop'},
       marks=pytest.mark.slow,
     ),
-    {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
+    pytest.param(
+      {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
+      marks=pytest.mark.slow,
+    ),
   ],
   ids=['async', 'bfloat16', 'bounded', 'compensated', 'backup'],
 )
@@ -150,6 +153,7 @@ def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
     assert set(stale) == {0}
 
 
+@pytest.mark.slow
 def test_resumes_as_itself_and_as_sync(
   tmp_path, config, one_device, monkeypatch, capsys
 ):  # fmt: skip
