@@ -10,6 +10,7 @@ PYTEST_ARGS ?=
 
 CROWDED := multiprocess or slurm
 MARKED := $(CROWDED) or slow
+LEFT_OUT := portability or soak
 VENV_PYTHON := .venv/bin/python
 STAMP := .venv/anp_jax-setup.json
 # A named accelerator or Python has to be compared with what .venv has; without
@@ -55,7 +56,7 @@ demo: $(READY)  ## Train a small model on made-up data, on any machine.
 	  --workdir=runs/demo
 
 test: $(READY)  ## Run the quick tests.
-	$(VENV_PYTHON) -m pytest -q -n 2 -m "not (portability or $(MARKED))" \
+	$(VENV_PYTHON) -m pytest -q -n 2 -m "not ($(LEFT_OUT) or $(MARKED))" \
 	  $(PYTEST_ARGS)
 
 # Not the quick ones again: `make test test-all` runs every test once. Those of
@@ -63,20 +64,21 @@ test: $(READY)  ## Run the quick tests.
 # (pytest's status 5) is no failure.
 test-all: $(READY)  ## Run the other tests: several processes, Slurm, slow.
 	$(VENV_PYTHON) -m pytest -q -n 2 --durations=15 $(PYTEST_ARGS) \
-	  -m "slow and not ($(CROWDED) or portability)" || [ $$? -eq 5 ]
+	  -m "slow and not ($(CROWDED) or $(LEFT_OUT))" || [ $$? -eq 5 ]
 	$(VENV_PYTHON) -m pytest -q --durations=25 $(PYTEST_ARGS) \
-	  -m "($(CROWDED)) and not portability" || [ $$? -eq 5 ]
+	  -m "($(CROWDED)) and not ($(LEFT_OUT))" || [ $$? -eq 5 ]
 
 # Its environment is compared with what is wanted each time, in a second.
 portability:  ## Compile for TPUs and GPUs that are not here, and test what comes.
 	$(call run_setup,--accelerator=portability)
 	.venv-portability/bin/python -m pytest -q -m portability $(PYTEST_ARGS)
 
-soak: $(READY)  ## Kill runs: twenty on a Slurm cluster, one fifty times.
+soak: $(READY)  ## Kill runs over and over; variants of slow tests.
 	ANP_SOAK_RUNS=20 $(VENV_PYTHON) -m pytest -q -m slurm -k random_moment \
 	  tests/test_slurm.py $(PYTEST_ARGS)
 	ANP_KILLS=50 $(VENV_PYTHON) -m pytest -q -k random_kills \
 	  tests/test_server_processes.py $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest -q -m soak $(PYTEST_ARGS)
 
 lint: $(READY)  ## Check style and format.
 	$(VENV_PYTHON) -m ruff check .

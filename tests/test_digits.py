@@ -67,7 +67,11 @@ def test_without_scikit_learn_the_command_is_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'recipe, epochs, least', [('lenet', 10, 0.95), ('cifar10_full', 15, 0.9)]
+  'recipe, epochs, least',
+  [
+    ('lenet', 10, 0.95),
+    pytest.param('cifar10_full', 15, 0.9, marks=pytest.mark.soak),
+  ],
 )
 def test_the_networks_learn_them(tmp_path, recipe, epochs, least):
   """In part of their configs' time, to somewhat less."""

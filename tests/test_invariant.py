@@ -133,13 +133,18 @@ def _alone(case, steps):
   return _train(_program(case, 1), steps)
 
 
+def _marks(case, devices):
+  if devices < 8 and case != 'adamw':
+    return (pytest.mark.soak,)
+  return () if (case, devices) == ('adamw', 8) else (pytest.mark.slow,)
+
+
 @pytest.mark.parametrize(
   'case, steps, devices',
   [
     pytest.param(
       case, 200 if case == 'everything' else 20, devices,
-      # Programs of each case compile for a while.
-      marks=() if (case, devices) == ('adamw', 8) else pytest.mark.slow,
+      marks=_marks(case, devices),
     )
     for case in _CASES for devices in (2, 4, 8)
   ],

@@ -62,6 +62,7 @@ def _tickets(workdir):
   return [p['ticket'] for r in records if 'order' in r for p in r['parts']]
 
 
+@pytest.mark.slow
 def test_one_worker_is_sync(tmp_path, config, one_device, monkeypatch):
   alone = serving.config_of(config, **_FULL, **{'strategy.lanes': 1})
   scores = serving.run(alone, tmp_path / 'server')
@@ -96,7 +97,9 @@ def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('workers', [2, 4])
+@pytest.mark.parametrize(
+  'workers', [2, pytest.param(4, marks=pytest.mark.soak)]
+)
 def test_synchronous_mode_is_sync_on_as_many_devices(
   tmp_path, config, monkeypatch, workers
 ):  # fmt: skip
@@ -123,12 +126,12 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
     {},
     pytest.param(
       {'strategy.servers': 2, 'strategy.wire_dtype': 'bfloat16'},
-      marks=pytest.mark.slow,
+      marks=pytest.mark.soak,
     ),
     {'strategy.mode': 'bounded', 'strategy.max_staleness': 1},
     pytest.param(
       {'strategy.compensation': 'staleness', 'optimizer.name': 'rmsprop'},
-      marks=pytest.mark.slow,
+      marks=pytest.mark.soak,
     ),
     pytest.param(
       {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},

@@ -69,7 +69,9 @@ def _kill(ranks, rank):
 
 
 @pytest.mark.parametrize(
-  'servers, devices', [(1, 1), (2, 1), (1, 2)], ids=['1', '2', 'mixed']
+  'servers, devices',
+  [(1, 1), pytest.param(2, 1, marks=pytest.mark.soak), (1, 2)],
+  ids=['1', '2', 'mixed'],
 )
 def test_three_processes_and_their_replay(tmp_path, servers, devices):
   texts = launching.run(
@@ -119,6 +121,7 @@ def test_killed_worker_stops_nobody_and_may_come_back(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_stalled_workers_ticket_goes_to_another(tmp_path):
   arguments = _arguments(
     tmp_path, duration='200 steps', **{'strategy.mode': 'bounded'}
@@ -133,7 +136,7 @@ def test_stalled_workers_ticket_goes_to_another(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rank', [0, 1])
+@pytest.mark.parametrize('rank', [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_server_returns_all_to_the_newest_checkpoint(tmp_path, rank):
   arguments = _arguments(
     tmp_path, duration='600 steps', **{'strategy.servers': '2'}
