@@ -78,6 +78,10 @@ soak: $(READY)  ## Kill runs over and over; variants of slow tests.
 	  tests/test_slurm.py $(PYTEST_ARGS)
 	ANP_KILLS=50 $(VENV_PYTHON) -m pytest -q -k random_kills \
 	  tests/test_server_processes.py $(PYTEST_ARGS)
+	ANP_KILLS=20 $(VENV_PYTHON) -m pytest -q -k again_and_again \
+	  tests/test_train.py $(PYTEST_ARGS)
+	ANP_STEPS=200 $(VENV_PYTHON) -m pytest -q -m 'soak or slow' \
+	  tests/test_invariant.py $(PYTEST_ARGS)
 	$(VENV_PYTHON) -m pytest -q -m soak $(PYTEST_ARGS)
 
 lint: $(READY)  ## Check style and format.

@@ -156,7 +156,7 @@ def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
     assert set(stale) == {0}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_resumes_as_itself_and_as_sync(
   tmp_path, config, one_device, monkeypatch, capsys
 ):  # fmt: skip

@@ -70,7 +70,11 @@ def _kill(ranks, rank):
 
 @pytest.mark.parametrize(
   'servers, devices',
-  [(1, 1), pytest.param(2, 1, marks=pytest.mark.soak), (1, 2)],
+  [
+    (1, 1),
+    pytest.param(2, 1, marks=pytest.mark.soak),
+    pytest.param(1, 2, marks=pytest.mark.soak),
+  ],
   ids=['1', '2', 'mixed'],
 )
 def test_three_processes_and_their_replay(tmp_path, servers, devices):
@@ -91,6 +95,7 @@ def test_three_processes_and_their_replay(tmp_path, servers, devices):
   assert kinds.count('train') == 10 and kinds.count('validation') == 1
 
 
+@pytest.mark.soak
 def test_dedicated_server_and_evaluation(tmp_path):
   arguments = _arguments(
     tmp_path, duration='20 steps', **{'strategy.dedicated': 'True'}
@@ -174,6 +179,7 @@ def test_random_kills(tmp_path):
   _whole(tmp_path, 800)
 
 
+@pytest.mark.soak
 def test_signal_stops_all_and_the_same_command_goes_on(tmp_path):
   arguments = _arguments(tmp_path, duration='400 steps')
   with launching.Ranks(tmp_path, 2, arguments) as ranks:

@@ -640,6 +640,7 @@ def test_the_command_on_one_and_two_processes(tmp_path):
 
 @pytest.mark.slurm
 @pytest.mark.timeout(600)
+@pytest.mark.soak
 def test_the_command_on_a_cluster(tmp_path):
   """Jobs of one and two nodes, and one that cannot be."""
   with slurm_cluster.found():
