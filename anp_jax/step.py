@@ -49,7 +49,6 @@ def make_train_step(
     rows of weight 0; `finite` is 1 where loss, gradient, update and statistics
     are all finite; `vote` is the largest vote of any process.
   """
-  mapped = make_gradient(model, objective, strategy, config, mesh, like)
   whole = strategy.whole(like)
   names = _train_names(objective)
   norm = functools.partial(_norm, platform=mesh_lib.platform(mesh))
@@ -81,25 +80,27 @@ def make_train_step(
 
   update = strategy.updates(update, _joined, like)
 
-  def train_step(state, batch):
-    return update(state, mapped(state.params, state.stats, state.step, batch))
-
   shardings = jax.tree.map(lambda s: s.sharding, whole)
   jit = functools.partial(
     jax.jit,
     donate_argnums=0,
     out_shardings=(shardings, mesh_lib.replicated(mesh)),
   )
-  if not strategy.in_turns:
-    return jit(train_step)
-  part, add = _make_turns(model, objective, strategy, config, mesh, like)
-  return turns.InTurns(
-    count=config.strategy.logical_shards // mesh_lib.batch_devices(mesh),
-    part=part,
-    add=add,
-    update=jit(update),
-    mesh=mesh,
-  )
+  if strategy.in_turns:
+    part, add = _make_turns(model, objective, strategy, config, mesh, like)
+    return turns.InTurns(
+      count=config.strategy.logical_shards // mesh_lib.batch_devices(mesh),
+      part=part,
+      add=add,
+      update=jit(update),
+      mesh=mesh,
+    )
+  mapped = make_gradient(model, objective, strategy, config, mesh, like)
+
+  def train_step(state, batch):
+    return update(state, mapped(state.params, state.stats, state.step, batch))
+
+  return jit(train_step)
 
 
 def make_gradient(
@@ -137,7 +138,7 @@ def _make_turns(model, objective, strategy, config, mesh, like):
   """`make_gradient` in two programs, jitted: of a part, and of their sum."""
   totals = _totals(model, objective, config)
   specs = jax.tree.map(lambda s: s.sharding.spec, like)
-  each, batch = P(mesh_lib.BATCH), P(mesh_lib.BATCH)
+  each = P(mesh_lib.BATCH)
 
   def part(params, stats, step, batch, turn):
     count = strategy.micro_batches()
@@ -159,14 +160,14 @@ def _make_turns(model, objective, strategy, config, mesh, like):
     jax.jit(
       mapped(
         part,
-        in_specs=(specs.params, specs.stats, P(), batch, P()),
+        in_specs=(specs.params, specs.stats, P(), each, P()),
         out_specs=each,
       )
     ),
     jax.jit(
       lambda stats, batch, *parts: mapped(
         add,
-        in_specs=(specs.stats, P(mesh_lib.BATCH), *(each for _ in parts)),
+        in_specs=(specs.stats, each, *(each for _ in parts)),
         out_specs=P(),
       )(stats, batch, *parts)
     ),

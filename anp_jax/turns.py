@@ -86,10 +86,13 @@ class Lowered:
 
   def compile(self) -> 'Compiled':
     """Compiles each."""
-    programs = (self.part.compile(), self.add.compile(), self.update.compile())
-    part, add, update = programs
     return Compiled(
-      dataclasses.replace(self.of, part=part, add=add, update=update)
+      dataclasses.replace(
+        self.of,
+        part=self.part.compile(),
+        add=self.add.compile(),
+        update=self.update.compile(),
+      )
     )
 
 

@@ -42,7 +42,7 @@ class Invariant(sync.Sync):
     return self._shards // lax.axis_size(mesh_lib.DATA)
 
   def add(self, parts):
-    """The sum of this device's logical shards; see `sync.Sync.add`."""
+    """The sum of what a device's logical shards give, a list of pytrees."""
     return jax.tree.map(lambda *x: tree_sum(jnp.stack(x)), *parts)
 
   def _sum(self, x):
