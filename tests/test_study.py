@@ -54,6 +54,16 @@ def test_grid_is_every_combination_seed_by_seed():
   assert len({c.name for c in cells}) == len(cells)
 
 
+def test_learning_rates_are_an_axis_of_their_own():
+  cells = grid.expand(('sync',), (1,), (1,), (0,), (0.01, 0.02))
+  assert [c.overrides['optimizer.learning_rate'] for c in cells] == [
+    '0.01', '0.02',
+  ]  # fmt: skip
+  assert cells[1].name == 'sync-1x1-rate0.02-seed0'
+  assert grid.learning_rates('0.02, 1e-2,0.020') == (0.01, 0.02)
+  assert grid.learning_rates(None) == (None,)
+
+
 def test_lists_of_numbers():
   assert grid.numbers('--nodes', '4, 1,2,1', 1) == (1, 2, 4)
   assert grid.numbers('--seeds', '0', 0) == (0,)
@@ -66,6 +76,12 @@ def test_lists_of_numbers():
     (['--nodes=0'], "--nodes='0': expected whole numbers from 1"),
     (['--devices_per_node=1,,2'], "--devices_per_node='1,,2': expected whole"),
     (['--seeds=-1'], "--seeds='-1': expected whole numbers from 0"),
+    (['--learning_rates=0.1,x'], "--learning_rates='0.1,x': expected numbers"),
+    (['--learning_rates=inf'], "--learning_rates='inf': expected numbers"),
+    (
+      ['--learning_rates=0.1', '--config.optimizer.learning_rate=1'],
+      'the study sets it; use --learning_rates',
+    ),
     (['--target_accuracy=95'], '--target_accuracy=95.0: expected a number'),
     (['--strategy=sync'], "unknown argument '--strategy=sync'; did you mean"),
     (['--config.seed=3'], '--config.seed=3: the study sets it; use --seeds'),
@@ -216,7 +232,7 @@ def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):
   assert study_main.main(command) == 1
   assert _calls(pretend) == ['sync-1x1-seed0', 'sync-2x1-seed0']
   # The first error, which is the cause of the second.
-  line = 'failed: sync, 1 x 1, seed 0: out of luck'
+  line = 'failed: sync-1x1-seed0: out of luck'
   assert line in capsys.readouterr().out
   assert line in (folder / 'study.md').read_text()
   with open(folder / 'cells.csv') as f:
@@ -242,7 +258,7 @@ def test_a_cell_whose_config_is_refused_is_shown(pretend, capsys, monkeypatch):
   assert study_main.main(_command(pretend / 'study', '--nodes=1,2')) == 1
   assert _calls(pretend) == ['sync-1x1-seed0']
   out = capsys.readouterr().out
-  assert 'failed: sync, 2 x 1, seed 0: config.sharding: not with this' in out
+  assert 'failed: sync-2x1-seed0: config.sharding: not with this' in out
 
 
 def test_when_all_fail_there_is_still_a_page(pretend):
@@ -508,8 +524,41 @@ def test_speed_ups_are_of_the_same_strategy_and_seed():
   local = found['local', 4, 2]
   assert local.over_node == results.Spread(3.0, 0.0, 1)
   assert local.over_device is None
-  assert found['local', 1, 1].failures == {0: 'lost'}
+  assert found['local', 1, 1].failures == {'local-1x1-seed0': 'lost'}
   assert found['sync', 4, 1].rate is None
+
+
+def test_a_strategy_is_shown_with_its_best_learning_rate():
+  cells = grid.expand(('sync', 'local'), (1,), (1,), (0, 1), (0.1, 0.2, 0.4))
+  # 0.2 is best for sync; of local's, one seed with 0.4 did not come to its end.
+  scores = {
+    ('sync', 0.1): (0.5, 0.6), ('sync', 0.2): (0.8, 0.6),
+    ('sync', 0.4): (0.7, 0.6), ('local', 0.1): (0.3, 0.5),
+    ('local', 0.2): (0.2, 0.2), ('local', 0.4): (0.9, None),
+  }  # fmt: skip
+  runs, failures = {}, {}
+  for c in cells:
+    score = scores[c.strategy, c.learning_rate][c.seed]
+    if score is None:
+      failures[c] = 'not finite'
+    else:
+      runs[c] = _run(100.0, (0.1, score))
+  sync, local_point = results.points(cells, runs, failures)
+  assert (sync.learning_rate, local_point.learning_rate) == (0.2, 0.1)
+  assert sync.accuracy.mean == pytest.approx(0.7, rel=1e-12)
+  assert local_point.tried[0.4] == results.Spread(0.9, 0.0, 1)
+  assert local_point.failures == {'local-1x1-rate0.4-seed1': 'not finite'}
+  rows = table.rows([sync, local_point], None)
+  assert rows[0][-3:] == ('learning rate', 'accuracy', 'seeds')
+  # Deviations of 0.8 and 0.6, and of 0.3 and 0.5: 0.2 / sqrt(2).
+  assert rows[1][-3:] == ('0.2', '70.0 ± 14.1 %', '2')
+  assert rows[2][-3:] == ('0.1', '40.0 ± 14.1 %', '2, 1 failed')
+  tried = table.by_learning_rate([sync, local_point])
+  assert tried[0][3:] == ('0.1', '0.2', '0.4')
+  assert tried[2][3:] == ('40.0 ± 14.1 % best', '20.0 ± 0.0 %', '90.0 %')
+  notes = table.notes([sync, local_point], None)
+  assert 'failed: local-1x1-rate0.4-seed1: not finite' in notes
+  assert table.by_learning_rate(_points()) == []
 
 
 def test_spread():

@@ -3,6 +3,7 @@
   python -m scripts.study strategies --config=configs/lenet.py
     --workdir=runs/study --nodes=1,2,4 --devices_per_node=1,2
     --strategies=sync,local --seeds=0,1,2 --target_accuracy=0.95
+    --learning_rates=0.01,0.02,0.04
 
 trains every combination, as processes of this machine (a core for each device)
 or, with --slurm, as jobs; then writes a table, figures and CSV files to the
@@ -69,6 +70,11 @@ def _flags(arguments):
   )
   parser.add_argument('--seeds', default='0', help='as in 0,1,2')
   parser.add_argument(
+    '--learning_rates',
+    help='as in 0.01,0.02: each strategy is shown with the one that is best '
+    "for it (default: the config's)",
+  )
+  parser.add_argument(
     '--target_accuracy', type=float, help='from 0 to 1: show the time to it'
   )
   parser.add_argument(
@@ -84,8 +90,9 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
   for flag in ('config', 'workdir'):
     if not getattr(flags, flag):
       raise config_lib.ConfigError(f'--{flag} is missing')
+  rates = grid.learning_rates(flags.learning_rates)
   for key, flag in grid.AXES.items():
-    if key in overrides:
+    if key in overrides and (key != grid.RATE or rates != (None,)):
       raise config_lib.ConfigError(
         f'--config.{key}={overrides[key]}: the study sets it; use {flag}'
       )
@@ -100,6 +107,7 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
     grid.numbers('--nodes', flags.nodes, 1),
     grid.numbers('--devices_per_node', flags.devices_per_node, 1),
     grid.numbers('--seeds', flags.seeds, 0),
+    rates,
   )
   return runner.Study(flags.config, overrides, flags.workdir), cells
 

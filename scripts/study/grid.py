@@ -3,13 +3,19 @@
 from collections.abc import Iterable
 import dataclasses
 import itertools
+import math
 import re
 
 from anp_jax import config as config_lib
 from anp_jax import validation
 
 # A study's own axes: not to be set for all its cells.
-AXES = {'strategy.name': '--strategies', 'seed': '--seeds'}
+RATE = 'optimizer.learning_rate'
+AXES = {
+  'strategy.name': '--strategies',
+  'seed': '--seeds',
+  RATE: '--learning_rates',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,17 +27,21 @@ class Cell:
     nodes: processes.
     devices: of each node.
     seed: config.seed.
+    learning_rate: config.optimizer.learning_rate; None: the config's own.
   """
 
   strategy: str
   nodes: int
   devices: int
   seed: int
+  learning_rate: float | None = None
 
   @property
   def name(self) -> str:
     """Of its folder."""
-    return f'{self.strategy}-{self.nodes}x{self.devices}-seed{self.seed}'
+    rate = self.learning_rate
+    own = '' if rate is None else f'rate{rate!r}-'
+    return f'{self.strategy}-{self.nodes}x{self.devices}-{own}seed{self.seed}'
 
   @property
   def workers(self) -> int:
@@ -41,7 +51,10 @@ class Cell:
   @property
   def overrides(self) -> dict[str, str]:
     """What its config says of its own, by dotted key."""
-    return {'strategy.name': self.strategy, 'seed': str(self.seed)}
+    own = {'strategy.name': self.strategy, 'seed': str(self.seed)}
+    if self.learning_rate is not None:
+      own[RATE] = repr(self.learning_rate)
+    return own
 
 
 def expand(
@@ -49,10 +62,11 @@ def expand(
   nodes: Iterable[int],
   devices: Iterable[int],
   seeds: Iterable[int],
+  learning_rates: Iterable[float | None] = (None,),
 ) -> list[Cell]:
   """Every combination; whole grids seed by seed, small cells first."""
-  axes = itertools.product(seeds, nodes, devices, strategies)
-  return [Cell(s, n, d, seed) for seed, n, d, s in axes]
+  axes = itertools.product(seeds, nodes, devices, strategies, learning_rates)
+  return [Cell(s, n, d, seed, rate) for seed, n, d, s, rate in axes]
 
 
 def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
@@ -73,6 +87,25 @@ def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
       f'{least},{least + 1}'
     )
   return tuple(sorted({int(p) for p in parts}))
+
+
+def learning_rates(text: str | None) -> tuple[float | None, ...]:
+  """A list such as '0.01,0.02', sorted, each once; (None,) of no list.
+
+  Raises:
+    ConfigError: for what is not a number above 0.
+  """
+  if text is None:
+    return (None,)
+  try:
+    rates = {float(p) for p in text.split(',')}
+  except ValueError:
+    rates = {0.0}
+  if not all(0 < rate < math.inf for rate in rates):
+    raise config_lib.ConfigError(
+      f'--learning_rates={text!r}: expected numbers above 0, such as 0.01,0.02'
+    )
+  return tuple(sorted(rates))
 
 
 def strategies(text: str) -> tuple[str, ...]:

@@ -45,6 +45,9 @@ def write(
       'staleness': plots.staleness(points),
     }
   parts = [f'# {title}', f'    {command}', '\n'.join(table.markdown(rows))]
+  tried = table.by_learning_rate(points)
+  if tried:
+    parts += ['Accuracy by learning rate:', '\n'.join(table.markdown(tried))]
   parts += ['\n'.join(f'- {n}'.replace('*', '\\*') for n in notes)]
   for name, figure in figures.items():
     if figure:
@@ -57,4 +60,7 @@ def write(
     os.path.join(folder, 'cells.csv'), cells, runs, failures, target
   )
   table.write_curves(os.path.join(folder, 'curves.csv'), runs)
-  return '\n'.join([*table.lines(rows), '', *notes]).rstrip()
+  said = [*table.lines(rows), '']
+  if tried:
+    said += [*table.lines(tried), '']
+  return '\n'.join([*said, *notes]).rstrip()

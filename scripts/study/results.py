@@ -129,27 +129,34 @@ def spread(values) -> Spread | None:
 class Point:
   """A strategy on so many nodes of so many devices, over all seeds.
 
+  Where there are several learning rates, runs are those of the best: most seeds
+  at their end, and of these the highest mean accuracy.
+
   Attributes:
     strategy: its name.
     nodes: processes.
     devices: of each node.
     runs: by seed, the finished ones.
-    failures: by seed, the line that says why.
+    failures: of all learning rates, the line that says why by the run's name.
     rate: images a second.
     over_device: rate over one device's of the same strategy and seed.
     over_node: rate over one node's, with as many devices.
     accuracy: at the end.
+    learning_rate: of the runs; None: the config's own.
+    tried: accuracy at the end by learning rate; None where no run ended.
   """
 
   strategy: str
   nodes: int
   devices: int
   runs: dict[int, Run]
-  failures: dict[int, str]
+  failures: dict[str, str]
   rate: Spread | None
   over_device: Spread | None
   over_node: Spread | None
   accuracy: Spread | None
+  learning_rate: float | None
+  tried: dict[float | None, Spread | None]
 
   @property
   def workers(self) -> int:
@@ -196,7 +203,18 @@ def points(
   ordered = sorted(cells, key=lambda c: (order[c.strategy], c.nodes, c.devices))
   found = []
   for (strategy, nodes, devices), group in itertools.groupby(ordered, place):
-    mine = list(group)
+    every = list(group)
+    rates = dict.fromkeys(c.learning_rate for c in every)
+    tried = {
+      rate: spread(
+        runs[c].accuracy[-1]
+        for c in every
+        if c.learning_rate == rate and c in runs
+      )
+      for rate in rates
+    }
+    best = max(tried, key=lambda rate: _standing(tried[rate]))
+    mine = [c for c in every if c.learning_rate == best]
     done = {c.seed: runs[c] for c in mine if c in runs}
     found.append(
       Point(
@@ -204,14 +222,20 @@ def points(
         nodes,
         devices,
         done,
-        {c.seed: failures[c] for c in mine if c in failures},
+        {c.name: failures[c] for c in every if c in failures},
         rate=spread(r.images_per_second for r in done.values()),
         over_device=ratios(mine, 1, 1),
         over_node=ratios(mine, 1, devices),
-        accuracy=spread(r.accuracy[-1] for r in done.values()),
+        accuracy=tried[best],
+        learning_rate=best,
+        tried=tried,
       )
     )
   return found
+
+
+def _standing(accuracy):
+  return (accuracy.count, accuracy.mean) if accuracy else (0, 0.0)
 
 
 def curve(point: Point) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -6,10 +6,11 @@ from scripts.study import grid
 from scripts.study import results
 
 _CROWDED = '*'
+_BEST = ' best'
 _CELL_COLUMNS = (
-  'strategy', 'nodes', 'devices_per_node', 'seed', 'state', 'images_per_second',
-  'accuracy', 'best_accuracy', 'seconds', 'seconds_to_target',
-  'megabytes_per_step', 'crowded', 'error',
+  'strategy', 'nodes', 'devices_per_node', 'seed', 'learning_rate', 'state',
+  'images_per_second', 'accuracy', 'best_accuracy', 'seconds',
+  'seconds_to_target', 'megabytes_per_step', 'crowded', 'error',
 )  # fmt: skip
 
 
@@ -23,7 +24,7 @@ def rows(
     target: accuracy from 0 to 1 to which the time is shown; None: none is.
   """
   head = ['strategy', 'nodes', 'devices a node', 'images/s', 'over one device',
-          'over one node', 'accuracy']  # fmt: skip
+          'over one node', 'learning rate', 'accuracy']  # fmt: skip
   if target is not None:
     head.append(f'time to {100 * target:g} %')
   head += ['MB sent a step', 'seeds']
@@ -32,6 +33,7 @@ def rows(
     mark = _CROWDED if p.crowded else ''
     row = [p.strategy, str(p.nodes), str(p.devices), _text(p.rate, '.0f'),
            _text(p.over_device, '.2f', mark), _text(p.over_node, '.2f', mark),
+           _number(p.learning_rate),
            _text(p.accuracy, '.1f', ' %', 100)]  # fmt: skip
     if target is not None:
       row.append(_reached(p, target))
@@ -44,6 +46,28 @@ def rows(
     if name in head[:3] or any(row[i] != '-' for row in table)
   ]  # fmt: skip
   return [tuple(row[i] for i in kept) for row in (head, *table)]
+
+
+def by_learning_rate(points: list[results.Point]) -> list[tuple[str, ...]]:
+  """Accuracy of each learning rate, one point a row, after a head.
+
+  Args:
+    points: of the study.
+
+  Returns:
+    [] where there is one learning rate only.
+  """
+  rates = sorted({r for p in points for r in p.tried if r is not None})
+  if len(rates) < 2:
+    return []
+  table = [('strategy', 'nodes', 'devices a node', *map(_number, rates))]
+  for p in points:
+    texts = [
+      _text(p.tried[r], '.1f', ' %' + _BEST * (r == p.learning_rate), 100)
+      for r in rates
+    ]
+    table.append((p.strategy, str(p.nodes), str(p.devices), *texts))
+  return table
 
 
 def notes(points: list[results.Point], cores: int | None) -> list[str]:
@@ -59,13 +83,14 @@ def notes(points: list[results.Point], cores: int | None) -> list[str]:
       f'{_CROWDED} more devices than cores: they shared them, so these '
       'speed-ups mean nothing.'
     )
+  if any(len(p.tried) > 1 for p in points):
+    found.append(
+      'Of several learning rates the one with the best mean accuracy.'
+    )
   if any(len(p.runs) > 1 for p in points):
     found.append('Mean and standard deviation over seeds.')
   for p in points:
-    for seed, error in p.failures.items():
-      found.append(
-        f'failed: {p.strategy}, {p.nodes} x {p.devices}, seed {seed}: {error}'
-      )
+    found += [f'failed: {name}: {error}' for name, error in p.failures.items()]
   return found
 
 
@@ -106,6 +131,7 @@ def write_cells(
         'nodes': c.nodes,
         'devices_per_node': c.devices,
         'seed': c.seed,
+        'learning_rate': c.learning_rate,
         'state': 'finished' if c in runs else 'failed',
         'error': failures.get(c, ''),
       }
@@ -129,11 +155,13 @@ def write_curves(path: str, runs: dict[grid.Cell, results.Run]) -> None:
     writer = csv.writer(f)
     writer.writerow(
       ('strategy', 'nodes', 'devices_per_node', 'seed', 'step', 'samples',
-       'seconds', 'accuracy')
+       'seconds', 'accuracy', 'learning_rate')
     )  # fmt: skip
     for c, r in runs.items():
       for values in zip(r.steps, r.samples, r.seconds, r.accuracy):
-        writer.writerow((c.strategy, c.nodes, c.devices, c.seed, *values))
+        writer.writerow((
+          c.strategy, c.nodes, c.devices, c.seed, *values, c.learning_rate
+        ))  # fmt: skip
 
 
 def _text(spread, form, unit='', scale=1):
@@ -144,6 +172,10 @@ def _text(spread, form, unit='', scale=1):
   if spread.count > 1:
     text += f' ± {scale * spread.deviation:{form}}'
   return text + unit
+
+
+def _number(value):
+  return '-' if value is None else repr(value)
 
 
 def _reached(point, target):
