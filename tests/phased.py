@@ -5,17 +5,34 @@ itself SIGTERM when it begins to save for the second time. Of several, with a
 semicolon between, each start does the first that was not done yet: ANP_KILL_LOG
 names the file that gets a line once the signal is sent.
 
+ANP_KILL_CALL='RANK CALL COUNT', of the strategy `server`: that rank is gone
+(SIGKILL) in its COUNT-th call of those in _CALLS, counted from the kill before;
+of several the next is for whichever process is there, also one started earlier.
+Until the last a gradient takes _PAUSE longer, or the run would be over first.
+
 ANP_STALL='RANK STEP': that rank's input never gives the batch of that step.
 """
 
+import importlib
 import os
 import pathlib
 import runpy
 import signal
 import sys
 import threading
+import time
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+_SERVER = 'anp_jax.strategies.server.'
+# Module, class, method, and whether it has done its work when the end comes.
+_CALLS = {
+  'pull': (_SERVER + 'wire', 'Client', 'get', True),  # of one server's slice
+  'compute': (_SERVER + 'worker', 'Worker', 'compute', False),
+  'push': (_SERVER + 'wire', 'Client', 'put', True),  # to one server of two
+  'apply': (_SERVER + 'shard', 'Shard', 'apply', False),
+  'save': ('anp_jax.checkpoint', 'Checkpoints', 'save', True),  # it is written
+}
+_PAUSE = 0.3  # seconds
 
 
 def _kill_in_phase(cluster):
@@ -50,6 +67,41 @@ def _kill_in_phase(cluster):
   cluster.Processes.beat = beat
 
 
+def _kill_in_call(rank):
+  log = pathlib.Path(os.environ['ANP_KILL_LOG'])
+  wanted = os.environ['ANP_KILL_CALL'].split(';')
+  lock, counted = threading.Lock(), {}
+
+  def strike(name):
+    with lock:
+      done = log.read_text().count('\n') if log.exists() else 0
+      if done == len(wanted):
+        return False
+      which, call, count = wanted[done].split()
+      if (which, call) == (rank, name):
+        counted[done] = counted.get(done, 0) + 1
+      if counted.get(done) == int(count):
+        with log.open('a') as f:
+          f.write(f'{wanted[done]}\n')
+        os.kill(os.getpid(), signal.SIGKILL)
+      return True
+
+  def wrapped(name, real, late):
+    def call(*args, **kwargs):
+      if not late and strike(name) and name == 'compute':
+        time.sleep(_PAUSE)
+      found = real(*args, **kwargs)
+      if late:
+        strike(name)
+      return found
+
+    return call
+
+  for name, (module, owner, method, late) in _CALLS.items():
+    owner = getattr(importlib.import_module(module), owner)
+    setattr(owner, method, wrapped(name, getattr(owner, method), late))
+
+
 def _stall():
   from anp_jax.data import feed
 
@@ -75,6 +127,9 @@ if __name__ == '__main__':
     from anp_jax import cluster
 
     _kill_in_phase(cluster)
+  if os.environ.get('ANP_KILL_CALL'):
+    (mine,) = (a for a in sys.argv if a.startswith('--process_id='))
+    _kill_in_call(mine.partition('=')[2])
   if os.environ.get('ANP_STALL'):
     _stall()
   sys.argv = sys.argv[1:]

@@ -179,6 +179,42 @@ def test_random_kills(tmp_path):
   _whole(tmp_path, 800)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'kills',
+  [
+    ['2 pull 5', '2 push 5', '1 compute 5', '1 apply 20', '0 save 1'],
+    pytest.param(
+      ['2 compute 5', '1 push 6', '0 apply 20', '1 pull 9', '0 push 7',
+       '0 pull 5', '0 compute 9'],
+      marks=pytest.mark.soak,
+    ),
+  ],
+  ids=['one', 'more'],
+)  # fmt: skip
+def test_a_kill_in_each_phase(tmp_path, kills):
+  """Ranks 0 and 1 are servers; what is half done has to be undone."""
+  log = tmp_path / 'kills'
+  log.touch()
+  arguments = _arguments(
+    tmp_path, duration='800 steps', **{'strategy.servers': '2'}
+  )
+  environment = {'ANP_KILL_CALL': ';'.join(kills), 'ANP_KILL_LOG': str(log)}
+  with launching.Ranks(
+    tmp_path, 3, arguments, environment=environment
+  ) as ranks:
+    end = time.monotonic() + 400
+    while any(p.poll() is None for p in ranks.processes):
+      for rank, process in enumerate(ranks.processes):
+        if process.poll() == -signal.SIGKILL:
+          ranks.again(rank)
+      assert time.monotonic() < end, ranks.text(0)
+      time.sleep(0.1)
+    assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))
+  assert log.read_text().splitlines() == kills
+  _whole(tmp_path, 800)
+
+
 @pytest.mark.soak
 def test_signal_stops_all_and_the_same_command_goes_on(tmp_path):
   arguments = _arguments(tmp_path, duration='400 steps')

@@ -1,14 +1,16 @@
-"""What a synchronous step sends over the network, and how long that takes.
+"""What a step sends over the network with each strategy, and how long it takes.
 
   srun --ntasks-per-node=1 python -m scripts.bench.links
-    [--rate=1gbit] [--model=resnet18] [--batch=32] [--size=32] [--steps=5]
+    [--rate=100mbit] [--strategies=sync,local] [--period=16]
+    [--model=resnet18] [--batch=32] [--size=32] [--steps=5]
 
 or with --coordinator, --num_processes and --process_id as main.py takes them.
-The step is the one that trains. Of the bytes that a process sends in a step:
+The steps are those that train; `local` has a group for each process, and is
+timed over whole periods. Of the bytes that a process sends in a step:
 
   bound      2 (N - 1) / N x the parameters' bytes: no sum over N processes that
              leaves all of it with each sends less (a ring reaches it)
-  program    the same of all that the compiled program sums: batch statistics
+  program    what the compiled program sends, in rings: batch statistics
              and metrics travel with the gradients
   interface  what this host's interfaces counted, headers and all
 
@@ -18,6 +20,7 @@ there stands beside the step's.
 """
 
 import argparse
+import math
 import re
 import time
 
@@ -27,7 +30,10 @@ if __package__:
 else:
   import _common
 
+from anp_jax import cluster
+from anp_jax import command_line
 from scripts.portability import collectives
+from scripts.study import traffic
 
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 
@@ -35,6 +41,8 @@ _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 def _flags():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--rate', type=_bits, help='of the link, as 100mbit')
+  parser.add_argument('--strategies', default='sync')
+  parser.add_argument('--period', type=int, default=16, help='of local')
   parser.add_argument('--model', default='resnet18')
   parser.add_argument('--batch', type=int, default=32, help='a process')
   parser.add_argument('--size', type=int, default=32, help='pixels')
@@ -71,8 +79,36 @@ def _ring(size, count):
   return 2 * (count - 1) / count * size
 
 
-def _measure(flags, config, processes):
-  """Rank 0's: parameters' bytes, summed bytes, seconds and bytes a step."""
+def _load(flags, strategy, processes):
+  # As many as invariant needs: a power of two, whole groups of images in each.
+  shards = max(2, 1 << (processes - 1).bit_length())
+  images = flags.batch * processes // shards
+  return command_line.load(
+    'configs/resnet_anp.py',
+    {
+      'batch_size': str(flags.batch * processes),
+      'cluster.stall_timeout': '0',
+      'data.image_size': str(flags.size),
+      'data.resize': str(flags.size),
+      'data.source': 'synthetic',
+      'duration': '1000 steps',
+      'model.name': flags.model,
+      'model.norm_group': str(math.gcd(32, images)),
+      'schedule.warmup': '0 steps',
+      'strategy.logical_shards': str(shards),
+      'strategy.name': strategy,
+      'strategy.groups': str(processes),
+      'strategy.period': str(flags.period),
+    },
+  )
+
+
+def _measure(flags, strategy, processes, count):
+  """MB of a process and step, and seconds of a step.
+
+  Returns:
+    `bound`, `program`, `interface` (of the process that sent most), `seconds`.
+  """
   # Heavy, and only once the processes have met.
   import jax
 
@@ -83,6 +119,7 @@ def _measure(flags, config, processes):
   from anp_jax.data import sources
   from anp_jax.data import stream as stream_lib
 
+  config = _load(flags, strategy, count)
   mesh = mesh_lib.create(config, hosts=processes.hosts)
   source = sources.open_source(config, training=True)
   parts = assembly.create(
@@ -100,13 +137,18 @@ def _measure(flags, config, processes):
   batch = next(feed)
   feed.close()
   compiled = parts.train_step.lower(state, batch).compile()
-  summed = collectives.totals(collectives.compiled(compiled.as_text()))
-  for _ in range(2):
+  rows = collectives.totals(collectives.compiled(compiled.as_text()))
+  period = flags.period if strategy == 'local' else 1
+  groups = count if strategy == 'local' else 1
+  program = traffic.sent(rows, count, groups, 1 / period) / count
+  steps = period * math.ceil(flags.steps / period)
+  # The first takes longer, and the count of steps begins a period.
+  for _ in range(max(period, 2)):
     state, values = compiled(state, batch)
     jax.block_until_ready(values)
   processes.gather(None)
   before, start = _interfaces(), time.perf_counter()
-  for step in range(flags.steps):
+  for step in range(steps):
     processes.beat('step', step)
     state, values = compiled(state, batch)
     jax.block_until_ready(values)
@@ -115,56 +157,56 @@ def _measure(flags, config, processes):
   params = sum(
     s.size * s.dtype.itemsize for s in jax.tree.leaves(parts.like.params)
   )
-  total = sum(row['bytes'] for row in summed)
-  return params, total, seconds / flags.steps, max(moved) / flags.steps
+  return {
+    'bound': _ring(params // groups, count) / 1e6,
+    'program': program,
+    'interface': max(moved) / steps / 1e6,
+    'seconds': max(processes.gather(seconds)) / steps,
+  }
 
 
 def main():
   """Measures, and shows it on process 0."""
-  from anp_jax import cluster
-  from anp_jax import command_line
-
   flags = _flags()
   place = cluster.find(flags.coordinator, flags.num_processes, flags.process_id)
   if place.count < 2:
     print('skipped: it measures a network, between processes; see --help')
     return
-  config = command_line.load(
-    'configs/resnet_anp.py',
-    {
-      'batch_size': str(flags.batch * place.count),
-      'cluster.stall_timeout': '0',
-      'data.image_size': str(flags.size),
-      'data.resize': str(flags.size),
-      'data.source': 'synthetic',
-      'duration': '1000 steps',
-      'model.name': flags.model,
-      'schedule.warmup': '0 steps',
-    },
-  )
   output = _common.unmarked()
+  names = flags.strategies.split(',')
+  config = _load(flags, names[0], place.count)
   with cluster.start(config, place, {}) as processes:
-    params, total, seconds, moved = _measure(flags, config, processes)
+    found = {
+      name: _measure(flags, name, processes, place.count) for name in names
+    }
   if place.index:
     return
-  bound = _ring(params, place.count)
-  ratios = {
-    'program_over_bound': _ring(total, place.count) / bound,
-    'interface_over_bound': moved / bound,
-  }
   rows = [
-    ('a process and step', 'MB sent', 'over the bound'),
-    ('bound', f'{bound / 1e6:.1f}', ''),
-    ('program', f'{_ring(total, place.count) / 1e6:.1f}',
-     f'{ratios["program_over_bound"]:.4f}'),
-    ('interface', f'{moved / 1e6:.1f}',
-     f'{ratios["interface_over_bound"]:.4f}'),
+    ('a process and step', 'MB, program', 'MB, interface', 'over the bound',
+     'images/s', 'seconds'),
   ]  # fmt: skip
-  title = f'{flags.model}, {place.count} processes, {seconds:.3f} s a step'
+  ratios, images = {}, flags.batch * place.count
+  bound = found[names[0]]['bound']
+  for name, mine in found.items():
+    over = mine['interface'] / bound
+    rows.append(
+      (name, f'{mine["program"]:.2f}', f'{mine["interface"]:.2f}',
+       f'{over:.3f}', f'{images / mine["seconds"]:.1f}',
+       f'{mine["seconds"]:.3f}')
+    )  # fmt: skip
+    own = '' if name == 'sync' else f'{name}_'
+    ratios[f'{own}program_over_bound'] = mine['program'] / bound
+    ratios[f'{own}interface_over_bound'] = over
+    if name != 'sync' and 'sync' in found:
+      ratios[f'{name}_rate_over_sync'] = (
+        found['sync']['seconds'] / mine['seconds']
+      )
+    if flags.rate:
+      needed = bound * 8e6 / flags.rate
+      ratios[f'{own}step_over_bound'] = mine['seconds'] / needed
+  title = f'{flags.model}, {place.count} processes; the bound: {bound:.1f} MB'
   if flags.rate:
-    needed = bound * 8 / flags.rate
-    ratios['step_over_bound'] = seconds / needed
-    title += f', the bound alone {needed:.3f} s'
+    title += f', {needed:.3f} s at this rate'
   _common.show(title, rows, ratios, output)
   output.close()
 
