@@ -78,6 +78,8 @@ soak: $(READY)  ## Kill runs over and over; variants of slow tests.
 	  tests/test_slurm.py $(PYTEST_ARGS)
 	ANP_KILLS=50 $(VENV_PYTHON) -m pytest -q -k random_kills \
 	  tests/test_server_processes.py $(PYTEST_ARGS)
+	ANP_MUTANTS=10000 $(VENV_PYTHON) -m pytest -q -k mutated_files \
+	  tests/test_damage.py $(PYTEST_ARGS)
 	ANP_KILLS=20 $(VENV_PYTHON) -m pytest -q -k again_and_again \
 	  tests/test_train.py $(PYTEST_ARGS)
 	ANP_STEPS=200 $(VENV_PYTHON) -m pytest -q -m 'soak or slow' \

@@ -348,6 +348,7 @@ def test_operations_of_resnet_50():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_table_of_a_whole_step():
   """The tiny recipe, as a person types it."""
   command = [

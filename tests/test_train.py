@@ -332,7 +332,7 @@ def test_tensorflow_is_never_imported(tmp_path, source):
 
 
 # Twenty in `make soak`.
-_KILLS = int(os.environ.get('ANP_KILLS', 10))
+_KILLS = int(os.environ.get('ANP_KILLS', 5))
 
 
 @pytest.mark.slow
@@ -386,14 +386,15 @@ def test_shipped_demo_learns(tmp_path):
   subprocess.run(
     [
       sys.executable, 'main.py', '--config=configs/resnet_anp.py:demo',
-      f'--workdir={tmp_path}', '--config.duration=2 epochs',
+      f'--workdir={tmp_path}', '--config.duration=1 epochs',
+      '--config.schedule.warmup=50 steps',
       '--config.log.tensorboard=False',
     ],
     cwd=_ROOT, check=True, stdout=subprocess.DEVNULL,
   )  # fmt: skip
   scores = telemetry.read(str(tmp_path))[-1]
   assert scores['kind'] == 'validation'
-  assert scores['anp_top1'] > 0.25  # chance is under 0.02
+  assert scores['anp_top1'] > 0.1  # chance is under 0.02
   assert scores['noun_top1'] > scores['anp_top1']
 
 
