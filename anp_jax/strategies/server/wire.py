@@ -4,8 +4,12 @@ Vectors go as streams of record batches of one column of bytes, a few megabytes
 each; small requests as JSON. Every call carries the run's token.
 """
 
+import collections
+import ctypes
+import functools
 import hmac
 import json
+import weakref
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +18,7 @@ from pyarrow import flight
 # Bytes of a record batch: below 1 MB each costs too much, above 10 MB nothing
 # overlaps any more.
 BATCH = 4 * 2**20
+_SPARE = 4  # buffers of one size that wait to be used again
 _HEADER = 'authorization'
 _SCHEMA = pa.schema([('bytes', pa.uint8())])
 
@@ -49,14 +54,20 @@ class Client:
       timeout: seconds of each call.
     """
     more = {'tls_root_certs': certificate} if certificate else {}
-    self._client = flight.FlightClient(
-      address,
-      generic_options=[
-        ('grpc.max_receive_message_length', -1),
-        # A server that has gone is asked again soon after it came back.
-        ('grpc.max_reconnect_backoff_ms', 1000),
-      ],
-      **more,
+    # A connection each way: one would push and pull in turns.
+    self._down, self._up = (
+      flight.FlightClient(
+        address,
+        generic_options=[
+          ('grpc.max_receive_message_length', -1),
+          # A server that has gone is asked again soon after it came back.
+          ('grpc.max_reconnect_backoff_ms', 1000),
+          # Else gRPC joins clients of one address in one connection.
+          ('grpc.use_local_subchannel_pool', 1),
+        ],
+        **more,
+      )
+      for _ in range(2)
     )
     self._options = flight.FlightCallOptions(
       timeout=timeout,
@@ -66,7 +77,7 @@ class Client:
   def ask(self, name: str, **request) -> dict:
     """A request and its answer, both JSON."""
     action = flight.Action(name, json.dumps(request).encode())
-    (result,) = self._client.do_action(action, self._options)
+    (result,) = self._down.do_action(action, self._options)
     return json.loads(result.body.to_pybytes())
 
   def get(self, name: str, **request) -> tuple[dict, np.ndarray]:
@@ -76,7 +87,7 @@ class Client:
       what is said beside them, and (n,) uint8.
     """
     ticket = flight.Ticket(json.dumps({'name': name, **request}).encode())
-    reader = self._client.do_get(ticket, self._options)
+    reader = self._down.do_get(ticket, self._options)
     said = json.loads(reader.schema.metadata[b'said'])
     return said, _received(reader, said['bytes'])
 
@@ -89,7 +100,7 @@ class Client:
     """
     said = {**request, 'bytes': sum(p.nbytes for p in parts)}
     descriptor = flight.FlightDescriptor.for_command(json.dumps(said))
-    writer, reader = self._client.do_put(descriptor, _SCHEMA, self._options)
+    writer, reader = self._up.do_put(descriptor, _SCHEMA, self._options)
     with writer:
       for batch in _batches(parts):
         writer.write_batch(batch)
@@ -98,7 +109,8 @@ class Client:
 
   def close(self) -> None:
     """Hangs up."""
-    self._client.close()
+    self._down.close()
+    self._up.close()
 
 
 def stream(said: dict, parts) -> flight.RecordBatchStream:
@@ -142,6 +154,36 @@ def nbytes(like) -> int:
   return int(np.prod(like.shape)) * np.dtype(like.dtype).itemsize
 
 
+class _Buffers:
+  """Memory for what comes, used again once nobody holds an array of it.
+
+  Of fresh memory the kernel has to zero every page, which took as long as the
+  copy into it.
+  """
+
+  def __init__(self):
+    # By size. A deque's own methods need no lock, which could be held where
+    # the collector calls `_give_back`.
+    self._free = collections.defaultdict(
+      functools.partial(collections.deque, maxlen=_SPARE)
+    )
+
+  def take(self, size: int) -> np.ndarray:
+    """(size,) uint8 of any content."""
+    try:
+      memory = self._free[size].pop()
+    except IndexError:
+      memory = np.empty(size, np.uint8)
+    # Arrays made of an array hold on to what that was made of: not to the array
+    # itself, but to one that is not NumPy's.
+    lease = (ctypes.c_uint8 * size).from_buffer(memory)
+    weakref.finalize(lease, self._free[size].append, memory).atexit = False
+    return np.frombuffer(lease, np.uint8)
+
+
+_buffers = _Buffers()
+
+
 def _batches(parts, schema=_SCHEMA):
   for part in parts:
     # Views: nothing is copied before the socket.
@@ -156,7 +198,7 @@ def _batches(parts, schema=_SCHEMA):
 
 
 def _received(reader, size):
-  data = np.empty(size, np.uint8)
+  data = _buffers.take(size)
   at = 0
   for chunk in reader:
     column = chunk.data.column(0)
