@@ -15,6 +15,7 @@ import optax
 from anp_jax import mesh as mesh_lib
 from anp_jax import state as state_lib
 from anp_jax import turns
+from anp_jax.cluster import stopping
 from anp_jax.data import mix
 from anp_jax.models.layers import sums as sums_lib
 
@@ -241,14 +242,21 @@ def _reduced(strategy, stats, batch, totals):
   # A float like the weight, to travel with it.
   damaged = (batch['weight'] == 0).sum(dtype=batch['weight'].dtype)
   new_stats, counts = _split_counts(new_stats)
-  others = (new_stats, weight, sums, damaged)
+  # How many vote so, for each vote: a sum, where a maximum would be another
+  # collective, which costs as much as that of a small network's gradients.
+  votes = jax.nn.one_hot(
+    batch['vote'].max(), stopping.VOTES, dtype=weight.dtype
+  )
+  others = (new_stats, weight, sums, damaged, votes)
   # Statistics travel with the gradients: a mean over equally many groups.
-  grads, (new_stats, weight, sums, damaged) = strategy.reduce(grads, others)
+  grads, others = strategy.reduce(grads, others)
+  new_stats, weight, sums, damaged, votes = others
+  vote = jnp.where(votes > 0, jnp.arange(len(votes)), 0).max()
   micro_batches = strategy.micro_batches()
   shards = lax.axis_size(mesh_lib.DATA) * micro_batches
   new_stats = jax.tree.map(lambda s: s / shards, new_stats)
   counts = jax.tree.map(lambda c: c // micro_batches, counts)
-  counts, vote = lax.pmax((counts, batch['vote'].max()), mesh_lib.DATA)
+  counts = lax.pmax(counts, mesh_lib.DATA)
   # A user's module may widen its own: the state must keep its dtypes, or the
   # next step is another program.
   new_stats = jax.tree.map(

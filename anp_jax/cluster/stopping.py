@@ -9,7 +9,8 @@ import threading
 import time
 
 # Votes: what a process asks of all, the largest wins.
-GO_ON, TIME_LIMIT, STOP = 0, 1, 2
+GO_ON, TIME_LIMIT, STOP = range(3)
+VOTES = 3
 REASONS = {TIME_LIMIT: 'the time limit', STOP: 'a signal'}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Slurm sends SIGTERM twice at a time limit, and `scancel` of a step may meet a
