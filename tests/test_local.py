@@ -371,7 +371,7 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
   # Weights alone, as this network has no statistics.
   assert sent['local', True] == 4 * parameters
   # Ten numbers of each group.
-  inside = sent['sync', False] if devices > groups else 4
+  inside = sent['sync', False] if devices > groups else 0
   assert sent['local', False] == inside + 4 * 10 * groups
   average = sent['local', False] - inside + sent['local', True] / 8
   assert average <= sent['sync', False] / 8 + 4 * 10 * groups

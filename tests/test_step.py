@@ -16,6 +16,7 @@ from anp_jax import optimizer as optimizer_lib
 from anp_jax import state as state_lib
 from anp_jax import step as step_lib
 from anp_jax import strategies
+from anp_jax.cluster import stopping
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet
 from tests import user_network
@@ -458,9 +459,9 @@ def test_the_largest_vote_of_all_wins(row):
   run = _flagged()
   batch = _batch()
   assert run.steps(run.state(), [batch])[1][0]['vote'] == 0
-  batch['vote'][:] = 1
-  batch['vote'][row] = 3
-  assert run.steps(run.state(), [batch])[1][0]['vote'] == 3
+  batch['vote'][:] = stopping.TIME_LIMIT
+  batch['vote'][row] = stopping.STOP
+  assert run.steps(run.state(), [batch])[1][0]['vote'] == stopping.STOP == 2
 
 
 def _collectives(text):
@@ -507,18 +508,16 @@ def _count(tree):
 def test_a_bfloat16_network_sums_its_gradients_in_float32():
   run = _bfloat16()
   lowered = run.train_step.lower(run.like, run.put(_batch()))
-  # Parameters, statistics, the weight, the count of rows without one and the
-  # four sums of metrics.
-  expected = _count(run.like.params) + _count(run.like.stats) + 6
+  # Parameters, statistics, the weight, the count of rows without one, the four
+  # sums of metrics and the counts of the three votes.
+  expected = _count(run.like.params) + _count(run.like.stats) + 9
   for found, reduce in (
     (_asked(lowered.as_text()), 'all_reduce'),
     (_collectives(lowered.compile().as_text()), 'all-reduce'),
   ):
-    # The vote is the one integer; and nothing else is sent.
-    assert {k for k, _, _ in found} == {reduce}
-    assert {d for _, d, _ in found} - {'i32', 's32'} == {'f32'}
+    # Nothing else is sent.
+    assert {(k, d) for k, d, _ in found} == {(reduce, 'f32')}
     assert _total(found, reduce, 'f32') == expected
-    assert sum(n for _, d, n in found if d in ('i32', 's32')) == 1
 
 
 def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
@@ -526,7 +525,7 @@ def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
   run = _bfloat16('bfloat16')
   found = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
   assert _total(found, 'all_reduce', 'bf16') == _count(run.like.params)
-  assert _total(found, 'all_reduce', 'f32') == _count(run.like.stats) + 6
+  assert _total(found, 'all_reduce', 'f32') == _count(run.like.stats) + 9
 
 
 def test_gradients_leave_in_few_sums_the_last_layers_first():
@@ -575,7 +574,7 @@ def test_divided_parameters_are_gathered_once_and_scattered():
   assert _total(found, 'reduce_scatter', 'f32') == sum(divided) // 4
   rest = _count(run.like.params) - sum(divided)
   assert _total(found, 'all_reduce', 'f32') == (
-    rest + _count(run.like.stats) + 6
+    rest + _count(run.like.stats) + 9
   )
 
 
@@ -584,8 +583,7 @@ def test_one_device_sends_no_gradient():
   config = _config('float32')
   run = Run(config, 1, _resnet(config))
   lowered = run.train_step.lower(run.like, run.put(_batch()))
-  sent = sum(n for _, _, n in _asked(lowered.as_text()))
-  assert sent == 1  # the vote
+  assert not _asked(lowered.as_text())
 
 
 def test_norms_do_not_gather_divided_parameters():
