@@ -156,7 +156,7 @@ def base() -> ml_collections.ConfigDict:
   t.backup_workers = 0  # that a synchronous update does not wait for
   t.compensation = 'none'  # staleness: updates are divided by it
   t.wire_dtype = 'float32'  # of weights and gradients on their way
-  t.lanes = 2  # tickets a worker has in hand: one computes, one travels
+  t.lanes = 1  # tickets a worker has in hand; of 2, one computes, one travels
   t.ticket_timeout = 60.0  # seconds of a worker's silence; others take over
   t.bind = ''  # interface or address that servers listen on; '': the host's own
   t.tls_certificate = ''  # PEM file with the certificate of all servers

@@ -12,6 +12,7 @@ from anp_jax.strategies.server import run as server_run
 
 TINY = {
   'strategy.name': 'server',
+  'strategy.lanes': 2,
   'log.every': '1 steps',
   'log.tensorboard': False,
 }

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.multiprocess
 
 _KEYS = {
   'strategy.name': 'server',
+  'strategy.lanes': '2',
   'strategy.ticket_timeout': '3',
   'cluster.rendezvous_timeout': '60',
   'model.name': 'tests.user_network:SmallNet',
