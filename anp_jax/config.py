@@ -136,7 +136,7 @@ def base() -> ml_collections.ConfigDict:
   s.end = 0.0  # last learning rate over the peak, for cosine and polynomial
 
   c.strategy = t = ml_collections.ConfigDict()
-  t.name = 'sync'  # or invariant, local, server: see docs/strategies.md
+  t.name = 'sync'  # or another of docs/strategies.md
   t.reduce_dtype = 'float32'  # of the gradient sums between devices
   t.bucket_megabytes = 25.0  # of gradients that leave together
   t.logical_shards = 8  # of the batch, for invariant: a power of two
@@ -148,6 +148,9 @@ def base() -> ml_collections.ConfigDict:
   t.outer_learning_rate = 0.7  # for nesterov; 1 without momentum: average
   t.outer_momentum = 0.9
   t.moments = 'keep'  # a group's optimizer state in an exchange; or average
+  # For kernel_split: devices along mesh.model, each with some of the channels.
+  t.shares = ()  # of each device, in proportion; (): all alike
+  t.split_layers = '.*'  # regular expression: convolutions that may be split
   # For server: asynchronous workers and servers of the weights.
   t.servers = 1  # processes, the first ones, that each keep a slice of weights
   t.dedicated = False  # these processes do not train beside serving

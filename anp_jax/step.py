@@ -137,7 +137,7 @@ def make_gradient(
 
 def _make_turns(model, objective, strategy, config, mesh, like):
   """`make_gradient` in two programs, jitted: of a part, and of their sum."""
-  totals = _totals(model, objective, config)
+  totals = _totals(model, objective, strategy, config)
   specs = jax.tree.map(lambda s: s.sharding.spec, like)
   each = P(mesh_lib.BATCH)
 
@@ -187,7 +187,8 @@ def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
   def shard(params, stats, batch):
     images = _normalised(batch['image'], config)
     variables = {'params': strategy.gather(params), **stats}
-    logits = model.apply(variables, images, False)
+    with strategy.convolutions():
+      logits = model.apply(variables, images, False)
     logits = logits.astype(config.model.param_dtype)
     values = objective.metrics(logits, batch['label'])
     sums = _weighted_sums(values, batch['weight'].astype(logits.dtype))
@@ -209,7 +210,7 @@ def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
 
 def _shard_step(model, objective, strategy, config):
   """One device's part of a step."""
-  totals = _totals(model, objective, config)
+  totals = _totals(model, objective, strategy, config)
 
   def shard(params, stats, step, batch):
     params = strategy.gather(params)
@@ -221,10 +222,10 @@ def _shard_step(model, objective, strategy, config):
   return shard
 
 
-def _totals(model, objective, config):
+def _totals(model, objective, strategy, config):
   """(params, stats, step, batch) -> sums of gradients, statistics, metrics."""
   gradient = jax.value_and_grad(
-    _loss_fn(model, objective, config), has_aux=True
+    _loss_fn(model, objective, strategy, config), has_aux=True
   )
 
   def totals(params, stats, step, batch):
@@ -244,9 +245,8 @@ def _reduced(strategy, stats, batch, totals):
   new_stats, counts = _split_counts(new_stats)
   # How many vote so, for each vote: a sum, where a maximum would be another
   # collective, which costs as much as that of a small network's gradients.
-  votes = jax.nn.one_hot(
-    batch['vote'].max(), stopping.VOTES, dtype=weight.dtype
-  )
+  vote = strategy.voted(batch['vote'].max())
+  votes = jax.nn.one_hot(vote, stopping.VOTES, dtype=weight.dtype)
   others = (new_stats, weight, sums, damaged, votes)
   # Statistics travel with the gradients: a mean over equally many groups.
   grads, others = strategy.reduce(grads, others)
@@ -268,7 +268,7 @@ def _reduced(strategy, stats, batch, totals):
   return grads, new_stats, weight, sums, damaged, vote
 
 
-def _loss_fn(model, objective, config):
+def _loss_fn(model, objective, strategy, config):
   """(params, stats, batch, key) -> sum of losses, (sums, new statistics)."""
 
   def loss_fn(params, stats, batch, key):
@@ -280,13 +280,14 @@ def _loss_fn(model, objective, config):
       images, targets, batch['row'], mixing, config.data.mixup,
       config.data.cutmix,
     )  # fmt: skip
-    logits, new_stats = model.apply(
-      {'params': params, **stats},
-      images,
-      True,
-      mutable=list(stats),
-      rngs={'dropout': jax.random.fold_in(dropout, batch['row'][0])},
-    )
+    with strategy.convolutions():
+      logits, new_stats = model.apply(
+        {'params': params, **stats},
+        images,
+        True,
+        mutable=list(stats),
+        rngs={'dropout': jax.random.fold_in(dropout, batch['row'][0])},
+      )
     logits = logits.astype(wide)
     losses = objective.loss(logits, targets)
     weight = batch['weight'].astype(wide)

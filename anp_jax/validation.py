@@ -17,7 +17,7 @@ OPTIMIZERS = (
   'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
 )  # fmt: skip
 SCHEDULES = ('constant', 'cosine', 'step', 'exponential', 'polynomial')
-STRATEGIES = ('sync', 'invariant', 'local', 'server')
+STRATEGIES = ('sync', 'invariant', 'local', 'server', 'kernel_split')
 SHARDING_RULES = ('replicate', 'fsdp')
 
 # Of these keys, the values that are allowed (None: checked elsewhere).

@@ -5,6 +5,8 @@ from typing import Any
 from flax import linen as nn
 import jax.numpy as jnp
 
+from anp_jax.models import layers
+
 
 class SmallNet(nn.Module):
   """Two convolutions, one with batch norm, dropout and a classifier."""
@@ -41,3 +43,19 @@ class WithoutDropout(SmallNet):
   """What it gives is a function of the batch."""
 
   drop: float = 0.0
+
+
+class WithOurLayers(nn.Module):
+  """A strided convolution with batch norm, another with a bias."""
+
+  num_classes: int
+  dtype: Any = jnp.float32
+  param_dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    x = layers.Conv(7, 3, 2, name='conv1', **types)(images)
+    x = layers.BatchNorm(group=2, name='norm', **types)(x, train)
+    x = layers.Conv(10, 3, use_bias=True, name='conv2', **types)(nn.relu(x))
+    return nn.Dense(self.num_classes, name='head', **types)(x.mean((1, 2)))

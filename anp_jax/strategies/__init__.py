@@ -18,12 +18,14 @@ def create(config, specs, order=()):
     shard_map over the mesh.
   """
   from anp_jax.strategies import invariant
+  from anp_jax.strategies import kernel_split
   from anp_jax.strategies import local
   from anp_jax.strategies import sync
 
   kinds = {
     'sync': sync.Sync,
     'invariant': invariant.Invariant,
+    'kernel_split': kernel_split.KernelSplit,
     'local': local.Local,
     # Between servers and workers nothing travels here: a worker's own devices
     # are synchronous.

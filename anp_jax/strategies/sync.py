@@ -1,5 +1,7 @@
 """Synchronous training: every shard's gradient in every update."""
 
+import contextlib
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -19,6 +21,8 @@ class Sync:
 
   # Whether micro-batches, their sum and the update are programs of their own.
   in_turns = False
+  # Mesh axes over which a step's sums go.
+  _summed = (mesh_lib.DATA,)
   # Spec of what a group of devices has for itself: here all are one group.
   own = mesh_lib.P()
 
@@ -105,7 +109,8 @@ class Sync:
     wires = [
       x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in found
     ]
-    if (count := lax.axis_size(mesh_lib.DATA)) > 1:
+    count = lax.axis_size(mesh_lib.DATA)
+    if lax.axis_size(self._summed) > 1:
       whole = [i for i in self._backward if self._axes[i] < 0]
       rest, tree = jax.tree.flatten(others)
       sums = buckets.fused(
@@ -131,6 +136,14 @@ class Sync:
         wires[i] = jnp.moveaxis(part, 0, self._axes[i])
     totals = [w.astype(x.dtype) for w, x in zip(wires, found, strict=True)]
     return self._tree.unflatten(totals), others
+
+  def convolutions(self):
+    """In this context, a model is applied in a step."""
+    return contextlib.nullcontext()
+
+  def voted(self, vote):
+    """What this device's part in the sums is to say of its process's vote."""
+    return vote
 
   def start(self, init):
     """() -> a run's new state, from that for one network."""
@@ -163,7 +176,7 @@ class Sync:
     return lambda state: state
 
   def _sum(self, x):
-    return lax.psum(x, mesh_lib.DATA)
+    return lax.psum(x, self._summed)
 
 
 def split(batch, count: int):

@@ -1,0 +1,284 @@
+"""The strategy `kernel_split`: each device computes some of the channels."""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import assembly
+from anp_jax import config as config_lib
+from anp_jax import mesh as mesh_lib
+from anp_jax import objective as objective_lib
+from anp_jax import state as state_lib
+from anp_jax import strategies
+from anp_jax import validation
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.models import layers
+from anp_jax.strategies.kernel_split import operation
+from anp_jax.strategies.kernel_split import plan as plan_lib
+from scripts.portability import collectives
+
+P = mesh_lib.P
+BATCH, SIDE = 16, 8
+# float64 rounds at 1e-16; sums in another order differ by some 1e-14.
+TIGHT = 1e-11
+_NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+
+
+@pytest.fixture(autouse=True, scope='module')
+def quick_compiles():
+  """Compiling is most of the time here; the arithmetic is what is tested."""
+  before = jax.config.values['jax_disable_most_optimizations']
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', before)
+
+
+@pytest.fixture
+def x64():
+  with jax.enable_x64(True):
+    yield
+
+
+def _mesh(data, model):
+  config = config_lib.base()
+  config.mesh.data, config.mesh.model = data, model
+  return mesh_lib.create(config, jax.devices()[: data * model])
+
+
+# The operation, against JAX's own convolution on one device.
+
+
+def _dense(x, kernel, stride, padding):
+  return lax.conv_general_dilated(
+    x, kernel, (stride, stride), [(padding, padding)] * 2,
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'counts', [(6,), (4, 2), (0, 6), (1, 3, 0, 2), (2, 0, 1, 0, 1, 1, 0, 1)]
+)
+@pytest.mark.parametrize('size, stride, padding', [(3, 1, 1), (1, 2, 0)])
+def test_result_and_gradients_are_those_of_the_whole(
+  x64, counts, size, stride, padding
+):
+  def convolve(x, kernel):
+    return layers.convolve(x, kernel, stride, padding)
+
+  random = np.random.default_rng(0)
+  x = random.normal(size=(4, 7, 7, 3))
+  kernel = random.normal(size=(size, size, 3, 6))
+  want, pull = jax.vjp(lambda *a: _dense(*a, stride, padding), x, kernel)
+  dy = random.normal(size=want.shape)
+
+  def split(x, kernel, dy):
+    y, pull = jax.vjp(
+      lambda *a: operation.split(convolve, *a, counts), x, kernel
+    )
+    dx, dw = pull(dy)
+    return y[None], dx[None], dw[None]
+
+  found = jax.shard_map(
+    split, mesh=_mesh(1, len(counts)), in_specs=P(),
+    out_specs=P(mesh_lib.MODEL), check_vma=False,
+  )(x, kernel, dy)  # fmt: skip
+  y, dx, dw = map(np.asarray, found)
+  want_dx, want_dw = pull(dy)
+  begin = 0
+  for device, count in enumerate(counts):
+    # Every device has the whole result and the whole gradient of x ...
+    np.testing.assert_allclose(y[device], want, rtol=TIGHT, atol=TIGHT)
+    np.testing.assert_allclose(dx[device], want_dx, rtol=TIGHT, atol=TIGHT)
+    # ... and of the kernel's that of its own channels.
+    own = np.zeros_like(want_dw)
+    own[..., begin : begin + count] = want_dw[..., begin : begin + count]
+    np.testing.assert_allclose(dw[device], own, rtol=TIGHT, atol=TIGHT)
+    begin += count
+
+
+@pytest.mark.parametrize('counts', [(3, 2), (3, 2, 1)])
+def test_counts_must_be_of_the_devices_and_features(counts):
+  with pytest.raises(ValueError, match='expected 2 of them, 6 in all'):
+    jax.eval_shape(
+      jax.shard_map(
+        lambda: operation.split(
+          layers.convolve, jnp.zeros((2, 4, 4, 3)), jnp.zeros((3, 3, 3, 6)),
+          counts,
+        ),
+        mesh=_mesh(1, 2), in_specs=(), out_specs=P(), check_vma=False,
+      )
+    )  # fmt: skip
+
+
+# Shares.
+
+
+@pytest.mark.parametrize(
+  'features, shares, multiple, want',
+  [
+    (500, (1, 1), 1, (250, 250)),
+    (500, (2, 1), 1, (333, 167)),  # 333.33, 166.67: the remainder to the second
+    (7, (1, 1, 1), 1, (3, 2, 2)),
+    (10, (3, 0, 1), 1, (8, 0, 2)),  # 7.5, 2.5: of equal remainders the first
+    (500, (2, 1), 16, (340, 160)),  # 31 units: 21, 10; and the 4 left over
+    (3, (1, 1, 1, 1), 1, (1, 1, 1, 0)),
+  ],
+)
+def test_shares_are_rounded_by_the_largest_remainder(
+  features, shares, multiple, want
+):
+  assert plan_lib.apportion(features, shares, multiple) == want
+
+
+# The whole step.
+
+
+def _parts(name, data, model, **overrides):
+  config = config_lib.base()
+  config.update_from_flattened_dict(
+    {
+      'batch_size': BATCH,
+      'duration': '1000 steps',
+      'data.image_size': SIDE,
+      'data.resize': SIDE,
+      'model.name': 'tests.user_network:SmallNet',
+      'model.dtype': 'float64',
+      'model.param_dtype': 'float64',
+      'model.norm_group': 2,
+      'mesh.data': data,
+      'mesh.model': model,
+      'optimizer.name': 'momentum',
+      'optimizer.weight_decay': 1e-3,
+      'optimizer.clip_norm': 0.3,
+      'schedule.name': 'constant',
+      'strategy.name': name,
+      'strategy.reduce_dtype': 'float64',
+      **overrides,
+    }
+  )
+  validation.validate(config)
+  mesh = mesh_lib.create(config, jax.devices()[: data * model])
+  strategies.check_batch(config, BATCH, mesh)
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), 0.0)
+  return assembly.create(config, mesh, objective, BATCH, 640), mesh
+
+
+def _batch(mesh, step):
+  random = np.random.default_rng(step)
+  batch = {
+    'image': random.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8),
+    'label': random.integers(0, len(_NAMES), BATCH).astype(np.int32),
+    'row': np.arange(BATCH, dtype=np.int32),
+    'weight': np.ones(BATCH, np.float32),
+    'vote': np.zeros(BATCH, np.int32),
+  }
+  return jax.device_put(batch, mesh_lib.batch_sharding(mesh))
+
+
+def _trained(parts, mesh, steps=4):
+  state = state_lib.create(parts.init, parts.like)
+  values = []
+  for step in range(steps):
+    state, found = parts.train_step(state, _batch(mesh, step))
+    values.append(found)
+  return state, np.stack(values)
+
+
+def _same(found, want, tolerance):
+  names = jax.tree_util.tree_leaves_with_path(want)
+  for (path, b), a in zip(names, jax.tree.leaves(found), strict=True):
+    np.testing.assert_allclose(
+      np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance,
+      err_msg=mesh_lib.path_name(path),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def whole():
+  """Every network once on one device, synchronous."""
+  kept = {}
+
+  def make(**overrides):
+    key = tuple(overrides.items())
+    if key not in kept:
+      kept[key] = _trained(*_parts('sync', 1, 1, **overrides))
+    return kept[key]
+
+  return make
+
+
+@pytest.mark.parametrize(
+  'data, model, shares',
+  [(1, 1, ()), (1, 2, (2, 1)), (2, 2, (1, 3)), (1, 4, (3, 0, 1, 2)),
+   (2, 4, ()), (1, 8, (5, 1, 1, 0, 3, 1, 2, 1))],
+)  # fmt: skip
+@pytest.mark.parametrize('network', ['WithoutDropout', 'WithOurLayers'])
+def test_a_step_is_that_of_the_unsplit_network(
+  x64, whole, network, data, model, shares
+):
+  overrides = {'model.name': f'tests.user_network:{network}'}
+  parts, mesh = _parts(
+    'kernel_split', data, model, **overrides, **{'strategy.shares': shares}
+  )
+  found, found_values = _trained(parts, mesh)
+  want, want_values = whole(**overrides)
+  _same(found, want, TIGHT)
+  np.testing.assert_allclose(found_values, want_values, rtol=TIGHT, atol=TIGHT)
+  scores = parts.eval_step(found.params, found.stats, _batch(mesh, 9))
+  plain, plain_mesh = _parts('sync', 1, 1, **overrides)
+  want = plain.eval_step(want.params, want.stats, _batch(plain_mesh, 9))
+  _same(scores, want, TIGHT)
+
+
+@pytest.mark.slow
+def test_a_resnet_is_that_of_the_unsplit_network(x64):
+  overrides = {'model.name': 'resnet18', 'model.width': 6}
+  found = _trained(
+    *_parts('kernel_split', 1, 2, **overrides, **{'strategy.shares': (3, 1)})
+  )
+  _same(found, _trained(*_parts('sync', 1, 1, **overrides)), TIGHT)
+
+
+def test_nothing_is_sent_within_a_branch():
+  """Devices take different ones, and would wait for each other for ever."""
+  parts, mesh = _parts(
+    'kernel_split', 2, 2,
+    **{'model.dtype': 'float32', 'model.param_dtype': 'float32',
+       'strategy.reduce_dtype': 'float32', 'strategy.shares': (3, 1)},
+  )  # fmt: skip
+  state = state_lib.create(parts.init, parts.like)
+  compiled = parts.train_step.lower(state, _batch(mesh, 0)).compile()
+  sent = collectives.compiled(compiled.as_text())
+  assert not any(c.conditional for c in sent)
+  # Forward of two convolutions of 6 and 8 features at 4 x 4 and 2 x 2 pixels:
+  # of 8 images, in parts as wide as the wider, 3/4 (4.5: the first of equal
+  # remainders is rounded up).
+  gathered = [c.size for c in sent if c.kind == 'all-gather']
+  assert sorted(gathered) == [8 * 4 * 2 * 6 * 4, 8 * 16 * 2 * 5 * 4]
+  # Backward: of the second's maps, and not of the images.
+  summed = sorted(c.size for c in sent if c.kind == 'all-reduce')
+  assert summed.count(8 * 16 * 6 * 4) == 1 and 8 * 64 * 3 * 4 not in summed
+
+
+@pytest.mark.parametrize('voter', range(4))
+def test_every_process_is_heard(voter):
+  """Also of two that have the same images."""
+  parts, mesh = _parts(
+    'kernel_split', 2, 2,
+    **{'model.dtype': 'float32', 'model.param_dtype': 'float32',
+       'strategy.reduce_dtype': 'float32'},
+  )  # fmt: skip
+  batch = _batch(mesh, 0)
+  rows = BATCH // 2
+  batch['vote'] = jax.make_array_from_single_device_arrays(
+    (BATCH,), batch['vote'].sharding,
+    [
+      jax.device_put(np.full(rows, i == voter, np.int32), device)
+      for i, device in enumerate(mesh.devices.flat)
+    ],
+  )  # fmt: skip
+  state = state_lib.create(parts.init, parts.like)
+  _, values = parts.train_step(state, batch)
+  assert values[-1] == 1
