@@ -52,7 +52,11 @@ RESUMABLE = (
   'strategy.bind',
   'strategy.tls_certificate',
   'strategy.tls_key',
+  'strategy.shares',
+  'strategy.split_layers',
 )
+# Strategies that go on with each other's checkpoints.
+_ONE_STATE = {'sync', 'server', 'kernel_split'}
 
 _UNITS = ('steps', 'epochs', 'examples')
 _WINDOW = re.compile(r'([0-9]{1,18}):([0-9]{1,18})')
@@ -308,9 +312,8 @@ def difference(saved: dict, config) -> str:
       continue
     if key == 'data.cache' and 'decoded' not in (saved.get(key), have.get(key)):
       continue  # the same files, from memory or not
-    names = sorted((str(saved.get(key)), str(have.get(key))))
-    if key == 'strategy.name' and names == ['server', 'sync']:
-      continue  # one state serves both
+    if key == 'strategy.name' and {saved.get(key), have[key]} <= _ONE_STATE:
+      continue
     if saved.get(key) != have.get(key):
       return (
         f'config.{key} is {have.get(key)!r}, but the run in this workdir was '

@@ -170,6 +170,8 @@ def validate(config) -> None:
   _validate_sharding(have['sharding'])
   if have['strategy.name'] == 'server':
     _validate_server(have)
+  if have['strategy.name'] == 'kernel_split':
+    _validate_kernel_split(have)
   for key in ('mesh.data', 'mesh.model'):
     _check(
       have[key] == -1 or have[key] > 0, key, have[key], 'a count of devices, '
@@ -276,6 +278,25 @@ def _validate_server(have) -> None:
   for key in ('strategy.tls_certificate', 'strategy.tls_key'):
     path = have[key]
     _check(not path or os.path.isfile(path), key, path, 'a file that exists')
+
+
+def _validate_kernel_split(have) -> None:
+  shares = have['strategy.shares']
+  good = all(isinstance(s, int | float) and s >= 0 for s in shares)
+  _check(
+    good and (not shares or sum(shares) > 0), 'strategy.shares', shares,
+    'a number for each device, 0 or more and not all 0, or () for equal ones',
+  )  # fmt: skip
+  pattern = have['strategy.split_layers']
+  try:
+    re.compile(pattern)
+  except re.error:
+    _check(False, 'strategy.split_layers', pattern, 'a regular expression')
+  rules = have['sharding']
+  _check(
+    all(rule == 'replicate' for _, rule in rules), 'sharding', rules,
+    "'replicate' where strategy.name is kernel_split",
+  )  # fmt: skip
 
 
 def _validate_sharding(rules) -> None:

@@ -420,11 +420,12 @@ def test_what_a_step_computes_is_not_resumable():
     assert text.startswith(f'config.{key} is '), key
 
 
-def test_sync_and_server_go_on_with_each_other():
+def test_strategies_of_one_state_go_on_with_each_other():
   config = config_lib.base()
   saved = _saved(config)
-  config.strategy.name = 'server'
-  assert config_lib.difference(saved, config) == ''
+  for name in ('server', 'kernel_split'):
+    config.strategy.name = name
+    assert config_lib.difference(saved, config) == ''
   config.strategy.name = 'invariant'
   assert 'strategy.name' in config_lib.difference(saved, config)
 

@@ -18,6 +18,7 @@ from anp_jax.models import layers
 from anp_jax.strategies.kernel_split import operation
 from anp_jax.strategies.kernel_split import plan as plan_lib
 from scripts.portability import collectives
+from tests import launching
 
 P = mesh_lib.P
 BATCH, SIDE = 16, 8
@@ -282,3 +283,59 @@ def test_every_process_is_heard(voter):
   state = state_lib.create(parts.init, parts.like)
   _, values = parts.train_step(state, batch)
   assert values[-1] == 1
+
+
+@pytest.mark.parametrize(
+  'overrides, message',
+  [
+    ({'strategy.shares': (1, -1)}, r'shares=\(1, -1\): expected a number for'),
+    ({'strategy.shares': (0, 0)}, 'expected a number for each device'),
+    ({'strategy.shares': (1, 2, 3)}, 'expected 2, one for each device along'),
+    ({'strategy.split_layers': '('}, 'expected a regular expression'),
+    ({'sharding': (('.*', 'fsdp'),)}, "expected 'replicate' where strategy"),
+  ],
+)
+def test_what_cannot_be_is_refused(overrides, message):
+  with pytest.raises(config_lib.ConfigError, match=message):
+    _parts('kernel_split', 1, 2, **overrides)
+
+
+def test_layers_that_are_not_named_are_whole():
+  shares = plan_lib.Shares((3, 1), 'stage[34]|^conv1$')
+  assert shares.counts('stage3_block1/conv2', 8, 2) == (6, 2)
+  assert shares.counts('conv1', 4, 2) == (3, 1)
+  assert shares.counts('stage2_block1/conv1', 8, 2) is None
+  assert shares.counts('conv1', 4, 1) is None
+
+
+@pytest.mark.multiprocess
+def test_processes_split_and_go_on_unsplit_and_back(tmp_path):
+  keys = {
+    'model.dtype': 'float64', 'model.param_dtype': 'float64',
+    'strategy.reduce_dtype': 'float64', 'schedule.name': 'constant',
+    'schedule.warmup': '0 steps',
+  }  # fmt: skip
+  split = {
+    'strategy.name': 'kernel_split', 'strategy.shares': '(2, 1)',
+    'mesh.data': '1', 'mesh.model': '2',
+  }  # fmt: skip
+
+  def train(name, steps, processes, **more):
+    launching.run(
+      tmp_path / f'{name}{steps}', processes,
+      launching.arguments(
+        tmp_path / name, duration=f'{steps} steps', **keys, **more
+      ),
+      environment={'JAX_ENABLE_X64': '1'},
+    )  # fmt: skip
+
+  train('whole', 12, 1)
+  train('split', 4, 2, **split)
+  train('split', 8, 1)
+  train('split', 12, 2, **split)
+  want, found = (launching.weights(tmp_path / n) for n in ('whole', 'split'))
+  assert found.keys() == want.keys() and '12/params/conv1/kernel' in want
+  for key, value in want.items():
+    # Twelve steps of sums in another order, in float64.
+    scale = max(np.abs(value).max(initial=0), 1e-3)
+    np.testing.assert_allclose(found[key], value, 0, 1e-11 * scale, err_msg=key)

@@ -51,6 +51,10 @@ def check_batch(config, batch_size: int, mesh) -> int:
     shards = config.strategy.logical_shards
     divisor = f'config.strategy.logical_shards={shards}'
   else:
+    if config.strategy.name == 'kernel_split':
+      from anp_jax.strategies import kernel_split
+
+      kernel_split.check(config, mesh)
     divisor = f'{devices} devices'
     if config.strategy.name == 'local' and config.strategy.groups > devices:
       parts = config.strategy.groups

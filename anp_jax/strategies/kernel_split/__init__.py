@@ -10,11 +10,26 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
 from anp_jax.models import layers
 from anp_jax.strategies import sync
 from anp_jax.strategies.kernel_split import operation
 from anp_jax.strategies.kernel_split import plan as plan_lib
+
+
+def check(config, mesh) -> None:
+  """Refuses shares of another number of devices than the mesh has.
+
+  Raises:
+    ConfigError: naming the key and what would fit.
+  """
+  shares, devices = config.strategy.shares, mesh.shape[mesh_lib.MODEL]
+  if shares and len(shares) != devices:
+    raise config_lib.ConfigError(
+      f'config.strategy.shares={tuple(shares)}: expected {devices}, one for '
+      'each device along config.mesh.model'
+    )
 
 
 class KernelSplit(sync.Sync):
