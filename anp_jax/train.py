@@ -314,5 +314,7 @@ def _flops(lowered, turns, config, mesh) -> float:
   if not telemetry_lib.peak_flops(kind, config.model.dtype):
     return 0.0
   # The mapped step's shapes, and so its count, are those of one device; the
-  # loop over its parts of the batch is counted once.
-  return float(flops.count(lowered.as_text()) * turns * mesh.size)
+  # loop over its parts of the batch is counted once. Devices of one part of the
+  # batch have one count: that of a split layer has the branches of them all.
+  parts = mesh_lib.batch_devices(mesh)
+  return float(flops.count(lowered.as_text()) * turns * parts)
