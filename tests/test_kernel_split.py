@@ -215,7 +215,9 @@ def whole():
   [(1, 1, ()), (1, 2, (2, 1)), (2, 2, (1, 3)), (1, 4, (3, 0, 1, 2)),
    (2, 4, ()), (1, 8, (5, 1, 1, 0, 3, 1, 2, 1))],
 )  # fmt: skip
-@pytest.mark.parametrize('network', ['WithoutDropout', 'WithOurLayers'])
+@pytest.mark.parametrize(
+  'network', ['WithoutDropout', 'WithOurLayers', 'WithLayersUsedTwice']
+)
 def test_a_step_is_that_of_the_unsplit_network(
   x64, whole, network, data, model, shares
 ):

@@ -59,3 +59,23 @@ class WithOurLayers(nn.Module):
     x = layers.BatchNorm(group=2, name='norm', **types)(x, train)
     x = layers.Conv(10, 3, use_bias=True, name='conv2', **types)(nn.relu(x))
     return nn.Dense(self.num_classes, name='head', **types)(x.mean((1, 2)))
+
+
+class WithLayersUsedTwice(nn.Module):
+  """Convolutions that share weights, and one in two groups of channels."""
+
+  num_classes: int
+  dtype: Any = jnp.float32
+  param_dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    x = nn.Conv(6, (3, 3), 2, name='first', **types)(images)
+    for conv in (
+      nn.Conv(6, (3, 3), name='plain', **types),
+      layers.Conv(6, 3, name='ours', **types),
+      nn.Conv(6, (3, 3), feature_group_count=2, name='grouped', **types),
+    ):
+      x = conv(nn.relu(conv(x)))
+    return nn.Dense(self.num_classes, name='head', **types)(x.mean((1, 2)))

@@ -76,24 +76,28 @@ class KernelSplit(sync.Sync):
       if isinstance(module, layers.Conv) and method == 'convolve':
         x, kernel, padding = arguments
         return self._split(module, lambda *a: following(*a, padding), x, kernel)
-      if isinstance(module, nn.Conv) and method == '__call__':
-        # A user's own network: Flax's layer has a field for what convolves.
-        # It is of this call alone: each makes its modules anew.
-        whole = module.conv_general_dilated or lax.conv_general_dilated
+      if not isinstance(module, nn.Conv) or method != '__call__':
+        return following(*arguments, **keywords)
+      # A user's own network: Flax's layer has a field for what convolves.
+      own = module.conv_general_dilated
+      whole = own or lax.conv_general_dilated
 
-        def convolve(x, kernel, *more, feature_group_count=1, **settings):
-          def one(x, kernel):
-            return whole(
-              x, kernel, *more, feature_group_count=feature_group_count,
-              **settings,
-            )  # fmt: skip
+      def convolve(x, kernel, *more, feature_group_count=1, **settings):
+        def one(x, kernel):
+          return whole(
+            x, kernel, *more, feature_group_count=feature_group_count,
+            **settings,
+          )  # fmt: skip
 
-          if feature_group_count > 1:  # a feature sees some of the channels
-            return one(x, kernel)
-          return self._split(module, one, x, kernel)
+        if feature_group_count > 1:  # a feature sees some of the channels
+          return one(x, kernel)
+        return self._split(module, one, x, kernel)
 
-        object.__setattr__(module, 'conv_general_dilated', convolve)
-      return following(*arguments, **keywords)
+      object.__setattr__(module, 'conv_general_dilated', convolve)
+      try:
+        return following(*arguments, **keywords)
+      finally:  # the layer may be called again
+        object.__setattr__(module, 'conv_general_dilated', own)
 
     return nn.intercept_methods(intercept)
 
