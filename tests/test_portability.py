@@ -441,11 +441,10 @@ def test_steps_of_the_small_networks_on_eight_cpus(config, name, side, count):
   for text in ('asked', 'compiled'):
     assert train[f'gradients_{text}'] == ['float32'] == [found['named_dtype']]
     rows = {(r['kind'], r['dtype']): r for r in train[text]}
-    # The gradients, two sums of metrics, the weight and the rows without one;
-    # the vote; nothing else.
-    assert rows['all-reduce', 'float32']['bytes'] == 4 * (count + 4)
-    assert rows['all-reduce', 'int32']['bytes'] == 4
-    assert len(rows) == 2
+    # The gradients, two sums of metrics, the weight, the rows without one and
+    # the counts of three votes; nothing else.
+    assert rows['all-reduce', 'float32']['bytes'] == 4 * (count + 7)
+    assert len(rows) == 1
     # Loss, weight, and top 1 and 5.
     (row,) = found['eval'][text]
     assert row['bytes'] == 4 * 4
