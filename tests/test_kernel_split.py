@@ -211,12 +211,17 @@ def whole():
 
 
 @pytest.mark.parametrize(
-  'data, model, shares',
-  [(1, 1, ()), (1, 2, (2, 1)), (2, 2, (1, 3)), (1, 4, (3, 0, 1, 2)),
-   (2, 4, ()), (1, 8, (5, 1, 1, 0, 3, 1, 2, 1))],
-)  # fmt: skip
-@pytest.mark.parametrize(
-  'network', ['WithoutDropout', 'WithOurLayers', 'WithLayersUsedTwice']
+  'network, data, model, shares',
+  [
+    ('WithoutDropout', 1, 1, ()),
+    ('WithoutDropout', 1, 2, (2, 1)),
+    ('WithoutDropout', 1, 4, (3, 0, 1, 2)),
+    ('WithoutDropout', 2, 4, ()),
+    ('WithoutDropout', 1, 8, (5, 1, 1, 0, 3, 1, 2, 1)),
+    ('WithOurLayers', 2, 2, (1, 3)),
+    ('WithOurLayers', 1, 4, (3, 0, 1, 2)),
+    ('WithLayersUsedTwice', 1, 2, (2, 1)),
+  ],
 )
 def test_a_step_is_that_of_the_unsplit_network(
   x64, whole, network, data, model, shares
