@@ -337,9 +337,9 @@ def test_processes_split_and_go_on_unsplit_and_back(tmp_path):
     )  # fmt: skip
 
   train('whole', 12, 1)
-  train('split', 4, 2, **split)
-  train('split', 8, 1)
-  train('split', 12, 2, **split)
+  train('split', 4, 1)
+  train('split', 8, 2, **split)
+  train('split', 12, 1)
   want, found = (launching.weights(tmp_path / n) for n in ('whole', 'split'))
   assert found.keys() == want.keys() and '12/params/conv1/kernel' in want
   for key, value in want.items():

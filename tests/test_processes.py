@@ -180,15 +180,12 @@ def _invariant(folder, name, topologies):
 
 
 def test_no_bit_depends_on_the_processes(tmp_path):
-  """1, 2 and 4 processes, and one run that goes on over all of them."""
+  """A run that goes on over 2, 1 and 4 processes is that of one."""
   want = _invariant(tmp_path, 'one', [[1]])
   assert '12/params/conv1/kernel' in want
-  for name, topologies in (
-    ('two', [[1, 1]]), ('mixed', [[2, 2], [1], [1] * 4]),
-  ):  # fmt: skip
-    have = _invariant(tmp_path, name, topologies)
-    assert have.keys() == want.keys()
-    assert not [k for k in want if have[k].tobytes() != want[k].tobytes()], name
+  have = _invariant(tmp_path, 'mixed', [[2, 2], [1], [1] * 4])
+  assert have.keys() == want.keys()
+  assert not [k for k in want if have[k].tobytes() != want[k].tobytes()]
 
 
 @pytest.mark.parametrize('name', ['TERM', 'USR1', 'INT'])

@@ -141,8 +141,8 @@ def test_stalled_workers_ticket_goes_to_another(tmp_path):
   assert max(log_lib.staleness(_updates(tmp_path))) <= 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('rank', [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak  # `test_a_kill_in_each_phase` kills both, too
+@pytest.mark.parametrize('rank', [0, 1])
 def test_killed_server_returns_all_to_the_newest_checkpoint(tmp_path, rank):
   arguments = _arguments(
     tmp_path, duration='600 steps', **{'strategy.servers': '2'}
