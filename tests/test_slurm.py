@@ -90,6 +90,7 @@ def test_trains_over_two_nodes(undisturbed):
   assert 'devices  2 x cpu' in logs[0].read_text()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('number', range(_RUNS))
 def test_killed_at_a_random_moment(cluster, tmp_path, undisturbed, number):
   """A third of them before the first step, by the clock."""
