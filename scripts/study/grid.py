@@ -9,8 +9,8 @@ import re
 from anp_jax import config as config_lib
 from anp_jax import validation
 
-# A study's own axes: not to be set for all its cells.
 RATE = 'optimizer.learning_rate'
+# A study's own axes: not to be set for all its cells.
 AXES = {
   'strategy.name': '--strategies',
   'seed': '--seeds',
