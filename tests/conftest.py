@@ -25,3 +25,19 @@ jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 def config():
   """The tiny recipe, a fresh copy for each test."""
   return command_line.load(str(_ROOT / 'configs' / 'resnet_anp.py:tiny'), {})
+
+
+@pytest.fixture
+def x64():
+  """Arrays may be of float64."""
+  with jax.enable_x64(True):
+    yield
+
+
+@pytest.fixture(scope='module')
+def quick_compiles():
+  """XLA leaves most optimizations out, for all tests of a module."""
+  before = jax.config.values['jax_disable_most_optimizations']
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', before)

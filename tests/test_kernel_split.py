@@ -20,26 +20,14 @@ from anp_jax.strategies.kernel_split import plan as plan_lib
 from scripts.portability import collectives
 from tests import launching
 
+# Compiling is most of the time here; the arithmetic is what is tested.
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
 P = mesh_lib.P
 BATCH, SIDE = 16, 8
 # float64 rounds at 1e-16; sums in another order differ by some 1e-14.
 TIGHT = 1e-11
 _NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
-
-
-@pytest.fixture(autouse=True, scope='module')
-def quick_compiles():
-  """Compiling is most of the time here; the arithmetic is what is tested."""
-  before = jax.config.values['jax_disable_most_optimizations']
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
-
-
-@pytest.fixture
-def x64():
-  with jax.enable_x64(True):
-    yield
 
 
 def _mesh(data, model):

@@ -29,12 +29,6 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.fixture
-def x64():
-  with jax.enable_x64(True):
-    yield
-
-
 def _pixels(padding, shape, size, stride):
   """Padding in pixels, pairs for height and width."""
   if padding == 'VALID':

@@ -22,27 +22,15 @@ from scripts.portability import collectives
 from tests import launching
 from tests import user_network
 
+# Compiling is most of the time here; the arithmetic is what is tested.
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
 BATCH, SIDE, CLASSES = 16, 8, 12
 RATE, MOMENTUM, DECAY, CLIP = 0.1, 0.9, 1e-3, 0.3
 # float64 rounds at 1e-16; sums in another order were seen to differ by 1e-14
 # after twenty steps.
 TIGHT = 1e-11
 _NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
-
-
-@pytest.fixture(autouse=True, scope='module')
-def quick_compiles():
-  """Compiling is most of the time here; the arithmetic is what is tested."""
-  before = jax.config.values['jax_disable_most_optimizations']
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
-
-
-@pytest.fixture
-def x64():
-  with jax.enable_x64(True):
-    yield
 
 
 def _config(dtype='float64', **overrides):

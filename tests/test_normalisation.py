@@ -15,12 +15,6 @@ P = jax.sharding.PartitionSpec
 PLATFORMS = ('cpu', 'gpu')  # the two ways to take moments, both run on a CPU
 
 
-@pytest.fixture
-def x64():
-  with jax.enable_x64(True):
-    yield
-
-
 def _normalise(x, scale, bias, group, epsilon=1e-5, cotangent=None):
   """Batch normalisation in groups, and its gradients by the chain rule."""
   shape = x.shape

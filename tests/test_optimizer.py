@@ -21,12 +21,6 @@ TIGHT = 1e-12
 
 
 @pytest.fixture
-def x64():
-  with jax.enable_x64(True):
-    yield
-
-
-@pytest.fixture
 def config():
   c = config_lib.base()
   c.optimizer.learning_rate = 0.1

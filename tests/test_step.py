@@ -21,6 +21,9 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet
 from tests import user_network
 
+# Compiling is most of the time here; the arithmetic is what is tested.
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
 BATCH = 16
 SIDE = 16
 CLASSES = 12
@@ -30,21 +33,6 @@ RATE, MOMENTUM, DECAY, SMOOTHING, CLIP = 0.1, 0.9, 1e-3, 0.1, 0.7
 # float64 rounds at 1e-16; sums over devices in another order differ by about
 # 1e-15, and were seen to grow to 1e-14 over 50 steps.
 TIGHT = 1e-10
-
-
-@pytest.fixture(autouse=True, scope='module')
-def quick_compiles():
-  """Compiling is most of the time here; the arithmetic is what is tested."""
-  before = jax.config.values['jax_disable_most_optimizations']
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
-
-
-@pytest.fixture
-def x64():
-  with jax.enable_x64(True):
-    yield
 
 
 def _config(dtype='float64', **overrides):
