@@ -33,6 +33,7 @@ class Assembly:
     scored: TrainState -> that of the one network that evaluation sees.
     train_step: see `step.make_train_step`.
     eval_step: see `step.make_eval_step`.
+    predict_step: see `step.make_predict_step`.
     gradient: see `step.make_gradient`.
   """
 
@@ -44,6 +45,7 @@ class Assembly:
   scored: Callable
   train_step: Callable
   eval_step: Callable
+  predict_step: Callable
   gradient: Callable
 
 
@@ -83,6 +85,7 @@ def create(config, mesh, objective, batch_size: int, examples: int) -> Assembly:
       model, objective, optimizer, optimizer_lib.schedule(*schedule_of), *parts
     ),
     eval_step=step_lib.make_eval_step(model, objective, *parts),
+    predict_step=step_lib.make_predict_step(model, *parts),
     gradient=step_lib.make_gradient(model, objective, *parts),
   )
 

@@ -63,7 +63,6 @@ class Checkpoints:
     self._like = like
     self._gather = gather
     self._metric = config.checkpoint.best_metric
-    self._checksums = jax.jit(_checksums)
     self._managers = {
       NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     }
@@ -223,7 +222,7 @@ class Checkpoints:
         step,
         args=ocp.args.Composite(
           state=ocp.args.StandardSave(
-            {'state': state, 'sums': self._checksums(state)}
+            {'state': state, 'sums': _jitted_checksums(state)}
           ),
           meta=ocp.args.JsonSave(json.loads(json.dumps(meta))),
         ),
@@ -353,7 +352,7 @@ class Checkpoints:
 
   def _check_sums(self, restored):
     want = jax.device_get(restored['sums'])
-    have = jax.device_get(self._checksums(restored['state']))
+    have = jax.device_get(_jitted_checksums(restored['state']))
     if not np.array_equal(want, have):
       first = int(np.argmax(want != have))
       paths = jax.tree_util.tree_leaves_with_path(restored['state'])
@@ -382,7 +381,8 @@ def check_best_metric(config, names) -> None:
     ConfigError: naming the metric and the nearest there is.
   """
   chosen = config.checkpoint.best_metric
-  if config.checkpoint.keep_best and chosen not in names:
+  ranked = config.checkpoint.keep_best or config.strategy.name == 'relay'
+  if ranked and chosen not in names:
     raise config_lib.ConfigError(
       f'config.checkpoint.best_metric={chosen!r}: evaluation of this data set '
       f'gives {", ".join(names)}{config_lib.nearest(chosen, names)}'
@@ -412,6 +412,10 @@ def _checksum(x):
     place += iota * np.uint32(stride % 2**32)
     stride *= words.shape[axis]
   return (words * (2 * place + 1)).sum(dtype=jnp.uint32)
+
+
+# One for all checkpoints of a process: models that are alike compile it once.
+_jitted_checksums = jax.jit(_checksums)
 
 
 @contextlib.contextmanager

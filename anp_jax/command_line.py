@@ -1,7 +1,6 @@
 """From what a person types to a config that is valid."""
 
 import argparse
-import ast
 import importlib.util
 import os
 import re
@@ -143,41 +142,6 @@ def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:
   if not isinstance(config, ml_collections.ConfigDict):
     raise config_lib.ConfigError(f'{path}: get_config must return a ConfigDict')
   for key, text in overrides.items():
-    _override(config, key, text)
+    validation.override(config, key, text)
   validation.validate(config)
   return config
-
-
-def _override(config, key: str, text: str) -> None:
-  """Sets one dotted key from the text typed for it."""
-  known = config_lib.flat(config)
-  if key not in known:
-    groups = sorted({k.rpartition('.')[0] for k in known} - {''})
-    if key in groups:
-      raise config_lib.ConfigError(
-        f'config.{key} is a group; its keys are '
-        + ', '.join(k for k in known if k.startswith(key + '.'))
-      )
-    raise config_lib.ConfigError(
-      f'unknown key config.{key}{config_lib.nearest(key, known)}'
-    )
-  default = known[key]
-  value = text
-  if not isinstance(default, str):
-    try:
-      value = ast.literal_eval(text.strip().capitalize() if isinstance(
-        default, bool) else text)  # fmt: skip
-    except (ValueError, SyntaxError):
-      raise config_lib.ConfigError(
-        validation.expected(key, text, default)
-      ) from None
-    if isinstance(default, tuple) and isinstance(value, list):
-      value = tuple(value)
-  if type(default) is float and type(value) is int:
-    value = float(value)
-  validation.check_type(key, value, default)
-  group, _, leaf = key.rpartition('.')
-  target = config
-  for part in group.split('.') if group else ():
-    target = target[part]
-  target[leaf] = value

@@ -54,6 +54,8 @@ RESUMABLE = (
   'strategy.tls_key',
   'strategy.shares',
   'strategy.split_layers',
+  'strategy.models',  # a list that grows; see relay
+  'strategy.at_once',
 )
 # Strategies that go on with each other's checkpoints.
 _ONE_STATE = {'sync', 'server', 'kernel_split'}
@@ -153,8 +155,14 @@ def base() -> ml_collections.ConfigDict:
   t.outer_momentum = 0.9
   t.moments = 'keep'  # a group's optimizer state in an exchange; or average
   # For kernel_split: devices along mesh.model, each with some of the channels.
+  # Also relay's stations, of the training set.
   t.shares = ()  # of each device, in proportion; (): all alike
   t.split_layers = '.*'  # regular expression: convolutions that may be split
+  # For relay: models that go round, each with what differs from this config.
+  t.models = ()  # as in ('seed=1', 'seed=2; model.width=32')
+  t.station = 'device'  # what holds a part of the data; host: all of its own
+  t.at_once = 0  # models in the ring; others follow those that leave; 0: all
+  t.halving = 0  # after 1, h, h^2 .. epochs the best 1/h go on; 0: all do
   # For server: asynchronous workers and servers of the weights.
   t.servers = 1  # processes, the first ones, that each keep a slice of weights
   t.dedicated = False  # these processes do not train beside serving

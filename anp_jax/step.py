@@ -182,27 +182,53 @@ def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
     (params, stats, batch) -> (names..., weight) sums over the global batch as
     a dict of () float arrays; rows of weight 0 count for nothing.
   """
-  params_like, stats_like = like.evaluated()
+  logits_of = _logits(model, strategy, config)
 
   def shard(params, stats, batch):
-    images = _normalised(batch['image'], config)
-    variables = {'params': strategy.gather(params), **stats}
-    with strategy.convolutions():
-      logits = model.apply(variables, images, False)
-    logits = logits.astype(config.model.param_dtype)
+    logits = logits_of(params, stats, batch)
     values = objective.metrics(logits, batch['label'])
     sums = _weighted_sums(values, batch['weight'].astype(logits.dtype))
     return lax.psum(sums, mesh_lib.BATCH)
 
-  def specs(tree):
-    return jax.tree.map(lambda s: s.sharding.spec, tree)
+  return _evaluating(shard, P(), mesh, like)
 
+
+def make_predict_step(model, strategy, config, mesh, like) -> Callable:
+  """The jitted step of prediction.
+
+  Returns:
+    (params, stats, batch) -> (batch, classes) probabilities.
+  """
+  logits_of = _logits(model, strategy, config)
+
+  def shard(params, stats, batch):
+    return jax.nn.softmax(logits_of(params, stats, batch))
+
+  return _evaluating(shard, P(mesh_lib.BATCH), mesh, like)
+
+
+def _logits(model, strategy, config):
+  """(params, stats, batch) -> (batch, classes), of one device's part."""
+
+  def logits(params, stats, batch):
+    images = _normalised(batch['image'], config)
+    variables = {'params': strategy.gather(params), **stats}
+    with strategy.convolutions():
+      found = model.apply(variables, images, False)
+    return found.astype(config.model.param_dtype)
+
+  return logits
+
+
+def _evaluating(shard, out_specs, mesh, like):
+  """A shard's function of evaluated params, stats and a batch, jitted."""
+  specs = jax.tree.map(lambda s: s.sharding.spec, like.evaluated())
   return jax.jit(
     jax.shard_map(
       shard,
       mesh=mesh,
-      in_specs=(specs(params_like), specs(stats_like), P(mesh_lib.BATCH)),
-      out_specs=P(),
+      in_specs=(*specs, P(mesh_lib.BATCH)),
+      out_specs=out_specs,
       check_vma=False,
     )
   )

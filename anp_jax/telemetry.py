@@ -135,7 +135,7 @@ class Telemetry:
       dumb = os.environ.get('TERM') == 'dumb'
       self._live = self._stream.isatty() and not dumb
       os.makedirs(workdir, exist_ok=True)
-      _cut(workdir, start_step)
+      cut(workdir, start_step)
       self._file = open(os.path.join(workdir, 'metrics.jsonl'), 'a')
       if tensorboard:
         # It imports torch wherever that is installed: seconds of a start.
@@ -299,7 +299,7 @@ def _fit(fields, width):
   return '  '.join(f for k, f in fields.items() if k in kept)[:width]
 
 
-def _cut(workdir, start_step):
+def cut(workdir: str, start_step: int) -> None:
   """Takes lines after start_step out of metrics.jsonl, torn ones too."""
   path = os.path.join(workdir, 'metrics.jsonl')
   # At step 0 nothing was restored: every line is of a run that left no state.

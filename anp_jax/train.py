@@ -23,11 +23,9 @@ from anp_jax import summary
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
+from anp_jax.data import damage
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
-
-# The fewest examples that make a rate of damage.
-_FEW_EXAMPLES = 1000
 
 
 class NotFinite(cluster.Failed, ArithmeticError):
@@ -63,6 +61,11 @@ def run(
     from anp_jax.strategies.server import run as server  # Flight is imported
 
     return server.run(config, workdir, processes or cluster.Processes(config))
+  if config.strategy.name == 'relay':
+    from anp_jax.strategies.relay import run as relay
+
+    processes = processes or cluster.Processes(config)
+    return relay.run(config, workdir, processes, mode, which)
   # Devices, data, model and strategy.
   marks = startup.Marks()
   marks.mark('imports')
@@ -290,14 +293,9 @@ class _Readings:
 
 def _check_damage(config, damaged, examples, name, all_lost=False):
   """All processes count the same reduced numbers, so all raise or none."""
-  # A first batch with one bad example is no rate yet.
-  allowed = config.data.max_damaged * max(examples, _FEW_EXAMPLES)
-  if damaged > allowed or all_lost:
-    raise Damaged(
-      f'{damaged} of {examples} examples of {name} could not be read, more '
-      f'than config.data.max_damaged={config.data.max_damaged:g} allows; the '
-      'log names them'
-    )
+  text = damage.excess(config, damaged, examples, name, all_lost)
+  if text:
+    raise Damaged(text)
 
 
 def _check_names(train_source, eval_source):

@@ -1,5 +1,6 @@
 """Checks of a config: names, types, values; each error is one line."""
 
+import ast
 import math
 import os
 import re
@@ -17,7 +18,7 @@ OPTIMIZERS = (
   'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
 )  # fmt: skip
 SCHEDULES = ('constant', 'cosine', 'step', 'exponential', 'polynomial')
-STRATEGIES = ('sync', 'invariant', 'local', 'server', 'kernel_split')
+STRATEGIES = ('sync', 'invariant', 'local', 'server', 'kernel_split', 'relay')
 SHARDING_RULES = ('replicate', 'fsdp')
 
 # Of these keys, the values that are allowed (None: checked elsewhere).
@@ -28,6 +29,7 @@ _CHOICES = {
   'strategy.outer': ('average', 'nesterov'),
   'strategy.moments': ('keep', 'average'),
   'strategy.reduce_dtype': ('float32', 'bfloat16', 'float64'),
+  'strategy.station': ('device', 'host'),
   'strategy.mode': ('async', 'bounded', 'synchronous'),
   'strategy.compensation': ('none', 'staleness'),
   'strategy.wire_dtype': ('float32', 'bfloat16'),
@@ -84,6 +86,8 @@ _NOT_NEGATIVE = (
   'time_limit',
   'strategy.max_staleness',
   'strategy.backup_workers',
+  'strategy.at_once',
+  'strategy.halving',
 )
 _FRACTIONS = (
   'label_smoothing',
@@ -172,6 +176,10 @@ def validate(config) -> None:
     _validate_server(have)
   if have['strategy.name'] == 'kernel_split':
     _validate_kernel_split(have)
+  if have['strategy.name'] in ('kernel_split', 'relay'):
+    _validate_shares(have)
+  if have['strategy.name'] == 'relay':
+    _validate_relay(have)
   for key in ('mesh.data', 'mesh.model'):
     _check(
       have[key] == -1 or have[key] > 0, key, have[key], 'a count of devices, '
@@ -187,6 +195,43 @@ def validate(config) -> None:
       f'config.model.name={name!r}: expected one of {", ".join(MODELS)} or '
       f'package.module:Class{config_lib.nearest(name, MODELS)}'
     )
+
+
+def override(config, key: str, text: str) -> None:
+  """Sets one dotted key from the text typed for it.
+
+  Raises:
+    ConfigError: naming the key, with the nearest valid one.
+  """
+  known = config_lib.flat(config)
+  if key not in known:
+    groups = sorted({k.rpartition('.')[0] for k in known} - {''})
+    if key in groups:
+      raise config_lib.ConfigError(
+        f'config.{key} is a group; its keys are '
+        + ', '.join(k for k in known if k.startswith(key + '.'))
+      )
+    raise config_lib.ConfigError(
+      f'unknown key config.{key}{config_lib.nearest(key, known)}'
+    )
+  default = known[key]
+  value = text
+  if not isinstance(default, str):
+    try:
+      value = ast.literal_eval(text.strip().capitalize() if isinstance(
+        default, bool) else text)  # fmt: skip
+    except (ValueError, SyntaxError):
+      raise config_lib.ConfigError(expected(key, text, default)) from None
+    if isinstance(default, tuple) and isinstance(value, list):
+      value = tuple(value)
+  if type(default) is float and type(value) is int:
+    value = float(value)
+  check_type(key, value, default)
+  group, _, leaf = key.rpartition('.')
+  target = config
+  for part in group.split('.') if group else ():
+    target = target[part]
+  target[leaf] = value
 
 
 def expected(key, value, default) -> str:
@@ -280,13 +325,26 @@ def _validate_server(have) -> None:
     _check(not path or os.path.isfile(path), key, path, 'a file that exists')
 
 
-def _validate_kernel_split(have) -> None:
+def _validate_shares(have) -> None:
   shares = have['strategy.shares']
   good = all(isinstance(s, int | float) and s >= 0 for s in shares)
   _check(
     good and (not shares or sum(shares) > 0), 'strategy.shares', shares,
     'a number for each device, 0 or more and not all 0, or () for equal ones',
   )  # fmt: skip
+
+
+def _validate_relay(have) -> None:
+  models = have['strategy.models']
+  _check(
+    models and all(isinstance(m, str) for m in models), 'strategy.models',
+    models, "texts such as ('seed=1', 'seed=2; model.width=32')",
+  )  # fmt: skip
+  halving = have['strategy.halving']
+  _check(halving != 1, 'strategy.halving', halving, '0, or 2 or more')
+
+
+def _validate_kernel_split(have) -> None:
   pattern = have['strategy.split_layers']
   try:
     re.compile(pattern)

@@ -15,6 +15,7 @@ from anp_jax import strategies
 from anp_jax import validation
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import layers
+from anp_jax.strategies import shares as shares_lib
 from anp_jax.strategies.kernel_split import operation
 from anp_jax.strategies.kernel_split import plan as plan_lib
 from scripts.portability import collectives
@@ -118,7 +119,7 @@ def test_counts_must_be_of_the_devices_and_features(counts):
 def test_shares_are_rounded_by_the_largest_remainder(
   features, shares, multiple, want
 ):
-  assert plan_lib.apportion(features, shares, multiple) == want
+  assert shares_lib.apportion(features, shares, multiple) == want
 
 
 # The whole step.

@@ -199,7 +199,11 @@ def start(
     _open_hub(place, settings)
   link = link_lib.Link(place, card, settings)
   try:
-    _start_jax(place, link)
+    # Models of a ring travel by themselves; no program spans its processes.
+    if config.strategy.name == 'relay':
+      _keep_own_gpus(link.devices)
+    else:
+      _start_jax(place, link)
   except BaseException as e:  # noqa: BLE001 - the others would wait for it
     _end_all(link, e)
   return Processes(config, place, link)
@@ -275,6 +279,15 @@ def _start_jax(place, link):
         f'rank {index} on {link.hosts[index]} has {count} devices, rank 0 on '
         f'{link.hosts[0]} has {counts[0]}: every process needs equally many'
       )
+
+
+def _keep_own_gpus(devices):
+  """What jax.distributed does, for a process that goes without it."""
+  import jax  # noqa: PLC0415
+
+  if devices is not None:
+    own = ','.join(str(d) for d in devices)
+    jax.config.update('jax_cuda_visible_devices', own)
 
 
 def _shut_down_jax():

@@ -14,6 +14,9 @@ import numpy as np
 # Beyond these a file system is gone rather than a file damaged; the rate of
 # damaged examples ends the run.
 _MOST_NAMED = 1000
+# The fewest examples that make a rate of damage: a first batch with one bad
+# example is none yet.
+_FEW_EXAMPLES = 1000
 # Of these errors, a file's own.
 _OF_THE_FILE = (
   errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES,
@@ -29,6 +32,30 @@ def passes(error: Exception) -> bool:
   if isinstance(error, OSError):
     return error.errno is not None and error.errno not in _OF_THE_FILE
   return isinstance(error, MemoryError)
+
+
+def excess(
+  config, damaged: int, examples: int, name: str, all_lost: bool = False
+) -> str:
+  """Why a run must end: more is damaged than config.data.max_damaged allows.
+
+  Args:
+    config: the run's config.
+    damaged: examples that could not be read.
+    examples: that were asked for.
+    name: of the source.
+    all_lost: whether none is left, however few there are.
+
+  Returns:
+    One line; '' where there is no more.
+  """
+  allowed = config.data.max_damaged
+  if damaged <= allowed * max(examples, _FEW_EXAMPLES) and not all_lost:
+    return ''
+  return (
+    f'{damaged} of {examples} examples of {name} could not be read, more than '
+    f'config.data.max_damaged={allowed:g} allows; the log names them'
+  )
 
 
 class Registry:

@@ -30,6 +30,8 @@ def create(config, specs, order=()):
     # Between servers and workers nothing travels here: a worker's own devices
     # are synchronous.
     'server': sync.Sync,
+    # Between stations, models travel as they are.
+    'relay': sync.Sync,
   }
   return kinds[config.strategy.name](config, specs, order)
 

@@ -46,7 +46,7 @@ def open_service(config, place: places.Place, workdir: str):
   else:
     token = secrets.token_hex(32)
   try:
-    service = service_lib.Service(f'{scheme}://{shown}:0', token, _tls(config))
+    service = service_lib.Service(f'{scheme}://{shown}:0', token, tls(config))
   except (OSError, pa.ArrowException) as e:
     raise config_lib.ConfigError(
       f'config.strategy.bind={config.strategy.bind!r}: a server cannot listen '
@@ -88,8 +88,8 @@ def connect(config, workdir: str, address: str | None = None) -> wire.Client:
     OSError: where server 0 has not come yet.
   """
   first, token = read(workdir)
-  tls = _tls(config)
-  return wire.Client(address or first, token, tls and tls[0])
+  pair = tls(config)
+  return wire.Client(address or first, token, pair and pair[0])
 
 
 def own_address(bind: str, place: places.Place) -> str:
@@ -127,7 +127,8 @@ def _write(workdir, content):
   os.replace(new, path)
 
 
-def _tls(config):
+def tls(config) -> tuple[bytes, bytes] | None:
+  """(certificate, key) as PEM, or None where nothing is encrypted."""
   if not config.strategy.tls_key:
     return None
   texts = []

@@ -4,9 +4,8 @@ import collections
 
 from anp_jax import cluster
 from anp_jax import step as step_lib
+from anp_jax.data import damage
 
-# The fewest examples that make a rate of damage.
-_FEW_EXAMPLES = 1000
 # Of the histogram: staler updates are counted together.
 _STALEST = 15
 
@@ -51,13 +50,11 @@ class Readings:
       self._bytes += values['bytes']
       self._stale[min(version - part['reads'][0], _STALEST)] += 1
     examples = self._updates * self._config.batch_size
-    allowed = self._config.data.max_damaged
-    if self._damaged > allowed * max(examples, _FEW_EXAMPLES):
-      raise cluster.Failed(
-        f'{self._damaged} of {examples} examples of {self._source.name} could '
-        f'not be read, more than config.data.max_damaged={allowed:g} allows; '
-        'the log names them'
-      )
+    text = damage.excess(
+      self._config, self._damaged, examples, self._source.name
+    )
+    if text:
+      raise cluster.Failed(text)
     if step % self._every == 0 or step == self._total:
       self._record(step, parts)
 

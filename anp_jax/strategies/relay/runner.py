@@ -1,0 +1,246 @@
+"""A model at one station: its programs, and its stream of the part there."""
+
+import hashlib
+
+import jax
+import numpy as np
+
+from anp_jax import assembly
+from anp_jax import compile_cache
+from anp_jax import config as config_lib
+from anp_jax import evaluate
+from anp_jax import mesh as mesh_lib
+from anp_jax import objective as objective_lib
+from anp_jax import state as state_lib
+from anp_jax import step as step_lib
+from anp_jax import strategies
+from anp_jax.data import stream as stream_lib
+from anp_jax.strategies.relay import itinerary as itinerary_lib
+from anp_jax.strategies.server import wire
+
+
+class NotFinite(ArithmeticError):
+  """A step of a model gave a number that is not finite."""
+
+
+class Programs:
+  """Compiled programs of one station, each once.
+
+  Models that differ in their seed alone have the same text.
+  """
+
+  def __init__(self):
+    self._compiled = {}
+
+  def get(self, program, *arguments):
+    """The compiled program for arguments like these."""
+    lowered = program.lower(*arguments)
+    key = hashlib.sha256(lowered.as_text().encode()).digest()
+    if key not in self._compiled:
+      self._compiled[key] = lowered.compile()
+      compile_cache.release_memory()
+    return self._compiled[key]
+
+
+class Runner:
+  """Trains and scores one model at one station.
+
+  Attributes:
+    config: of the model.
+    itinerary: `itinerary.Itinerary` of the model.
+    like: its TrainState of jax.ShapeDtypeStruct, on the station's devices.
+  """
+
+  def __init__(self, candidate, mesh, part, number, sizes, laps, programs):
+    """Puts it together; nothing is compiled and no array made yet.
+
+    Args:
+      candidate: `candidates.Candidate`.
+      mesh: of the station's devices.
+      part: `itinerary.Part` that the station holds.
+      number: of the station.
+      sizes: examples of each part.
+      laps: of a model that goes on to the end.
+      programs: of the station.
+
+    Raises:
+      ConfigError: for what a config alone does not show.
+    """
+    self.config = config = candidate.config
+    strategies.check_batch(config, config.batch_size, mesh)
+    self.itinerary = itinerary_lib.Itinerary(sizes, config.batch_size, laps)
+    self._part = part
+    self._programs = programs
+    self._mesh = mesh
+    # Of schedules: parts of a batch that are left at a lap's end are trained
+    # on later, so the steps of all laps are what a run's are.
+    whole = config.copy_and_resolve_references()
+    whole.duration = f'{self.itinerary.total} steps'
+    self.objective = objective_lib.create(
+      part.vocabulary, config.label_smoothing
+    )
+    self._parts = assembly.create(
+      whole, mesh, self.objective, config.batch_size, sum(sizes)
+    )
+    self.like = self._parts.like
+    self._every = config_lib.steps(
+      config.checkpoint.every, config.batch_size, sum(sizes)
+    )
+    self._names = step_lib.metric_names(self.objective)
+    sharding = mesh_lib.batch_sharding(mesh)
+    seeds = itinerary_lib.stream_seed(config.seed, number), candidate.run_seed
+    self._stream, self._validation = (
+      stream_lib.Stream(_with_seed(config, seed), sharding) for seed in seeds
+    )
+    self._feed = self._next = None
+    self._compiled = {}
+
+  def new(self) -> state_lib.TrainState:
+    """The state with which the model begins."""
+    return state_lib.create(self._parts.init, self.like)
+
+  def place(self, state) -> state_lib.TrainState:
+    """A state from another station, or its bytes, on this one's devices."""
+    return self._placed(state, self.like)
+
+  def prepare(self, first: int, validation: int) -> None:
+    """Opens the stream of the part, and compiles what is not compiled yet.
+
+    Args:
+      first: step of the part's own stream.
+      validation: examples of the validation set.
+    """
+    if self._feed is None or self._next != first:
+      self.close()
+      # It stays open from lap to lap: a visit goes on where the last one ended.
+      self._feed = self._stream.train(self._part, self.config.batch_size, first)
+      self._next = first
+    batch = assembly.abstract_batch(
+      self.config, self._mesh, self.config.batch_size
+    )
+    self._program('train_step', self.like, batch)
+    size = stream_lib.evaluation_batch(self.config, validation, self._mesh.size)
+    batch = assembly.abstract_batch(self.config, self._mesh, size)
+    self._program('eval_step', *self.like.evaluated(), batch)
+
+  def train(self, state, step: int, count: int, stopped, after):
+    """Makes the steps of a visit; `prepare` comes first.
+
+    Args:
+      state: on the station's devices; donated.
+      step: of the state.
+      count: steps to make.
+      stopped: () -> whether to make no more.
+      after: called (step, values, state or None) for each step in turn, with
+        its metrics by name and the state where it is that step's still.
+
+    Returns:
+      The new state and its step.
+
+    Raises:
+      NotFinite: naming the step; there is no state any more.
+    """
+    program = self._compiled['train_step']
+    pending = None
+    for _ in range(count):
+      if stopped():
+        break
+      batch = next(self._feed)
+      self._next += 1
+      state, values = program(state, batch)
+      # Read one step late, while the next one computes.
+      if pending is not None:
+        after(*self._read(*pending), None)
+      step += 1
+      pending = (step, values)
+      if self.is_due(step):
+        after(*self._read(*pending), state)
+        pending = None
+    if pending is not None:
+      after(*self._read(*pending), state)
+    return state, step
+
+  def is_due(self, step: int) -> bool:
+    """Whether config.checkpoint.every says to save after a step."""
+    return step % self._every == 0 or step == self.itinerary.total
+
+  def score(self, evaluated, source) -> dict[str, float]:
+    """Means over a validation set, every example once.
+
+    Args:
+      evaluated: what `TrainState.evaluated` gave at any station, or its bytes.
+      source: of the validation set.
+    """
+    params, stats = self._placed(evaluated, self.like.evaluated())
+
+    def step(*arguments):
+      return self._program('eval_step', *arguments)(*arguments)
+
+    batches = self._validation.evaluation(source)
+    return evaluate.run(step, _Evaluated(params, stats), batches)
+
+  def probabilities(self, evaluated, source):
+    """What the model makes of every example of a validation set, in order.
+
+    Args:
+      evaluated: as for `score`.
+      source: of the validation set.
+
+    Returns:
+      probabilities (n, classes), labels (n,) int32 and weights (n,) float32, 0
+      for examples that cannot be read; NumPy.
+    """
+    params, stats = self._placed(evaluated, self.like.evaluated())
+    found = []
+    for batch in self._validation.evaluation(source):
+      program = self._program('predict_step', params, stats, batch)
+      found.append(
+        jax.device_get(
+          (program(params, stats, batch), batch['label'], batch['weight'])
+        )
+      )
+    return tuple(np.concatenate(x)[: len(source)] for x in zip(*found))
+
+  def close(self) -> None:
+    """Ends the stream; a later visit opens it again."""
+    if self._feed is not None:
+      self._feed.close()
+      self._feed = None
+
+  def _program(self, name, *arguments):
+    """The compiled program of this name, for arguments like these."""
+    if name not in self._compiled:
+      program = getattr(self._parts, name)
+      self._compiled[name] = self._programs.get(program, *arguments)
+    return self._compiled[name]
+
+  def _placed(self, tree, like):
+    """A tree from elsewhere, or its bytes, on this station's devices."""
+    if isinstance(tree, np.ndarray):
+      leaves, structure = jax.tree.flatten(like)
+      tree = jax.tree.unflatten(structure, wire.split(tree, leaves))
+    return jax.device_put(tree, jax.tree.map(lambda s: s.sharding, like))
+
+  def _read(self, step, values):
+    values = jax.device_get(values).tolist()
+    metrics = dict(zip(self._names, values, strict=True))
+    del metrics['vote']
+    if not metrics.pop('finite'):
+      raise NotFinite(
+        f'step {step} is not finite: loss {metrics["loss"]}, gradient norm '
+        f'{metrics["grad_norm"]}'
+      )
+    return step, metrics
+
+
+def _with_seed(config, seed):
+  own = config.copy_and_resolve_references()
+  own.seed = seed
+  return own
+
+
+class _Evaluated:
+  """As much of a TrainState as evaluation asks for."""
+
+  def __init__(self, params, stats):
+    self.evaluated = lambda: (params, stats)

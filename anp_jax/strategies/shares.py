@@ -1,0 +1,33 @@
+"""What each of several unlike devices gets of a whole."""
+
+from collections.abc import Sequence
+import math
+
+
+def apportion(
+  total: int, shares: Sequence[float], multiple: int = 1
+) -> tuple[int, ...]:
+  """Whole numbers in proportion to shares, by the largest remainder.
+
+  Args:
+    total: their sum.
+    shares: of each device, 0 or more.
+    multiple: that each is of, but that of the largest share.
+
+  Returns:
+    As many numbers as shares.
+  """
+  units = total // multiple
+  exact = [units * s / sum(shares) for s in shares]
+  counts = [math.floor(e) for e in exact]
+  # Of equal remainders the first: the order of the devices is fixed.
+  by_remainder = sorted(
+    range(len(shares)), key=lambda i: (counts[i] - exact[i], i)
+  )
+  for i in by_remainder[: units - sum(counts)]:
+    counts[i] += 1
+  counts = [n * multiple for n in counts]
+  counts[max(range(len(shares)), key=lambda i: shares[i])] += (
+    total - units * multiple
+  )
+  return tuple(counts)

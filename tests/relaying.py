@@ -1,0 +1,76 @@
+"""What a ring's models must end as: each trained by itself."""
+
+import math
+
+import jax
+import numpy as np
+
+from anp_jax import assembly
+from anp_jax import mesh as mesh_lib
+from anp_jax import objective as objective_lib
+from anp_jax import state as state_lib
+from anp_jax.data import sources
+from anp_jax.data import stream as stream_lib
+from anp_jax.strategies.relay import candidates as candidates_lib
+from anp_jax.strategies.relay import itinerary as itinerary_lib
+from tests import launching
+
+
+def alone(config, index, sizes, laps=3, devices=1):
+  """A model's leaves, trained by itself, part after part.
+
+  Written without the ring's own bookkeeping: which batches it sees follows from
+  the sizes of the parts alone.
+  """
+  one = candidates_lib.create(config, 1)[index].config
+  source = sources.open_source(config, training=True)
+  parts = itinerary_lib.parts(config, source, len(sizes))
+  assert [len(p) for p in parts] == list(sizes)
+  total = sum(math.ceil(laps * n / one.batch_size) for n in sizes)
+  whole = one.copy_and_resolve_references()
+  whole.duration = f'{total} steps'
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  objective = objective_lib.create(source.vocabulary, one.label_smoothing)
+  made = assembly.create(whole, mesh, objective, one.batch_size, len(source))
+  state = state_lib.create(made.init, made.like)
+  feeds = []
+  for number, part in enumerate(parts):
+    own = one.copy_and_resolve_references()
+    own.seed = itinerary_lib.stream_seed(one.seed, number)
+    stream = stream_lib.Stream(own, mesh_lib.batch_sharding(mesh))
+    feeds.append(stream.train(part, one.batch_size, 0))
+  made_of = [0] * len(sizes)
+  for lap in range(1, laps + 1):
+    for number, size in enumerate(sizes):
+      whole_batches = lap * size / one.batch_size
+      until = math.ceil(whole_batches) if lap == laps else int(whole_batches)
+      while made_of[number] < until:
+        state, _ = made.train_step(state, next(feeds[number]))
+        made_of[number] += 1
+  for feed in feeds:
+    feed.close()
+  assert int(state.step) == total
+  return jax.device_get(jax.tree.leaves(state))
+
+
+def ended(workdir, index):
+  """A model's leaves, in its last checkpoint."""
+  found = launching.weights(workdir / 'models' / f'{index:03}')
+  return {'/'.join(k.split('/')[1:]): v for k, v in found.items()}
+
+
+def assert_same(workdir, config, sizes, indices, laps=3):
+  """Every leaf of these models' last checkpoints, bit for bit."""
+  for index in indices:
+    found = list(ended(workdir, index).values())
+    want = alone(config, index, sizes, laps)
+    assert len(found) == len(want) > 10
+    order = by_content(found), by_content(want)
+    for have, expected in zip(*order):
+      np.testing.assert_array_equal(have, expected)
+
+
+def by_content(leaves):
+  """In an order that does not depend on how a reader walks the tree."""
+  leaves = [np.asarray(x) for x in leaves]
+  return sorted(leaves, key=lambda x: (x.shape, str(x.dtype), x.tobytes()))

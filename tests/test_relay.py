@@ -1,0 +1,415 @@
+"""The strategy `relay`: models that go round a ring of stations."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from anp_jax import cluster
+from anp_jax import config as config_lib
+from anp_jax import objective as objective_lib
+from anp_jax import telemetry
+from anp_jax import train
+from anp_jax import validation
+from anp_jax.cluster import stopping
+from anp_jax.strategies.relay import board as board_lib
+from anp_jax.strategies.relay import candidates as candidates_lib
+from anp_jax.strategies.relay import ensemble
+from anp_jax.strategies.relay import itinerary as itinerary_lib
+from anp_jax.strategies.relay import spans as spans_lib
+from tests import relaying
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+EXAMPLES, BATCH, LAPS = 70, 4, 3
+MODELS = (
+  'seed=1',
+  'seed=2; optimizer.learning_rate=0.1; optimizer.momentum=0.5',
+  # Batch norm and dropout.
+  'model.name=tests.user_network:SmallNet; ema=0.9',
+  'optimizer.name=adam; optimizer.learning_rate=1e-3; data.mixup=0.2',
+)
+
+
+def _config(models=MODELS, **overrides):
+  config = config_lib.base()
+  config.update_from_flattened_dict(
+    {
+      'batch_size': BATCH,
+      'duration': f'{LAPS} epochs',
+      'model.name': 'tests.user_network:PlainNet',
+      'model.norm_group': 2,
+      'data.source': 'synthetic',
+      'data.image_size': 8,
+      'data.resize': 8,
+      'data.synthetic_examples': EXAMPLES,
+      'data.synthetic_classes': 12,
+      'eval.batch_size': 32,
+      'log.every': '5 steps',
+      'log.tensorboard': False,
+      'strategy.name': 'relay',
+      'strategy.models': models,
+      **overrides,
+    }
+  )
+  validation.validate(config)
+  return config
+
+
+@pytest.fixture
+def stations(monkeypatch):
+  """Lets this process have so many devices."""
+
+  def give(count):
+    devices = jax.devices()[:count]
+    monkeypatch.setattr(jax, 'local_devices', lambda: devices)
+
+  return give
+
+
+def test_parts_are_stratified():
+  random = np.random.default_rng(0)
+  labels = random.integers(0, 7, 1000)
+  for counts in ((1000,), (500, 500), (700, 200, 100), (333, 333, 334)):
+    parts = itinerary_lib.partition(labels, counts)
+    assert [len(p) for p in parts] == list(counts)
+    assert sorted(np.concatenate(parts)) == list(range(1000))
+    for part, count in zip(parts, counts):
+      for label in range(7):
+        # Dealt out one by one, a class is off by one at either of its ends.
+        want = (labels == label).sum() * count / 1000
+        assert abs((labels[part] == label).sum() - want) <= 2
+
+
+@pytest.mark.parametrize('sizes', [(70,), (35, 35), (41, 20, 9), (3, 67)])
+def test_every_example_counts_once_a_lap(sizes):
+  found = itinerary_lib.Itinerary(sizes, 4, LAPS)
+  assert found.total == sum(math.ceil(LAPS * n / 4) for n in sizes)
+  made = {p: 0 for p in range(len(sizes))}
+  step = 0
+  for lap in range(LAPS):
+    for station, size in enumerate(sizes):
+      whole = (lap + 1) * size // 4 - made[station]
+      if lap == LAPS - 1:
+        whole = -(-LAPS * size // 4) - made[station]
+      for i in range(whole):
+        visit = found.at(step)
+        assert visit == (lap, station, made[station], whole - i)
+        made[station] += 1
+        step += 1
+    assert found.ends[lap] == step
+    assert found.laps_done(step) == lap + 1
+    assert found.laps_done(step - 1) == lap
+  assert found.at(step) is None
+
+
+@pytest.mark.parametrize('models', [1, 2, 3, 5])
+@pytest.mark.parametrize('stations', [1, 2, 3, 4])
+def test_slots_are_the_papers(models, stations):
+  found = itinerary_lib.slots(models, stations, LAPS)
+  longer, shorter = max(models, stations), min(models, stations)
+  assert len(found) == longer * LAPS + shorter - 1
+  visits = {m: [] for m in range(models)}
+  for slot in found:
+    inside = [m for m in slot if m is not None]
+    assert len(set(inside)) == len(inside) >= 1
+    for station, m in enumerate(slot):
+      if m is not None:
+        visits[m].append(station)
+  assert all(v == list(range(stations)) * LAPS for v in visits.values())
+
+
+@pytest.mark.parametrize(
+  'text, expected',
+  [
+    ('sed=3', "unknown key config.sed; did you mean 'seed'?"),
+    ('seed', "'seed': expected key=value"),
+    ('duration=3 epochs', 'config.duration is the same for all models'),
+    ('seed=x', "config.seed='x': expected a whole number"),
+    ('model.name=resnet19', "did you mean 'resnet1"),
+    ('optimizer.momentum=2', 'a number from 0, below 1'),
+  ],
+)
+def test_bad_models(text, expected):
+  config = _config(('seed=1', text))
+  with pytest.raises(config_lib.ConfigError) as e:
+    candidates_lib.create(config, 1)
+  assert 'config.strategy.models[1]=' in str(e.value)
+  assert expected in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'overrides, expected',
+  [
+    ({'strategy.models': ()}, 'config.strategy.models=()'),
+    ({'strategy.models': (3,)}, 'config.strategy.models=(3,)'),
+    ({'strategy.halving': 1}, 'config.strategy.halving=1'),
+    ({'strategy.shares': (1, -1)}, 'config.strategy.shares=(1, -1)'),
+    ({'strategy.station': 'rack'}, 'config.strategy.station='),
+  ],
+)
+def test_bad_keys(overrides, expected):
+  with pytest.raises(config_lib.ConfigError, match='expected') as e:
+    _config(**overrides)
+  assert str(e.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+  'overrides, expected',
+  [
+    ({'duration': '20 steps'}, "config.duration='20 steps': expected whole"),
+    ({'duration': '1.5 epochs'}, "config.duration='1.5 epochs': expected"),
+    ({'eval.every': '5 steps'}, "config.eval.every='5 steps': expected"),
+    ({'strategy.shares': (1, 2, 3)}, 'expected 2, one for each station'),
+    ({'strategy.shares': (1, 0)}, 'over 2 stations: one has none'),
+    ({'batch_size': 3}, 'config.model.norm_group=2'),
+    ({'checkpoint.best_metric': 'noun_top1'}, 'config.checkpoint.best_metric'),
+  ],
+)
+def test_what_does_not_fit(tmp_path, stations, overrides, expected):
+  stations(2)
+  with pytest.raises(config_lib.ConfigError) as e:
+    train.run(_config(**overrides), str(tmp_path))
+  assert expected in str(e.value)
+
+
+# Fewer models than stations, as many, more.
+@pytest.mark.parametrize(
+  'devices, models, shares',
+  [
+    (1, 2, ()),
+    (2, 3, (3, 2)),
+    pytest.param(2, 4, (), marks=pytest.mark.slow),
+    pytest.param(4, 1, (), marks=pytest.mark.slow),
+    pytest.param(4, 4, (), marks=pytest.mark.slow),
+    pytest.param(4, 2, (5, 1, 1, 2), marks=pytest.mark.soak),
+    pytest.param(8, 4, (), marks=pytest.mark.soak),
+  ],
+)
+def test_each_model_ends_as_if_alone(
+  tmp_path, stations, devices, models, shares
+):
+  stations(devices)
+  config = _config(MODELS[:models], **{'strategy.shares': shares})
+  scores = train.run(config, str(tmp_path))
+  sizes = json.loads((tmp_path / 'relay.json').read_text())['parts']
+  if not shares:
+    assert max(sizes) - min(sizes) <= 1
+  relaying.assert_same(tmp_path, config, sizes, range(models))
+  board = board_lib.Board(
+    str(tmp_path), candidates_lib.create(config, 1),
+    board_lib.Laps(config, LAPS, 1), config,
+  )  # fmt: skip
+  assert board.finished() == list(range(models))
+  assert board.best() == scores
+  for m in range(models):
+    lines = telemetry.read(str(tmp_path / 'models' / f'{m:03}'))
+    total = sum(math.ceil(LAPS * n / BATCH) for n in sizes)
+    steps = [*range(5, total, 5), total]
+    assert [r['step'] for r in lines] == steps
+  made = [s for s in spans_lib.read(str(tmp_path)) if s['what'] == 'train']
+  assert len(made) == models * devices * LAPS
+
+
+@pytest.mark.slow
+def test_a_station_of_several_devices(tmp_path, stations):
+  stations(2)
+  config = _config(MODELS[:2], **{'strategy.station': 'host'})
+  train.run(config, str(tmp_path))
+  assert json.loads((tmp_path / 'relay.json').read_text())['parts'] == [70]
+  for index in range(2):
+    ended = relaying.by_content(relaying.ended(tmp_path, index).values())
+    want = relaying.by_content(relaying.alone(config, index, (70,), devices=2))
+    for have, expected in zip(ended, want, strict=True):
+      np.testing.assert_array_equal(have, expected)
+
+
+class _Stopping(cluster.Processes):
+  """Asks to stop after so many looks."""
+
+  def __init__(self, config, looks):
+    super().__init__(config)
+    self._looks = looks
+
+  def vote(self):
+    self._looks -= 1
+    return stopping.STOP if self._looks < 0 else stopping.GO_ON
+
+
+def test_stopped_anywhere_goes_on(tmp_path, stations, monkeypatch):
+  stations(2)
+  config = _config(
+    ('seed=1', 'seed=2', 'seed=3'), **{'checkpoint.every': '4 steps'}
+  )
+  from anp_jax.strategies.relay import run as relay_run
+
+  stops = 0
+  monkeypatch.setattr(relay_run, '_POLL', 0.02)
+  for looks in (1, 3, 8, 20, 40, 80, 160, 320, 640, 10**6):
+    (tmp_path / 'stopped.json').unlink(missing_ok=True)
+    relay_run.run(config, str(tmp_path), _Stopping(config, looks))
+    if not (tmp_path / 'stopped.json').exists():
+      break
+    marker = json.loads((tmp_path / 'stopped.json').read_text())
+    assert marker['reason'] == 'a signal'
+    assert marker['step'] < marker['total'] == 3 * 2 * math.ceil(3 * 35 / 4)
+    stops += 1
+  assert stops >= 2
+  relaying.assert_same(tmp_path, config, (35, 35), range(3))
+  lines = (tmp_path / 'relay.jsonl').read_text().splitlines()
+  found = sorted((r['model'], r['laps']) for r in map(json.loads, lines))
+  assert found == [(m, k) for m in range(3) for k in (1, 2, 3)]
+  # Finished: nothing is trained again.
+  before = len(spans_lib.read(str(tmp_path)))
+  relay_run.run(config, str(tmp_path), cluster.Processes(config))
+  assert len(spans_lib.read(str(tmp_path))) == before
+
+
+@pytest.mark.parametrize(
+  'overrides, expected',
+  [
+    ({'strategy.shares': (2, 1)}, 'its stations have parts of [35, 35]'),
+    ({'duration': '4 epochs'}, 'its models make laps: 3, not 4'),
+    ({'strategy.models': ('seed=7',)}, 'may only grow at its end'),
+    ({'label_smoothing': 0.2}, 'config.label_smoothing is 0.2'),
+  ],
+)
+def test_another_ring_is_refused(tmp_path, stations, overrides, expected):
+  stations(2)
+  train.run(_config(('seed=1',)), str(tmp_path))
+  config = _config(**{'models': ('seed=1',), **overrides})
+  if 'strategy.models' in overrides:
+    config = _config(overrides['strategy.models'])
+  with pytest.raises(config_lib.ConfigError) as e:
+    train.run(config, str(tmp_path))
+  assert expected in str(e.value) and str(tmp_path) in str(e.value)
+
+
+def test_list_may_grow(tmp_path, stations):
+  stations(2)
+  train.run(_config(('seed=1',)), str(tmp_path))
+  config = _config(('seed=1', 'seed=2'))
+  train.run(config, str(tmp_path))
+  relaying.assert_same(tmp_path, config, (35, 35), (0, 1))
+
+
+def test_one_that_is_not_finite_leaves(tmp_path, stations, capsys):
+  stations(2)
+  config = _config(
+    ('seed=1', 'optimizer.learning_rate=1e30', 'seed=3'),
+  )
+  train.run(config, str(tmp_path))
+  assert '001  failed: step ' in capsys.readouterr().out
+  page = (tmp_path / 'leaderboard.md').read_text()
+  assert 'Mean of the 2 finished' in page
+  (line,) = [line for line in page.splitlines() if '1e30' in line]
+  assert line.startswith('| 3 |') and 'is not finite' in line
+  relaying.assert_same(tmp_path, config, (35, 35), (0, 2))
+
+
+def _board(tmp_path, halving, laps, scores, models=6):
+  config = _config(
+    tuple(f'seed={i}' for i in range(models)), **{'strategy.halving': halving}
+  )
+  board = board_lib.Board(
+    str(tmp_path), candidates_lib.create(config, 1),
+    board_lib.Laps(config, laps, 1), config,
+  )  # fmt: skip
+  for (model, k), value in scores.items():
+    board.add(model, k, 10 * k, {'anp_top1': value})
+  return board
+
+
+def test_halving(tmp_path):
+  board = _board(tmp_path, 2, 8, {(0, 1): 0.5, (1, 1): 0.4, (2, 1): 0.6})
+  assert [k for k in range(9) if board._laps.is_rung(k)] == [1, 2, 4]
+  # Of one the best half is one, of two one, of three two.
+  assert [board.decide(m, 1) for m in (0, 1, 2)] == [
+    board_lib.GO_ON, board_lib.RETIRED, board_lib.GO_ON,
+  ]  # fmt: skip
+  assert board.decide(4, 1) == board_lib.WAIT  # for 3 and its own score
+  board.add(4, 1, 10, {'anp_top1': 0.1})
+  assert board.decide(4, 1) == board_lib.WAIT
+  board.fail(3, 5, 'is not finite')
+  assert board.decide(4, 1) == board_lib.RETIRED
+  assert board.decide(3, 1) == board_lib.FAILED
+  # What a later one brings changes nothing: its order is its number.
+  board.add(5, 1, 10, {'anp_top1': 0.9})
+  assert board.decide(2, 1) == board_lib.GO_ON
+  # At the second rung those that left are not waited for.
+  board.add(2, 2, 20, {'anp_top1': 0.7})
+  assert board.decide(2, 2) == board_lib.WAIT
+  board.add(0, 2, 20, {'anp_top1': 0.8})
+  assert board.decide(2, 2) == board_lib.RETIRED
+  assert board.outcome(2, 8) == board_lib.RETIRED
+  assert board.decide(0, 3) == board_lib.GO_ON
+  # Read again, a torn line left out, it decides alike.
+  with open(tmp_path / 'relay.jsonl', 'a') as f:
+    f.write('{"model": 0, "la')
+  again = _board(tmp_path, 2, 8, {(0, 4): 0.9})
+  again = _board(tmp_path, 2, 8, {})
+  assert again.decide(2, 2) == board_lib.RETIRED
+  assert again.scores(0)['laps'] == 4
+
+
+@pytest.mark.slow
+def test_search_fills_the_ring(tmp_path, stations):
+  stations(2)
+  config = _config(
+    tuple(f'seed={i}' for i in range(6)),
+    **{'strategy.halving': 2, 'strategy.at_once': 2, 'duration': '4 epochs'},
+  )
+  train.run(config, str(tmp_path))
+  records = [json.loads(line) for line in (tmp_path / 'relay.jsonl').open()]
+  score = {(r['model'], r['laps']): r['anp_top1'] for r in records}
+  # The rule once more, from the scores alone.
+  inside = {}
+  for rung in (1, 2):
+    came = [m for m in range(6) if rung == 1 or inside[m]]
+    went_on = {}
+    for i, m in enumerate(came):
+      ranked = sorted(came[: i + 1], key=lambda o: (-score[o, rung], o))
+      went_on[m] = m in ranked[: math.ceil((i + 1) / 2)]
+    inside = {m: went_on.get(m, False) for m in range(6)}
+  assert {m for m, k in score if k == 4} == {m for m in inside if inside[m]}
+  assert {m for m, k in score if k == 1} == set(range(6))
+  spans = [s for s in spans_lib.read(str(tmp_path)) if s['what'] == 'train']
+  for at in [s['start'] + 1e-4 for s in spans]:
+    assert sum(s['start'] <= at < s['end'] for s in spans) <= 2
+
+
+def test_ensemble_is_the_mean_of_probabilities(tmp_path):
+  random = np.random.default_rng(0)
+  labels = random.integers(0, 5, 50)
+  weights = np.ones(50, np.float32)
+  weights[7] = 0
+  parts = random.dirichlet(np.ones(5), (3, 50)).astype(np.float32)
+  folders = []
+  for i, part in enumerate(parts):
+    (tmp_path / str(i)).mkdir()
+    folders.append(str(tmp_path / str(i)))
+    ensemble.keep(folders[-1], part, labels, weights)
+  found = ensemble.score(folders, objective_lib.Objective(5, 0.0, (), ()))
+  mean = parts.astype(np.float64).mean(0)
+  counted = weights > 0
+  hits = (mean.argmax(-1) == labels)[counted]
+  assert found['anp_top1'] == pytest.approx(hits.mean(), rel=1e-6)
+  loss = -np.log(mean[np.arange(50), labels])[counted].mean()
+  assert found['loss'] == pytest.approx(loss, rel=1e-5)  # float32 logarithms
+
+
+def test_evaluation_of_all_models(tmp_path, stations, capsys):
+  stations(2)
+  config = _config(MODELS[:2])
+  train.run(config, str(tmp_path))
+  trained = capsys.readouterr().out
+  train.run(config, str(tmp_path), 'evaluate')
+  scored = capsys.readouterr().out
+  for name in ('000', '001'):
+    (line,) = [x for x in trained.splitlines() if f'{name}  lap 3' in x]
+    (again,) = [x for x in scored.splitlines() if f'{name}  step' in x]
+    assert line.partition(': ')[2] == again.partition(': ')[2]
+  with pytest.raises(config_lib.ConfigError, match='expected newest or a step'):
+    train.run(config, str(tmp_path), 'evaluate', 'best')

@@ -1,0 +1,90 @@
+"""A ring over real processes, one of which is killed."""
+
+import json
+import time
+
+import pytest
+
+from anp_jax import command_line
+from anp_jax.strategies.relay import spans as spans_lib
+from tests import launching
+from tests import relaying
+
+pytestmark = pytest.mark.multiprocess
+
+MODELS = ('seed=1', 'seed=2', 'ema=0.9; optimizer.name=adam')
+_KEYS = {
+  'strategy.name': 'relay',
+  'duration': '3 epochs',
+  'eval.every': '1 epochs',
+  'model.name': 'tests.user_network:PlainNet',
+  'model.norm_group': '2',
+  'schedule.warmup': '0 steps',
+  'batch_size': '4',
+  'data.image_size': '8',
+  'data.resize': '8',
+  'checkpoint.every': '5 steps',
+}
+
+
+def _arguments(folder, models, **keys):
+  return launching.arguments(
+    folder / 'run', **{**_KEYS, 'strategy.models': str(models), **keys}
+  )
+
+
+def _config(arguments):
+  overrides, _ = command_line.split_overrides(arguments)
+  return command_line.load('configs/resnet_anp.py:tiny', overrides)
+
+
+@pytest.mark.parametrize(
+  'processes, devices',
+  [(2, 1), pytest.param(2, 2, marks=pytest.mark.soak),
+   pytest.param(3, 1, marks=pytest.mark.soak)],
+)  # fmt: skip
+def test_over_processes(tmp_path, processes, devices):
+  arguments = _arguments(tmp_path, MODELS)
+  texts = launching.run(tmp_path, processes, arguments, devices)
+  assert 'finished' in texts[0]
+  stations = processes * devices
+  sizes = json.loads((tmp_path / 'run' / 'relay.json').read_text())['parts']
+  assert len(sizes) == stations
+  relaying.assert_same(tmp_path / 'run', _config(arguments), sizes, range(3))
+  if stations > 2:
+    return
+  # Models alone travel: to the other station after each visit but the last, and
+  # what a score needs where that is due at the other one.
+  spans = spans_lib.read(str(tmp_path / 'run'))
+  want = 0
+  for model in range(3):
+    leaves = relaying.ended(tmp_path / 'run', model)
+    scored = [
+      v for k, v in leaves.items() if k.startswith(('params/', 'stats/'))
+    ]
+    scores = sum((model + lap) % 2 == 0 for lap in (1, 2, 3))
+    want += 5 * _size(leaves.values()) + scores * _size(scored)
+  assert sum(s['bytes'] for s in spans if s['what'] == 'send') == want
+
+
+def _size(leaves):
+  return sum(leaf.nbytes for leaf in leaves)
+
+
+def test_killed_node_is_started_again(tmp_path):
+  arguments = _arguments(tmp_path, MODELS, duration='30 epochs')
+  folder = tmp_path / 'run' / 'relay.jsonl'
+  with launching.Ranks(tmp_path, 2, arguments) as ranks:
+    end = time.monotonic() + 90
+    while not folder.exists() or folder.read_text().count('\n') < 20:
+      assert time.monotonic() < end, ranks.text(0)
+      time.sleep(0.02)
+    ranks.processes[1].kill()
+    codes = ranks.wait(60)
+    assert codes == [75, -9], ranks.text(0)
+  launching.run(tmp_path, 2, arguments)
+  config = _config(arguments)
+  relaying.assert_same(tmp_path / 'run', config, (35, 35), range(3), 30)
+  records = [json.loads(x) for x in folder.read_text().splitlines()]
+  seen = sorted((r['model'], r['laps']) for r in records)
+  assert seen == [(m, k) for m in range(3) for k in range(1, 31)]
