@@ -110,10 +110,12 @@ def base() -> ml_collections.ConfigDict:
   d.synthetic_classes = 1000
 
   c.model = m = ml_collections.ConfigDict()
-  # resnet18 to resnet152, lenet, cifar10_full, or package.module:Class, called
-  # (images, train). All keys but the name and the two dtypes are the ResNets'.
+  # resnet18 to resnet152, lenet, cifar10_full, two_convolutions, or
+  # package.module:Class, called (images, train). All keys but the name, kernels
+  # and the two dtypes are the ResNets'.
   m.name = 'resnet50'
   m.version = 'v1.5'  # where a bottleneck strides: v1.5 3x3, v1 first 1x1
+  m.kernels = (500, 1500)  # of the layers of two_convolutions
   m.width = 64  # channels of the first stage
   m.dtype = 'float32'  # of the computation; bfloat16 on accelerators
   m.param_dtype = 'float32'  # of parameters and statistics

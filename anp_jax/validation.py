@@ -12,7 +12,7 @@ SOURCES = (
 )  # fmt: skip
 MODELS = (
   'resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152', 'lenet',
-  'cifar10_full',
+  'cifar10_full', 'two_convolutions',
 )  # fmt: skip
 OPTIMIZERS = (
   'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
@@ -188,6 +188,11 @@ def validate(config) -> None:
   _check(
     have['batch_size'] or have['batch_size_per_device'],
     'batch_size', 0, 'above 0 where batch_size_per_device is 0',
+  )  # fmt: skip
+  kernels = have['model.kernels']
+  _check(
+    len(kernels) == 2 and all(type(k) is int and k > 0 for k in kernels),
+    'model.kernels', kernels, 'two whole numbers above 0',
   )  # fmt: skip
   name = have['model.name']
   if ':' not in name and name not in MODELS:

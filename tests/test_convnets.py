@@ -15,6 +15,8 @@ CLASSES = 7
 PARAMETERS = {
   'lenet': ((28, 28, 1), 431_080),
   'cifar10_full': ((32, 32, 3), 89_578),
+  # (75 + 1) 500 + (25 500 + 1) 1500 + (64 1500 + 1) 10.
+  'two_convolutions': ((32, 32, 3), 19_749_510),
 }
 # (network, images): the size that it was made for, and one at which every pool
 # has windows cut off at both far edges, or at one.
@@ -23,8 +25,14 @@ CASES = (
   ('lenet', (2, 17, 23, 3)),
   ('cifar10_full', (3, 32, 32, 3)),
   ('cifar10_full', (2, 14, 17, 1)),
+  ('two_convolutions', (2, 32, 32, 3)),
+  ('two_convolutions', (2, 14, 17, 3)),
 )
-NETS = {'lenet': convnets.LeNet, 'cifar10_full': convnets.Cifar10Full}
+NETS = {
+  'lenet': convnets.LeNet,
+  'cifar10_full': convnets.Cifar10Full,
+  'two_convolutions': convnets.TwoConvolutions,
+}
 
 
 def _shapes(net, shape):
@@ -58,6 +66,11 @@ def _their_logits(name, x, w, torch):
     x = f.max_pool2d(f.conv2d(x, *w['conv2']), 2, 2, ceil_mode=True)
     x = f.relu(f.linear(x.flatten(1), *w['hidden']))
     return f.linear(x, *w['head'])
+  if name == 'two_convolutions':
+    for layer in ('conv1', 'conv2'):
+      x = f.relu(f.conv2d(x, *w[layer], padding=2))
+      x = f.max_pool2d(x, 2, 2, ceil_mode=True)
+    return f.linear(x.flatten(1), *w['head'])
   x = f.max_pool2d(f.conv2d(x, *w['conv1'], padding=2), 3, 2, ceil_mode=True)
   x = _their_response(f.relu(x), torch)
   x = f.relu(f.conv2d(x, *w['conv2'], padding=2))
@@ -89,7 +102,10 @@ def _to_theirs(params, sides, torch):
 
 def _flattened_sides(name, shape):
   """Pixels of the last map: every pool rounds up, lenet's convolutions cut."""
-  cut, pools, window = (4, 2, 2) if name == 'lenet' else (0, 3, 3)
+  cut, pools, window = {
+    'lenet': (4, 2, 2), 'cifar10_full': (0, 3, 3),
+    'two_convolutions': (0, 2, 2),
+  }[name]  # fmt: skip
   sides = []
   for n in shape[1:3]:
     for _ in range(pools):
@@ -102,7 +118,8 @@ def _flattened_sides(name, shape):
 @pytest.mark.parametrize('name, shape', CASES)
 def test_logits_and_gradients_equal_torch(name, shape, platform):
   torch = pytest.importorskip('torch')
-  net = NETS[name](CLASSES, platform=platform)
+  few = {'kernels': (6, 9)} if name == 'two_convolutions' else {}
+  net = NETS[name](CLASSES, platform=platform, **few)
   params = _weights(_shapes(net, shape))
   random = np.random.default_rng(1)
   # Of the size of pixels, so that the response normalisation matters: without

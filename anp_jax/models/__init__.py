@@ -5,7 +5,11 @@ import inspect
 
 from anp_jax import config as config_lib
 
-_CONVNETS = {'lenet': 'LeNet', 'cifar10_full': 'Cifar10Full'}
+_CONVNETS = {
+  'lenet': 'LeNet',
+  'cifar10_full': 'Cifar10Full',
+  'two_convolutions': 'TwoConvolutions',
+}
 
 
 def has_batch_norm(config) -> bool:
@@ -48,6 +52,8 @@ def create(config, num_classes: int, platform: str, axis_name=None):
 
   if not has_batch_norm(config):
     del common['axis_name']  # there are no statistics to share
+    if m.name == 'two_convolutions':
+      common['kernels'] = tuple(m.kernels)
     return getattr(convnets, _CONVNETS[m.name])(**common)
   stages, bottleneck = resnet.DEPTHS[int(m.name.removeprefix('resnet'))]
   return resnet.ResNet(

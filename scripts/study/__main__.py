@@ -1,5 +1,8 @@
 """Compares ways of spreading a training over devices and nodes.
 
+`python -m scripts.study relay --help` tells of the study of many models in a
+ring; here is that of strategies:
+
   python -m scripts.study strategies --config=configs/lenet.py
     --workdir=runs/study --nodes=1,2,4 --devices_per_node=1,2
     --strategies=sync,local --seeds=0,1,2 --target_accuracy=0.95
@@ -26,6 +29,7 @@ from anp_jax import config as config_lib
 from anp_jax import telemetry
 from scripts.study import grid
 from scripts.study import local
+from scripts.study import relay
 from scripts.study import results
 from scripts.study import runner
 from scripts.study import slurm
@@ -34,6 +38,8 @@ from scripts.study import traffic
 
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
+  if arguments[:1] == ['relay']:
+    return relay.main(arguments[1:])
   try:
     overrides, rest = command_line.split_overrides(arguments)
     flags = _flags(rest)
@@ -57,7 +63,9 @@ def _flags(arguments):
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument('what', choices=['strategies'], help='what is compared')
+  parser.add_argument(
+    'what', choices=['strategies', 'relay'], help='what is compared'
+  )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')
   parser.add_argument('--nodes', default='1,2', help='processes, as in 1,2,4')

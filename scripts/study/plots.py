@@ -120,15 +120,58 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
   )
   axis.yaxis.set_major_formatter(_percent)
   width = 0.8 / len(found)
+  looks = _looks(points)
+  several = len(found) > 1  # cells, of one strategy
   for i, (p, counts) in enumerate(found):
     keys = np.array(list(counts))
     shares = np.array(list(counts.values())) / sum(counts.values())
     axis.bar(
       keys + (i - (len(found) - 1) / 2) * width, shares, width,
-      color=_COLOURS[i % len(_COLOURS)],
+      color=looks[p.strategy][0], alpha=(i % 3 + 1) / 3 if several else 1,
       label=f'{p.strategy}, {p.nodes} x {p.devices}',
     )  # fmt: skip
   axis.legend()
+  return figure
+
+
+@matplotlib.rc_context(_STYLE)
+def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
+  """Who did what when, a line a station.
+
+  Args:
+    spans: of a ring, see `anp_jax.strategies.relay.spans`; what, station,
+      model, start, end.
+    names: of the models.
+  """
+  stations = max(s['station'] for s in spans) + 1
+  figure = matplotlib.figure.Figure(
+    figsize=(11, 1.9 + 0.55 * stations), layout='constrained'
+  )
+  axis = figure.subplots()
+  begin = min(s['start'] for s in spans if s['what'] == 'train')
+  shown = set()
+  for s in spans:
+    left, width = s['start'] - begin, s['end'] - s['start']
+    if left + width < 0 or s['what'] == 'save':
+      continue
+    colour = _COLOURS[s['model'] % len(_COLOURS)]
+    label = names[s['model']] if s['what'] == 'train' else ''
+    axis.barh(
+      s['station'], width, left=left, height=0.8 if label else 0.45,
+      color=colour if label else 'white', edgecolor=colour, linewidth=0.8,
+      label=label if label not in shown else None,
+    )  # fmt: skip
+    shown.add(label)
+  axis.set(
+    title='The ring: training (full), scoring (hollow)',
+    xlabel='seconds since the first step',
+    ylabel='station',
+    xlim=(0, None),
+  )
+  axis.set_yticks(range(stations))
+  axis.invert_yaxis()
+  axis.grid(visible=False, axis='y')
+  figure.legend(loc='outside lower center', ncols=2)
   return figure
 
 

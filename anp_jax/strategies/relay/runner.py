@@ -97,18 +97,19 @@ class Runner:
 
   def new(self) -> state_lib.TrainState:
     """The state with which the model begins."""
-    return state_lib.create(self._parts.init, self.like)
+    return self._program('init')()
 
   def place(self, state) -> state_lib.TrainState:
     """A state from another station, or its bytes, on this one's devices."""
     return self._placed(state, self.like)
 
-  def prepare(self, first: int, validation: int) -> None:
+  def prepare(self, first: int, validation: int, begins: bool) -> None:
     """Opens the stream of the part, and compiles what is not compiled yet.
 
     Args:
       first: step of the part's own stream.
       validation: examples of the validation set.
+      begins: whether the model begins here, with `new`.
     """
     if self._feed is None or self._next != first:
       self.close()
@@ -121,7 +122,10 @@ class Runner:
     self._program('train_step', self.like, batch)
     size = stream_lib.evaluation_batch(self.config, validation, self._mesh.size)
     batch = assembly.abstract_batch(self.config, self._mesh, size)
-    self._program('eval_step', *self.like.evaluated(), batch)
+    for name in ('eval_step', 'predict_step'):
+      self._program(name, *self.like.evaluated(), batch)
+    if begins:
+      self._program('init')
 
   def train(self, state, step: int, count: int, stopped, after):
     """Makes the steps of a visit; `prepare` comes first.
@@ -211,6 +215,9 @@ class Runner:
     """The compiled program of this name, for arguments like these."""
     if name not in self._compiled:
       program = getattr(self._parts, name)
+      if name == 'init':
+        shardings = jax.tree.map(lambda s: s.sharding, self.like)
+        program = jax.jit(program, out_shardings=shardings)
       self._compiled[name] = self._programs.get(program, *arguments)
     return self._compiled[name]
 

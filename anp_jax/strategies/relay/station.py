@@ -202,7 +202,7 @@ class Station:
   def _prepare_for(self, model):
     runner, run = self.runner(model), self._run
     with run.spans.during(self.number, 'prepare', model, None):
-      runner.prepare(0, len(run.eval_source))
+      runner.prepare(0, len(run.eval_source), begins=not self.number)
     self.steps += 1  # it gets on
 
   def _next(self):
@@ -230,7 +230,7 @@ class Station:
         state = runner.new()
       else:
         state = runner.place(parcel.state)
-      runner.prepare(visit.first, len(run.eval_source))
+      runner.prepare(visit.first, len(run.eval_source), False)
     parcel.state = None  # donated
     try:
       with spans.during(self.number, 'train', parcel.model, visit.lap) as span:

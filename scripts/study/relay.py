@@ -1,0 +1,292 @@
+"""Compares a ring of models with two other ways to train them all.
+
+  python -m scripts.study relay --config=configs/relay_anp.py
+    --workdir=runs/relay_study --stations=2
+
+trains the models of config.strategy.models on so many processes of this
+machine, a core each: in a ring; one after another, each with its batch divided
+over the processes (`sync`); and each on a process of its own, while the parts
+of the data set travel. Then it writes a table, and a chart of who did what
+when, to the workdir. --config.KEY=VALUE is for all three.
+
+Times begin with the first step of training, once programs are compiled, and end
+with the last score. What travels is counted by the system, on the loopback
+interface. Status 0: all came to their end; 1: one did not; 2: bad input.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+
+from anp_jax import command_line
+from anp_jax import config as config_lib
+from anp_jax import telemetry
+from anp_jax.strategies.relay import board as board_lib
+from anp_jax.strategies.relay import candidates as candidates_lib
+from anp_jax.strategies.relay import itinerary as itinerary_lib
+from anp_jax.strategies.relay import spans as spans_lib
+from scripts.study import plots
+from scripts.study import table
+
+_INTERFACE = '/sys/class/net/lo/statistics/tx_bytes'
+_WORK = ('train', 'score', 'save', 'prepare')
+
+
+def main(arguments: list[str]) -> int:
+  """Returns the process's exit status."""
+  try:
+    overrides, rest = command_line.split_overrides(arguments)
+    flags = _flags(rest)
+    config = command_line.load(flags.config, overrides)
+    if config.strategy.name != 'relay':
+      raise config_lib.ConfigError(
+        f'config.strategy.name={config.strategy.name!r}: expected relay'
+      )
+    study = Study(flags, overrides, config)
+    rows = study.run()
+  except config_lib.ConfigError as e:
+    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    return 2
+  except subprocess.CalledProcessError as e:
+    print(f'error: {e.args[1]}', file=sys.stderr)
+    return 1
+  print(study.write(rows, arguments))
+  return 0
+
+
+def _flags(arguments):
+  parser = command_line.Parser(
+    prog='python -m scripts.study relay',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
+  parser.add_argument('--workdir', help='folder of the study')
+  parser.add_argument('--stations', type=int, default=2, help='processes')
+  flags = parser.parse(arguments)
+  for name in ('config', 'workdir'):
+    if not getattr(flags, name):
+      raise config_lib.ConfigError(f'--{name} is missing')
+  return flags
+
+
+class Study:
+  """The three ways, and what they showed.
+
+  Attributes:
+    stations: processes of each way.
+  """
+
+  def __init__(self, flags, overrides, config):
+    self.stations = flags.stations
+    self._flags = flags
+    self._config = config
+    self._overrides = [f'--config.{k}={v}' for k, v in overrides.items()]
+    self._cores = sorted(os.sched_getaffinity(0))
+    self._models = [
+      [part.strip() for part in text.split(';') if part.strip()]
+      for text in config.strategy.models
+    ]
+    self._laps = candidates_lib.epochs('duration', config.duration)
+    self._ring = os.path.join(flags.workdir, 'ring')
+    os.makedirs(flags.workdir, exist_ok=True)
+
+  def run(self) -> list[dict]:
+    """Each way's numbers; runs them in turn, from the beginning."""
+    rows = []
+    for name, way in (
+      ('ring', self._in_a_ring), ('one after another', self._one_by_one),
+      ('parts travel', self._parts_travel),
+    ):  # fmt: skip
+      print(f'{name}: begins', flush=True)
+      rows.append({'way': name, **way()})
+    return rows
+
+  def write(self, rows, arguments) -> str:
+    """Writes the page and the chart; the table for a terminal."""
+    folder, stations = self._flags.workdir, self.stations
+    ring, _, alone = rows
+    models = len(self._models)
+    slots = len(itinerary_lib.slots(models, stations, self._laps))
+    occupancy = models * self._laps / slots
+    work = sum(ring['turn_seconds'])
+    ideal = (work + ring['score_seconds']) / stations / occupancy
+    ratios = {
+      'stations': stations,
+      'models': models,
+      'laps': self._laps,
+      'slots': slots,
+      'schedule_occupancy': occupancy,
+      'use_over_schedule': ring['use'] / occupancy,
+      'time_over_ideal': ring['seconds'] / ideal,
+      'hand_over_of_a_slot': ring['hand_over'],
+      'most_steps_of_a_slot': ring['most_steps'],
+      'time_over_ring': {r['way']: r['seconds'] / ring['seconds']
+                         for r in rows},
+      'sent_over_ring': {r['way']: r['sent'] / max(ring['sent'], 1e-9)
+                         for r in rows},
+    }  # fmt: skip
+    head = ('', 'seconds', 'over the ring', 'devices in use', 'MB sent')
+    lines = [head] + [
+      (r['way'], f'{r["seconds"]:.1f}',
+       f'{r["seconds"] / ring["seconds"]:.2f}',
+       f'{100 * r["use"]:.1f} %' if r['use'] else '-', f'{r["sent"]:.1f}')
+      for r in rows
+    ]  # fmt: skip
+    notes = [
+      f'{models} models, {stations} stations, {self._laps} laps: {slots} '
+      f'turns, in which {100 * occupancy:.1f} % of the stations are busy if '
+      'nothing else costs time; the ring was at '
+      f'{ratios["use_over_schedule"]:.3f} of that.',
+      f'Its time was {ratios["time_over_ideal"]:.3f} of the ideal: each turn '
+      'as long as the median one of its model, the scores, and no waiting.',
+      f'A hand-over took {100 * ring["hand_over"]:.2f} % of a turn of at most '
+      f'{ring["most_steps"]} steps (medians), beside the training.',
+      'MB sent are those of the interface lo (1e6 bytes); models and scores '
+      f'in the ring were {ring["moved"]:.1f}, parts of the data set '
+      f'{alone["moved"]:.1f}.',
+    ]
+    text = table.markdown(lines)
+    chart = plots.gantt(
+      [s for s in spans_lib.read(self._ring) if s['what'] in _WORK],
+      [', '.join(m) or 'as the config' for m in self._models],
+    )
+    plots.save(chart, os.path.join(folder, 'ring.png'))
+    with open(os.path.join(self._ring, board_lib.PAGE)) as f:
+      board = f.read().partition('\n\n')[2]
+    command = shlex.join(['python', '-m', 'scripts.study', 'relay', *arguments])
+    page = [
+      f'# A ring of models, {self._flags.config}', f'    {command}',
+      '\n'.join(text), '\n'.join(f'- {n}' for n in notes),
+      '![who did what when](ring.png)', '## Leaderboard', board,
+    ]  # fmt: skip
+    path = os.path.join(folder, 'study.md')
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write('\n\n'.join(page) + '\n')
+    return '\n'.join(['', *text, '', *notes, f'\nstudy: {path}\n',
+                      json.dumps(ratios)])  # fmt: skip
+
+  def turns(self, folder: str, models: int) -> dict:
+    """What the spans of a ring tell of its turns.
+
+    Returns:
+      turn_seconds, of each model in all, were every turn its median one;
+      score_seconds, in all; hand_over, of the median turn; most_steps of a
+      turn.
+    """
+    spans = spans_lib.read(folder)
+
+    def durations(what, key='start'):
+      return [s['end'] - s['start'] for s in spans
+              if s['what'] == what and s.get(key)]  # fmt: skip
+
+    turns = [s for s in spans if s['what'] == 'train']
+    own = [[s for s in turns if s['model'] == m] for m in range(models)]
+    sends = durations('send', 'bytes') or [0.0]  # of a ring of one
+    turn = statistics.median(durations('train'))
+    return {
+      'turn_seconds': [
+        len(mine) * statistics.median([s['end'] - s['start'] for s in mine])
+        for mine in own
+      ],
+      'score_seconds': sum(durations('score')),
+      'hand_over': statistics.median(sends) / turn,
+      'most_steps': max(s['steps'] for s in turns),
+    }
+
+  def _in_a_ring(self):
+    sent = self._launch(['main.py'], self._ring)
+    return self.from_spans(self._ring, sent) | self.turns(
+      self._ring, len(self._models)
+    )
+
+  def _one_by_one(self):
+    seconds = sent = 0.0
+    for i, model in enumerate(self._models):
+      folder = os.path.join(self._flags.workdir, f'sync-{i:03}')
+      own = [f'--config.{part}' for part in model]
+      sent += self._launch(
+        ['main.py'], folder, ['--config.strategy.name=sync', *own]
+      )
+      records = telemetry.read(folder)
+      timed = [r for r in records if r.get('seconds')]
+      begin = timed[0]['time'] - timed[0]['seconds']
+      # Rates count from after the first step.
+      first = timed[0]['seconds'] / max(timed[0]['step'] - 1, 1)
+      seconds += max(r['time'] for r in records) - begin + first
+    return {'seconds': seconds, 'use': None, 'sent': sent}
+
+  def _parts_travel(self):
+    folder = os.path.join(self._flags.workdir, 'parts')
+    sent = self._launch(['-m', 'scripts.study.migrate'], folder)
+    return self.from_spans(folder, sent)
+
+  def from_spans(self, folder: str, sent: float) -> dict:
+    """Seconds, use and MB of a run that wrote spans."""
+    spans = spans_lib.read(folder)
+    begin = min(s['start'] for s in spans if s['what'] == 'train')
+    end = max(s['end'] for s in spans if s['what'] in ('train', 'score'))
+    busy = sum(
+      max(s['end'] - max(s['start'], begin), 0.0)
+      for s in spans
+      # A save is within a turn.
+      if s['what'] in _WORK and s['what'] != 'save'
+    )
+    return {
+      'seconds': end - begin,
+      'use': busy / (end - begin) / self.stations,
+      'sent': sent,
+      'moved': sum(s.get('bytes', 0) for s in spans) / 1e6,
+    }
+
+  def _launch(self, program, folder, more=()):
+    """Runs the processes of one way; MB that the interface sent meanwhile."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    stations = self.stations
+    with socket.socket() as s:
+      s.bind(('127.0.0.1', 0))
+      port = s.getsockname()[1]
+    before = _sent()
+    children = []
+    logs = [os.path.join(folder, f'rank{i}.log') for i in range(stations)]
+    for i in range(stations):
+      command = [
+        sys.executable, *program, f'--config={self._flags.config}',
+        f'--workdir={folder}', f'--coordinator=127.0.0.1:{port}',
+        f'--num_processes={stations}', f'--process_id={i}', *self._overrides,
+        *more,
+      ]  # fmt: skip
+      if shutil.which('taskset'):
+        core = self._cores[i % len(self._cores)]
+        command = ['taskset', '-c', str(core), *command]
+      with open(logs[i], 'w') as log:
+        children.append(
+          subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT,
+            env={**os.environ, 'JAX_PLATFORMS': 'cpu',
+                 'JAX_NUM_CPU_DEVICES': '1'},
+          )
+        )  # fmt: skip
+    codes = [child.wait() for child in children]
+    if any(codes):
+      bad = next(i for i, code in enumerate(codes) if code)
+      with open(logs[bad], errors='replace') as f:
+        lines = [line.strip() for line in f if 'error: ' in line] or ['?']
+      raise subprocess.CalledProcessError(codes[bad], f'{folder}: {lines[0]}')
+    return (_sent() - before) / 1e6
+
+
+def _sent():
+  """Bytes that this machine's loopback interface has sent."""
+  try:
+    with open(_INTERFACE) as f:
+      return int(f.read())
+  except OSError:  # not of Linux
+    return 0

@@ -1,0 +1,117 @@
+"""Tests of the study of a ring: arithmetic, chart, its baseline's parts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from scripts.study import __main__ as study_main
+from scripts.study import migrate
+from scripts.study import plots
+from scripts.study import relay
+
+# Two stations, 5 s from the first step to the last score.
+_SPANS = (
+  (0, 'prepare', 0, 0.0, 10.0, {}),
+  (0, 'train', 0, 10.0, 14.0, {'steps': 8}),
+  (1, 'prepare', 1, 5.0, 11.0, {}),  # 1 s of it after the first step
+  (1, 'train', 0, 12.0, 14.0, {'steps': 8}),
+  (1, 'save', 0, 13.0, 13.5, {}),  # within a turn: counted once
+  (0, 'send', 0, 14.0, 15.0, {'bytes': 3_000_000}),
+  (1, 'score', 0, 14.0, 15.0, {}),
+)
+
+
+def _write(folder, spans=_SPANS):
+  (folder / 'spans').mkdir(parents=True)
+  for station in (0, 1):
+    with open(folder / 'spans' / f'{station}.jsonl', 'w') as f:
+      for where, what, model, start, end, more in spans:
+        if where == station:
+          record = {'station': where, 'what': what, 'model': model, 'lap': 0,
+                    'start': start, 'end': end, **more}  # fmt: skip
+          f.write(json.dumps(record) + '\n')
+
+
+def test_use_of_devices(tmp_path):
+  _write(tmp_path)
+  study = relay.Study.__new__(relay.Study)
+  study.stations = 2
+  found = study.from_spans(str(tmp_path), sent=7.0)
+  assert found['seconds'] == pytest.approx(5)
+  # 4 + 1 + 2 + 1 of 10 s.
+  assert found['use'] == pytest.approx(0.8)
+  assert found['moved'] == pytest.approx(3) and found['sent'] == 7
+  turns = study.turns(str(tmp_path), models=1)
+  assert turns['turn_seconds'] == [pytest.approx(2 * 3)]
+  assert turns['score_seconds'] == pytest.approx(1)
+  assert turns['hand_over'] == pytest.approx(1 / 3)
+  assert turns['most_steps'] == 8
+
+
+def test_chart_has_a_bar_for_each_turn():
+  spans = [
+    {'station': s, 'what': w, 'model': m, 'start': a, 'end': b}
+    for s, w, m, a, b, _ in _SPANS
+    if w != 'send'
+  ]
+  figure = plots.gantt(spans, ['seed=1', 'seed=2'])
+  (axis,) = figure.axes
+  lefts = sorted(round(p.get_x(), 3) for p in axis.patches)
+  # Model 0's preparation ended as the first step began.
+  assert lefts == [-10.0, -5.0, 0.0, 2.0, 4.0]
+  assert axis.get_xlim()[0] == 0
+  (text,) = [t.get_text() for t in figure.legends[0].get_texts()]
+  assert text == 'seed=1'
+
+
+@pytest.mark.parametrize('kind', ['encoded', 'pixels'])
+def test_a_part_arrives_as_it_was_sent(kind):
+  random = np.random.default_rng(0)
+  if kind == 'encoded':
+    images = [random.bytes(n) for n in (3, 0, 500)]
+  else:
+    images = list(random.integers(0, 256, (3, 4, 5, 3), np.uint8))
+  like = type('Source', (), {'kind': kind, 'vocabulary': None, 'name': 'x'})
+  here, there = (migrate.Held(like, 1, 3) for _ in range(2))
+  here.fill(images, [4, 5, 6])
+  there.unpack(here.pack())
+  found, labels = there.read(np.array([2, 0]))
+  np.testing.assert_array_equal(labels, [6, 4])
+  for have, want in zip(found, (images[2], images[0]), strict=True):
+    np.testing.assert_array_equal(have, want)
+
+
+@pytest.mark.parametrize(
+  'more, expected',
+  [
+    ([], '--config is missing'),
+    (['--config=configs/lenet.py', '--workdir=x'], 'expected relay'),
+    (['--stations=two'], "invalid int value: 'two'"),
+    (['--statoins=2'], "did you mean '--stations'?"),
+  ],
+)
+def test_bad_input(capsys, more, expected):
+  assert study_main.main(['relay', *more]) == 2
+  error = capsys.readouterr().err
+  assert expected in error and error.count('\n') == 1
+
+
+@pytest.mark.multiprocess
+@pytest.mark.soak
+def test_whole_study(tmp_path, capsys):
+  pytest.importorskip('sklearn', reason="the digits are scikit-learn's")
+  status = study_main.main(
+    ['relay', '--config=configs/relay_anp.py:tiny', f'--workdir={tmp_path}',
+     '--config.data.source=digits', '--config.data.image_size=28',
+     '--config.data.resize=28', '--config.model.name=lenet']
+  )  # fmt: skip
+  out = capsys.readouterr()
+  assert status == 0, out.err
+  ratios = json.loads(out.out.splitlines()[-1])
+  assert (ratios['models'], ratios['slots'], ratios['laps']) == (2, 5, 2)
+  assert ratios['schedule_occupancy'] == pytest.approx(2 * 2 / 5)
+  assert 0 < ratios['use_over_schedule'] <= 1.01
+  page = (tmp_path / 'study.md').read_text()
+  assert '## Leaderboard' in page and 'parts travel' in page
+  assert (tmp_path / 'ring.png').stat().st_size > 5000
