@@ -287,6 +287,25 @@ def test_another_ring_is_refused(tmp_path, stations, overrides, expected):
   assert expected in str(e.value) and str(tmp_path) in str(e.value)
 
 
+@pytest.mark.parametrize('mode', ['train', 'evaluate'])
+def test_workdir_of_another_run_stays_as_it_is(tmp_path, stations, mode):
+  stations(2)
+  (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
+  other = _config()
+  other.strategy.name = 'sync'
+  (tmp_path / 'config.json').write_text(config_lib.to_json(other))
+  before = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+  with pytest.raises(config_lib.ConfigError) as e:
+    train.run(_config(), str(tmp_path), mode)
+  expected = {
+    'train': "config.strategy.name is 'relay', but the run in this workdir",
+    'evaluate': 'has no checkpoint of a ring to evaluate',
+  }[mode]
+  assert expected in str(e.value) and str(tmp_path) in str(e.value)
+  after = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+  assert after == before
+
+
 def test_list_may_grow(tmp_path, stations):
   stations(2)
   train.run(_config(('seed=1',)), str(tmp_path))
@@ -405,6 +424,7 @@ def test_evaluation_of_all_models(tmp_path, stations, capsys):
   config = _config(MODELS[:2])
   train.run(config, str(tmp_path))
   trained = capsys.readouterr().out
+  stations(1)
   train.run(config, str(tmp_path), 'evaluate')
   scored = capsys.readouterr().out
   for name in ('000', '001'):

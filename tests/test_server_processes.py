@@ -164,10 +164,13 @@ def test_killed_server_returns_all_to_the_newest_checkpoint(tmp_path, rank):
 def test_random_kills(tmp_path):
   """Any of three processes, two of them servers, at any moment."""
   rng = random.Random(0)
-  arguments = _arguments(
-    tmp_path, duration='800 steps', **{'strategy.servers': '2'}
-  )
   kills = int(os.environ.get('ANP_KILLS', '5'))
+  # Enough that the run does not end before the last kill: who is started after
+  # the end waits for another run.
+  steps = 160 * kills
+  arguments = _arguments(
+    tmp_path, duration=f'{steps} steps', **{'strategy.servers': '2'}
+  )
   with launching.Ranks(tmp_path, 3, arguments) as ranks:
     for _ in range(kills):
       _until(tmp_path, 1, ranks)
@@ -177,7 +180,7 @@ def test_random_kills(tmp_path):
       ranks.again(rank)
     codes = ranks.wait(300)
     assert codes == [0, 0, 0], '\n'.join(ranks.text(i) for i in range(3))
-  _whole(tmp_path, 800)
+  _whole(tmp_path, steps)
 
 
 @pytest.mark.slow

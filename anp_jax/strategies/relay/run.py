@@ -61,7 +61,7 @@ def run(
       f'--mode=evaluate of a ring takes one process, not {processes.count}'
     )
   with contextlib.ExitStack() as stack:
-    ring = Ring(config, workdir, processes, stack)
+    ring = Ring(config, workdir, processes, stack, mode == 'train')
     if mode == 'evaluate':
       return ring.evaluate(which)
     return ring.train()
@@ -80,7 +80,7 @@ class Ring:
     stopped: whether no further step is to be made.
   """
 
-  def __init__(self, config, workdir, processes, stack):
+  def __init__(self, config, workdir, processes, stack, training):
     """Opens data and ports; nothing is trained yet."""
     self._config, self._workdir = config, workdir
     self._processes = processes
@@ -103,7 +103,7 @@ class Ring:
       candidates_lib.epochs('duration', config.duration),
       candidates_lib.epochs('eval.every', config.eval.every),
     )
-    self._claim(source)
+    self._claim(training)
     parts = itinerary_lib.parts(config, source, self.stations)
     self._source = source
     self.stopped = self._over = False
@@ -257,8 +257,8 @@ class Ring:
 
   # Beginning.
 
-  def _claim(self, source):
-    """Refuses the workdir of another ring; else process 0 writes this one's."""
+  def _claim(self, training):
+    """Refuses the workdir of another run; to train, process 0 takes it."""
     path = os.path.join(self._workdir, FILE)
     now = {
       'parts': list(self.sizes),
@@ -268,22 +268,25 @@ class Ring:
     }
     text = ''
     if not self._processes.index:
-      saved = {}
       if os.path.exists(path):
         with open(path) as f:
           saved = json.load(f)
-      text = saved and _difference(saved, now, self._config)
-      if not text:
-        os.makedirs(self._workdir, exist_ok=True)
+        if not training:  # scores are the same on any devices
+          saved['parts'] = now['parts']
+        text = _difference(saved, now, self._config)
+        text = text and f'{self._workdir} belongs to another {text}'
+      elif not training:
+        text = f'{self._workdir} has no checkpoint of a ring to evaluate'
+      if training and not text:
+        workdir_lib.claim(self._workdir, self._config)
         with open(path + '.new', 'w') as f:
           json.dump(now, f, indent=1)
         os.replace(path + '.new', path)
-        workdir_lib.claim(self._workdir, self._config)
         for c in self.candidates:
           os.makedirs(self._folder(c.index), exist_ok=True)
     text = self._processes.gather(text)[0]
     if text:
-      raise config_lib.ConfigError(f'{self._workdir} belongs to another {text}')
+      raise config_lib.ConfigError(text)
 
   def _open_post(self, stack):
     self._addresses, self._token, self._clients = [''], '', {}
