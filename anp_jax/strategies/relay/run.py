@@ -194,8 +194,9 @@ class Ring:
       target.inbox.put(item)
       return
     sent = self._sender.submit(self._send_away, owner, station, item)
-    self._sent = [s for s in self._sent if not s.done() or s.exception()]
-    self._sent.append(sent)
+    with self._lock:  # several stations send
+      waiting = [s for s in self._sent if not s.done() or s.exception()]
+      self._sent = [*waiting, sent]
 
   def scored(self, model: int, laps: int, step: int, scores: dict) -> None:
     """Hands a model's scores in."""
