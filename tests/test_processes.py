@@ -294,7 +294,8 @@ def test_the_time_limit_saves_in_time(tmp_path):
   texts = launching.run(
     tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)
   )
-  assert 'of time are left: saving' in texts[0]
+  # Whose clock says so first stops all; the other may have had no time to.
+  assert any('of time are left: saving' in text for text in texts)
   marker = json.loads((tmp_path / 'run/stopped.json').read_text())
   assert marker['reason'] == 'the time limit' and marker['step'] > 0
   assert (tmp_path / f'run/checkpoints/{marker["step"]}').is_dir()
