@@ -381,8 +381,7 @@ def check_best_metric(config, names) -> None:
     ConfigError: naming the metric and the nearest there is.
   """
   chosen = config.checkpoint.best_metric
-  ranked = config.checkpoint.keep_best or config.strategy.name == 'relay'
-  if ranked and chosen not in names:
+  if chosen not in names:
     raise config_lib.ConfigError(
       f'config.checkpoint.best_metric={chosen!r}: evaluation of this data set '
       f'gives {", ".join(names)}{config_lib.nearest(chosen, names)}'

@@ -85,7 +85,8 @@ def run(
   objective = objective_lib.create(
     train_source.vocabulary, config.label_smoothing
   )
-  checkpoint_lib.check_best_metric(config, objective.metric_names)
+  if config.checkpoint.keep_best:
+    checkpoint_lib.check_best_metric(config, objective.metric_names)
   parts = assembly.create(
     config, mesh, objective, batch_size, len(train_source)
   )

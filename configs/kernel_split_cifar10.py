@@ -9,8 +9,8 @@ the same batch; of each convolution the first computes two thirds of the
 channels. Without shares all compute alike many; on one device nothing is split.
 Under Slurm: sbatch scripts/slurm/train.sbatch --config=... . Variants:
 
-  150x800, 300x1000, 500x1500   the paper's other networks; the last one takes
-                                thirty times as long as the smallest
+  150x800, 300x1000, 500x1500   the paper's other networks; the last one has
+                                thirty times the smallest's multiplications
   cifar10                       50 and 500 kernels on what `tfds build cifar10`
                                 prepared
 """

@@ -49,6 +49,14 @@ def test_use_of_devices(tmp_path):
   assert turns['most_steps'] == 8
 
 
+def test_a_model_that_failed_is_named(tmp_path):
+  _write(tmp_path, [(0, 'train', 1, 10.0, 14.0, {}), *_SPANS])
+  study = relay.Study.__new__(relay.Study)
+  study._models = [['seed=1'], ['seed=2', 'optimizer.learning_rate=9']]
+  with pytest.raises(relay.Failed, match=r'seed=2 optimizer.learning_rate=9; '):
+    study.turns(str(tmp_path), models=2)
+
+
 def test_chart_has_a_bar_for_each_turn():
   spans = [
     {'station': s, 'what': w, 'model': m, 'start': a, 'end': b}
@@ -88,6 +96,7 @@ def test_a_part_arrives_as_it_was_sent(kind):
     ([], '--config is missing'),
     (['--config=configs/lenet.py', '--workdir=x'], 'expected relay'),
     (['--stations=two'], "invalid int value: 'two'"),
+    (['--config=x', '--workdir=x', '--stations=0'], '--stations=0: expected'),
     (['--statoins=2'], "did you mean '--stations'?"),
   ],
 )
@@ -104,7 +113,9 @@ def test_whole_study(tmp_path, capsys):
   status = study_main.main(
     ['relay', '--config=configs/relay_anp.py:tiny', f'--workdir={tmp_path}',
      '--config.data.source=digits', '--config.data.image_size=28',
-     '--config.data.resize=28', '--config.model.name=lenet']
+     '--config.data.resize=28', '--config.model.name=lenet',
+     '--config.optimizer.learning_rate=0.01',
+     "--config.strategy.models=('seed=1', 'seed=2')"]
   )  # fmt: skip
   out = capsys.readouterr()
   assert status == 0, out.err

@@ -121,13 +121,12 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
   axis.yaxis.set_major_formatter(_percent)
   width = 0.8 / len(found)
   looks = _looks(points)
-  several = len(found) > 1  # cells, of one strategy
   for i, (p, counts) in enumerate(found):
     keys = np.array(list(counts))
     shares = np.array(list(counts.values())) / sum(counts.values())
     axis.bar(
       keys + (i - (len(found) - 1) / 2) * width, shares, width,
-      color=looks[p.strategy][0], alpha=(i % 3 + 1) / 3 if several else 1,
+      color=looks[p.strategy][0], alpha=(i + 1) / len(found),
       label=f'{p.strategy}, {p.nodes} x {p.devices}',
     )  # fmt: skip
   axis.legend()

@@ -53,9 +53,12 @@ def main(arguments: list[str]) -> int:
   except config_lib.ConfigError as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
-  except subprocess.CalledProcessError as e:
-    print(f'error: {e.args[1]}', file=sys.stderr)
+  except Failed as e:
+    print(f'error: {e}', file=sys.stderr)
     return 1
+  except KeyboardInterrupt:
+    print('\ninterrupted; the same command begins again')
+    return 130
   print(study.write(rows, arguments))
   return 0
 
@@ -73,7 +76,15 @@ def _flags(arguments):
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name} is missing')
+  if flags.stations < 1:
+    raise config_lib.ConfigError(
+      f'--stations={flags.stations}: expected 1 or more'
+    )
   return flags
+
+
+class Failed(Exception):
+  """One of the ways did not come to its end."""
 
 
 class Study:
@@ -86,7 +97,6 @@ class Study:
   def __init__(self, flags, overrides, config):
     self.stations = flags.stations
     self._flags = flags
-    self._config = config
     self._overrides = [f'--config.{k}={v}' for k, v in overrides.items()]
     self._cores = sorted(os.sched_getaffinity(0))
     self._models = [
@@ -179,6 +189,9 @@ class Study:
       turn_seconds, of each model in all, were every turn its median one;
       score_seconds, in all; hand_over, of the median turn; most_steps of a
       turn.
+
+    Raises:
+      Failed: if a model did not come to its end.
     """
     spans = spans_lib.read(folder)
 
@@ -187,6 +200,13 @@ class Study:
               if s['what'] == what and s.get(key)]  # fmt: skip
 
     turns = [s for s in spans if s['what'] == 'train']
+    failed = {s['model'] for s in turns if 'steps' not in s}
+    if failed:
+      names = ', '.join(' '.join(self._models[m]) for m in sorted(failed))
+      raise Failed(
+        f'{folder}: not finite: {names}; models that come to their end are '
+        'compared'
+      )
     own = [[s for s in turns if s['model'] == m] for m in range(models)]
     sends = durations('send', 'bytes') or [0.0]  # of a ring of one
     turn = statistics.median(durations('train'))
@@ -274,12 +294,18 @@ class Study:
                  'JAX_NUM_CPU_DEVICES': '1'},
           )
         )  # fmt: skip
-    codes = [child.wait() for child in children]
+    try:
+      codes = [child.wait() for child in children]
+    finally:
+      for child in children:
+        if child.poll() is None:
+          child.terminate()
+          child.wait()
     if any(codes):
       bad = next(i for i, code in enumerate(codes) if code)
       with open(logs[bad], errors='replace') as f:
         lines = [line.strip() for line in f if 'error: ' in line] or ['?']
-      raise subprocess.CalledProcessError(codes[bad], f'{folder}: {lines[0]}')
+      raise Failed(f'{folder}: {lines[0]}')
     return (_sent() - before) / 1e6
 
 

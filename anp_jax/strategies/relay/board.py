@@ -64,7 +64,7 @@ class Board:
     self._candidates = candidates
     self._laps = laps
     self._halving = config.strategy.halving
-    self.metric = config.checkpoint.best_metric
+    self._metric = config.checkpoint.best_metric
     self._scores = {}  # (model, laps done) to its record
     self._failed = {}
     for record in _records(os.path.join(workdir, LOG)):
@@ -193,10 +193,10 @@ class Board:
     )
 
   def _value(self, model, laps):
-    value = self._scores[model, laps].get(self.metric, math.nan)
+    value = self._scores[model, laps].get(self._metric, math.nan)
     if math.isnan(value):
       return -math.inf
-    return -value if self.metric == 'loss' else value
+    return -value if self._metric == 'loss' else value
 
   def _record(self, record):
     record = {**record, 'time': time.time()}

@@ -1,15 +1,11 @@
 """One process of a ring: its stations, and what they share."""
 
-from concurrent import futures
 import contextlib
-import json
 import os
-import secrets
 import threading
 import time
 
 import jax
-import numpy as np
 
 from anp_jax import checkpoint as checkpoint_lib
 from anp_jax import cluster
@@ -20,7 +16,6 @@ from anp_jax import objective as objective_lib
 from anp_jax import telemetry
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
-from anp_jax.data import damage
 from anp_jax.data import sources
 from anp_jax.strategies.relay import board as board_lib
 from anp_jax.strategies.relay import candidates as candidates_lib
@@ -28,9 +23,8 @@ from anp_jax.strategies.relay import ensemble
 from anp_jax.strategies.relay import itinerary as itinerary_lib
 from anp_jax.strategies.relay import spans as spans_lib
 from anp_jax.strategies.relay import station as station_lib
+from anp_jax.strategies.relay import store as store_lib
 
-FILE = 'relay.json'
-MODELS = 'models'
 _POLL = 0.05  # seconds
 
 
@@ -77,6 +71,7 @@ class Ring:
     stations: of all processes.
     eval_source: of the validation examples.
     spans: `spans.Spans`.
+    store: `store.Store`.
     stopped: whether no further step is to be made.
   """
 
@@ -93,33 +88,31 @@ class Ring:
     self.candidates = candidates_lib.create(config, meshes[0].size)
     source = sources.open_source(config, training=True)
     self.eval_source = sources.open_source(config, training=False)
-    self._fingerprint = sources.fingerprint(source)
     self._objective = objective_lib.create(source.vocabulary)
-    names = self._objective.metric_names
-    checkpoint_lib.check_best_metric(config, names)
+    checkpoint_lib.check_best_metric(config, self._objective.metric_names)
     self.sizes = itinerary_lib.sizes(config, len(source), self.stations)
     self.laps = board_lib.Laps(
       config,
       candidates_lib.epochs('duration', config.duration),
       candidates_lib.epochs('eval.every', config.eval.every),
     )
+    self.stopped = self._over = False
+    self._lead = not processes.index
+    self.store = store_lib.Store(
+      config, workdir, self.candidates, source,
+      lambda model: self._any().runner(model).like,
+      config_lib.steps(
+        config.log.every, self.candidates[0].config.batch_size, len(source)
+      ),
+    )  # fmt: skip
     self._claim(training)
     parts = itinerary_lib.parts(config, source, self.stations)
     self._source = source
-    self.stopped = self._over = False
-    self._lead = not processes.index
-    self._log_every = config_lib.steps(
-      config.log.every, self.candidates[0].config.batch_size, len(source)
-    )
-    self._lock, self._saving = threading.Lock(), threading.Lock()
-    self._checkpoints, self._damaged, self._seen = {}, {}, {}
+    self._lock = threading.Lock()  # of the board
     self._lost = set()  # (model, laps): scores that nobody can make any more
     self.spans = spans_lib.Spans(workdir, processes.index)
     stack.callback(self.spans.close)
-    self._sender = futures.ThreadPoolExecutor(1, 'sender')
-    stack.callback(self._sender.shutdown, wait=False, cancel_futures=True)
-    self._sent = []
-    self._desk = self._board = None
+    self._desk = self._board = self._mail = None
     if self._lead:
       self._board = board_lib.Board(workdir, self.candidates, self.laps, config)
     self._local = {}
@@ -133,7 +126,13 @@ class Ring:
     for candidate in self.candidates:
       self._any().runner(candidate.index)
     stack.callback(self._close)
-    self._open_post(stack)
+    if processes.count > 1:
+      from anp_jax.strategies.relay import post  # Flight is imported
+
+      self._mail = post.Mail(
+        config, processes, self.spans, self._put, self._heard, self.store.let_go
+      )
+      stack.callback(self._mail.close)
 
   def train(self) -> dict:
     """Until all models have left the ring, or a signal."""
@@ -167,7 +166,7 @@ class Ring:
     station = self._any()
     finished = False
     for candidate in self.candidates:
-      restored = self._opened(candidate.index).restore(which)
+      restored = self.store.checkpoints(candidate.index).restore(which)
       if restored is None:
         continue
       state, step = restored
@@ -187,16 +186,12 @@ class Ring:
   def send(self, station: int, item) -> None:
     """Passes a parcel, a score or word of one that has gone on."""
     owner = self._owners[station]
-    if owner == self._processes.index:
-      target = self._local[station]
-      if isinstance(item, station_lib.Parcel):
-        target.expect(item)
-      target.inbox.put(item)
+    if owner != self._processes.index:
+      self._mail.send(owner, station, item)
       return
-    sent = self._sender.submit(self._send_away, owner, station, item)
-    with self._lock:  # several stations send
-      waiting = [s for s in self._sent if not s.done() or s.exception()]
-      self._sent = [*waiting, sent]
+    if isinstance(item, station_lib.Parcel):
+      self._local[station].expect(item)
+    self._put(station, item)
 
   def scored(self, model: int, laps: int, step: int, scores: dict) -> None:
     """Hands a model's scores in."""
@@ -208,33 +203,9 @@ class Ring:
     """Says that a model cannot go on."""
     self._to_lead('failed', {'model': model, 'step': step, 'text': text})
 
-  def measured(self, runner, model: int, step: int, metrics: dict) -> None:
-    """Records what a step showed."""
-    with self._lock:
-      self._damaged[model] = self._damaged.get(model, 0) + metrics['damaged']
-      self._seen[model] = self._seen.get(model, 0) + runner.config.batch_size
-      damaged, seen = self._damaged[model], self._seen[model]
-    text = damage.excess(self._config, int(damaged), seen, self._source.name)
-    if text:
-      raise cluster.Failed(text)
-    if step % self._log_every and step != runner.itinerary.total:
-      return
-    size = runner.config.batch_size
-    record = {
-      'kind': 'train', 'step': step, 'time': time.time(),
-      'epoch': step * size / len(self._source), **metrics, 'damaged': damaged,
-    }  # fmt: skip
-    with open(os.path.join(self._folder(model), 'metrics.jsonl'), 'a') as f:
-      f.write(json.dumps(record) + '\n')
-
-  def save(self, model: int, step: int, state) -> None:
-    """Begins to save a model; one that is saved at this step stays."""
-    with self._saving:
-      self._opened(model).save(step, state)
-
   def keep_probabilities(self, model, probabilities, labels, weights) -> None:
     """Keeps what a model that is done makes of the validation set."""
-    ensemble.keep(self._folder(model), probabilities, labels, weights)
+    ensemble.keep(self.store.folder(model), probabilities, labels, weights)
 
   def fate(self, parcel) -> str:
     """What becomes of a model at station 0; see `Board.decide`."""
@@ -249,7 +220,7 @@ class Ring:
     """A model is taken out of the ring at station 0, and saved."""
     if parcel.state is not None:
       state = self._local[0].runner(parcel.model).place(parcel.state)
-      self.save(parcel.model, parcel.step, state)
+      self.store.save(parcel.model, parcel.step, state)
     name = self.candidates[parcel.model].name
     self._note(f'{name}  {self.fate(parcel)} at step {parcel.step}')
 
@@ -260,52 +231,18 @@ class Ring:
 
   def _claim(self, training):
     """Refuses the workdir of another run; to train, process 0 takes it."""
-    path = os.path.join(self._workdir, FILE)
-    now = {
-      'parts': list(self.sizes),
-      'laps': self.laps.count,
-      'models': [c.text for c in self.candidates],
-      'config': json.loads(config_lib.to_json(self._config)),
-    }
     text = ''
-    if not self._processes.index:
-      if os.path.exists(path):
-        with open(path) as f:
-          saved = json.load(f)
-        if not training:  # scores are the same on any devices
-          saved['parts'] = now['parts']
-        text = _difference(saved, now, self._config)
-        text = text and f'{self._workdir} belongs to another {text}'
-      elif not training:
-        text = f'{self._workdir} has no checkpoint of a ring to evaluate'
-      if training and not text:
-        workdir_lib.claim(self._workdir, self._config)
-        with open(path + '.new', 'w') as f:
-          json.dump(now, f, indent=1)
-        os.replace(path + '.new', path)
-        for c in self.candidates:
-          os.makedirs(self._folder(c.index), exist_ok=True)
+    if self._lead:
+      text = store_lib.claim(
+        self._workdir, self._config, training, parts=list(self.sizes),
+        laps=self.laps.count, models=[c.text for c in self.candidates],
+      )  # fmt: skip
     text = self._processes.gather(text)[0]
     if text:
       raise config_lib.ConfigError(text)
-
-  def _open_post(self, stack):
-    self._addresses, self._token, self._clients = [''], '', {}
-    if self._processes.count == 1:
-      return
-    from anp_jax.strategies.relay import post  # Flight is imported
-
-    lead = not self._processes.index
-    token = self._processes.gather(secrets.token_hex(32) if lead else '')[0]
-    box = post.Post(
-      self._config, self._processes.place, token, self._took, self._heard
-    )
-    stack.callback(box.shutdown)
-    self._addresses = self._processes.gather(box.address)
-    self._token = token
-    stack.callback(
-      lambda: [client.close() for client in self._clients.values()]
-    )
+    if self._lead and training:
+      for c in self.candidates:
+        os.makedirs(self.store.folder(c.index), exist_ok=True)
 
   def _begin(self) -> list[int]:
     """Process 0: what is saved goes to where it is to go on.
@@ -319,9 +256,9 @@ class Ring:
     self._introduce()
     for candidate in self.candidates:
       model = candidate.index
-      checkpoints = self._opened(model)
+      checkpoints = self.store.checkpoints(model)
       restored = checkpoints.restore()
-      telemetry.cut(self._folder(model), restored[1] if restored else 0)
+      telemetry.cut(self.store.folder(model), restored[1] if restored else 0)
       if restored is None:
         continue
       state, step = restored
@@ -373,9 +310,8 @@ class Ring:
     for station in self._local.values():
       if station.error:
         raise station.error
-    for sent in self._sent:
-      if sent.done() and sent.exception():
-        raise cluster.Lost(f'a model could not be sent: {sent.exception()}')
+    if self._mail:
+      self._mail.look()
     if all(station.waits for station in self._local.values()):
       self._processes.beat('waiting')
     else:
@@ -395,15 +331,7 @@ class Ring:
         for k in board.lacking(c.index, self.laps.count)
       )
 
-  def _took(self, request, data):
-    """Called by the post with what has come."""
-    station, kind = request.pop('station'), request.pop('kind')
-    if kind == 'score':
-      item = station_lib.Score(**request, evaluated=data)
-    elif kind == 'gone':
-      item = station_lib.Gone(**request)
-    else:
-      item = station_lib.Parcel(**request, state=data if data.size else None)
+  def _put(self, station, item):
     self._local[station].inbox.put(item)
 
   def _heard(self, name, request):
@@ -437,44 +365,13 @@ class Ring:
     if self._lead:
       self._heard(name, request)
     else:
-      self._client(0).ask(name, **request)
+      self._mail.tell(0, name, request)
 
   def _tell_all(self, name):
     self._heard(name, {})
     for process in range(self._processes.count):
       if process != self._processes.index:
-        self._client(process).ask(name)
-
-  def _send_away(self, owner, station, item):
-    """Sends an item to another process, and with it the model's folder."""
-    request, leaves = {'station': station}, []
-    if isinstance(item, station_lib.Gone):
-      request |= {'kind': 'gone', 'model': item.model}
-    elif isinstance(item, station_lib.Score):
-      leaves = jax.tree.leaves(item.evaluated)
-      request |= {
-        'kind': 'score', 'model': item.model, 'laps': item.laps,
-        'step': item.step,
-      }  # fmt: skip
-    else:
-      self._let_go(item.model)
-      leaves = jax.tree.leaves(item.state)
-      request |= {'kind': 'parcel', 'model': item.model, 'step': item.step}
-    model = item.model
-    with self.spans.during(station, 'send', model, None) as span:
-      arrays = [np.asarray(x) for x in jax.device_get(leaves)]
-      span['bytes'] = sum(a.nbytes for a in arrays)
-      self._client(owner).put(request, arrays)
-
-  def _client(self, process):
-    from anp_jax.strategies.relay import post
-
-    with self._lock:
-      if process not in self._clients:
-        self._clients[process] = post.client(
-          self._config, self._addresses[process], self._token
-        )
-      return self._clients[process]
+        self._mail.tell(process, name, {})
 
   # Ending.
 
@@ -485,8 +382,8 @@ class Ring:
     for station in self._local.values():
       station.join()
     self._look()
-    futures.wait(self._sent)
-    self._look()
+    if self._mail:
+      self._mail.wait()
     # From here on nothing comes any more.
     self._processes.gather('halted')
 
@@ -502,9 +399,8 @@ class Ring:
         if parcel.state is None:
           continue
         state = station.runner(parcel.model).place(parcel.state)
-        self.save(parcel.model, parcel.step, state)
-    for checkpoints in self._checkpoints.values():
-      checkpoints.wait()
+        self.store.save(parcel.model, parcel.step, state)
+    self.store.wait()
     self._processes.beat('evaluating')
     for station in self._local.values():
       for item in station.inbox.scores:
@@ -539,7 +435,7 @@ class Ring:
     finished = board.finished()
     if len(finished) > 1:
       scores = ensemble.score(
-        [self._folder(m) for m in finished], self._objective
+        [self.store.folder(m) for m in finished], self._objective
       )
       below = f'\nMean of the {len(finished)} finished: {self._text(scores)}\n'
     board.write(below)
@@ -551,34 +447,13 @@ class Ring:
     for station in self._local.values():
       station.inbox.close()
       station.close()
-    for checkpoints in self._checkpoints.values():
-      checkpoints.close()
+    self.store.close()
 
   # Small things.
 
   def _any(self):
     """One of this process's stations."""
     return next(iter(self._local.values()))
-
-  def _folder(self, model):
-    return os.path.join(self._workdir, MODELS, self.candidates[model].name)
-
-  def _opened(self, model):
-    """A model's checkpoints; who holds a model has its folder for itself."""
-    if model not in self._checkpoints:
-      own = self.candidates[model].config.copy_and_resolve_references()
-      own.checkpoint.keep_best = 0
-      self._checkpoints[model] = checkpoint_lib.Checkpoints(
-        self._folder(model), own, self._fingerprint,
-        self._any().runner(model).like,
-      )  # fmt: skip
-    return self._checkpoints[model]
-
-  def _let_go(self, model):
-    with self._saving:
-      checkpoints = self._checkpoints.pop(model, None)
-    if checkpoints:
-      checkpoints.close()
 
   def _text(self, scores):
     return ', '.join(
@@ -599,20 +474,3 @@ def _meshes(config):
     mesh_lib.create(config, devices[i : i + each])
     for i in range(0, len(devices), each)
   ]
-
-
-def _difference(saved, now, config):
-  """What makes a workdir's ring another one; '' if nothing."""
-  for key, what in (
-    ('parts', 'ring: its stations have parts of'),
-    ('laps', 'ring: its models make laps:'),
-  ):
-    if saved[key] != now[key]:
-      return f'{what} {saved[key]}, not {now[key]}; choose another --workdir'
-  if saved['models'] != now['models'][: len(saved['models'])]:
-    return (
-      'ring: config.strategy.models may only grow at its end; choose another '
-      '--workdir'
-    )
-  text = config_lib.difference(saved['config'], config)
-  return text and f'run: {text}; choose another --workdir'

@@ -72,21 +72,19 @@ class Runner:
     self._part = part
     self._programs = programs
     self._mesh = mesh
-    # Of schedules: parts of a batch that are left at a lap's end are trained
-    # on later, so the steps of all laps are what a run's are.
+    # Schedules end with the last step: in several parts, more batches are
+    # filled up than in one.
     whole = config.copy_and_resolve_references()
     whole.duration = f'{self.itinerary.total} steps'
-    self.objective = objective_lib.create(
-      part.vocabulary, config.label_smoothing
-    )
+    objective = objective_lib.create(part.vocabulary, config.label_smoothing)
     self._parts = assembly.create(
-      whole, mesh, self.objective, config.batch_size, sum(sizes)
+      whole, mesh, objective, config.batch_size, sum(sizes)
     )
     self.like = self._parts.like
     self._every = config_lib.steps(
       config.checkpoint.every, config.batch_size, sum(sizes)
     )
-    self._names = step_lib.metric_names(self.objective)
+    self._names = step_lib.metric_names(objective)
     sharding = mesh_lib.batch_sharding(mesh)
     seeds = itinerary_lib.stream_seed(config.seed, number), candidate.run_seed
     self._stream, self._validation = (
@@ -181,7 +179,8 @@ class Runner:
       return self._program('eval_step', *arguments)(*arguments)
 
     batches = self._validation.evaluation(source)
-    return evaluate.run(step, _Evaluated(params, stats), batches)
+    state = state_lib.TrainState(0, params, stats, (), {})
+    return evaluate.run(step, state, batches)
 
   def probabilities(self, evaluated, source):
     """What the model makes of every example of a validation set, in order.
@@ -244,10 +243,3 @@ def _with_seed(config, seed):
   own = config.copy_and_resolve_references()
   own.seed = seed
   return own
-
-
-class _Evaluated:
-  """As much of a TrainState as evaluation asks for."""
-
-  def __init__(self, params, stats):
-    self.evaluated = lambda: (params, stats)

@@ -248,10 +248,10 @@ class Station:
 
   def _after(self, runner, model, step, metrics, state):
     self.steps += 1
-    self._run.measured(runner, model, step, metrics)
+    self._run.store.measured(runner, model, step, metrics)
     if state is not None and runner.is_due(step):
       with self._run.spans.during(self.number, 'save', model, None):
-        self._run.save(model, step, state)
+        self._run.store.save(model, step, state)
 
   def _pass_on(self, runner, parcel, visit):
     run, step = self._run, parcel.step

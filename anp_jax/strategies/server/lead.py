@@ -64,7 +64,8 @@ class Lead:
     self._setup = setup = setup_lib.create(config)
     self._parts = setup.parts
     self._eval_source = sources.open_source(config, training=False)
-    checkpoint_lib.check_best_metric(config, setup.objective.metric_names)
+    if config.checkpoint.keep_best:
+      checkpoint_lib.check_best_metric(config, setup.objective.metric_names)
     workdir_lib.claim(workdir, config)
     self._checkpoints = checkpoint_lib.Checkpoints(
       workdir, config, sources.fingerprint(setup.source), setup.parts.like
