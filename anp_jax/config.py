@@ -54,6 +54,7 @@ RESUMABLE = (
   'strategy.tls_key',
   'strategy.shares',
   'strategy.split_layers',
+  'strategy.plan',
   'strategy.models',  # a list that grows; see relay
   'strategy.at_once',
 )
@@ -158,8 +159,9 @@ def base() -> ml_collections.ConfigDict:
   t.moments = 'keep'  # a group's optimizer state in an exchange; or average
   # For kernel_split: devices along mesh.model, each with some of the channels.
   # Also relay's stations, of the training set.
-  t.shares = ()  # of each device, in proportion; (): all alike
+  t.shares = ()  # of each device, in proportion; (): measured; relay: all alike
   t.split_layers = '.*'  # regular expression: convolutions that may be split
+  t.plan = ''  # as 'conv1=250,250; conv2=900,600' or 'nothing'; '': by shares
   # For relay: models that go round, each with what differs from this config.
   t.models = ()  # as in ('seed=1', 'seed=2; model.width=32')
   t.station = 'device'  # what holds a part of the data; host: all of its own

@@ -188,7 +188,7 @@ def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
     logits = logits_of(params, stats, batch)
     values = objective.metrics(logits, batch['label'])
     sums = _weighted_sums(values, batch['weight'].astype(logits.dtype))
-    return lax.psum(sums, mesh_lib.BATCH)
+    return strategy.scores(sums)
 
   return _evaluating(shard, P(), mesh, like)
 

@@ -87,15 +87,19 @@ def run(
   )
   if config.checkpoint.keep_best:
     checkpoint_lib.check_best_metric(config, objective.metric_names)
+  planned, lines = config, []
+  if mode == 'train':
+    workdir_lib.claim(workdir, config)
+    planned, lines = strategies.planned(
+      config, mesh, objective, batch_size, len(train_source), workdir, processes
+    )
   parts = assembly.create(
-    config, mesh, objective, batch_size, len(train_source)
+    planned, mesh, objective, batch_size, len(train_source)
   )
   total, one = parts.total, parts.one
   train_step, eval_step = parts.train_step, parts.eval_step
 
   # The state: restored, or new.
-  if mode == 'train':
-    workdir_lib.claim(workdir, config)
   checkpoints = checkpoint_lib.Checkpoints(
     workdir,
     config,
@@ -138,6 +142,8 @@ def run(
   )
   telemetry.note(f'workdir  {workdir}')
   summary.introduce(telemetry, config, mesh, one, train_source, eval_source)
+  for line in lines:
+    telemetry.note(line)
   every = {
     name: config_lib.steps(config[name].every, batch_size, len(train_source))
     for name in ('log', 'eval', 'checkpoint')

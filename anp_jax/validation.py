@@ -355,6 +355,10 @@ def _validate_kernel_split(have) -> None:
     re.compile(pattern)
   except re.error:
     _check(False, 'strategy.split_layers', pattern, 'a regular expression')
+  if have['strategy.plan']:
+    from anp_jax.strategies.kernel_split import plan  # JAX is imported
+
+    plan.parse(have['strategy.plan'])
   rules = have['sharding']
   _check(
     all(rule == 'replicate' for _, rule in rules), 'sharding', rules,

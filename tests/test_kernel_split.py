@@ -253,8 +253,11 @@ def test_nothing_is_sent_within_a_branch():
   # Forward of two convolutions of 6 and 8 features at 4 x 4 and 2 x 2 pixels:
   # of 8 images, in parts as wide as the wider, 3/4 (4.5: the first of equal
   # remainders is rounded up).
+  maps = [8 * 4 * 2 * 6 * 4, 8 * 16 * 2 * 5 * 4]
+  # And of the kernels' gradients, together.
+  kernels = 2 * 3 * 3 * (3 * 5 + 6 * 6) * 4
   gathered = [c.size for c in sent if c.kind == 'all-gather']
-  assert sorted(gathered) == [8 * 4 * 2 * 6 * 4, 8 * 16 * 2 * 5 * 4]
+  assert sorted(gathered) == sorted([*maps, kernels])
   # Backward: of the second's maps, and not of the images.
   summed = sorted(c.size for c in sent if c.kind == 'all-reduce')
   assert summed.count(8 * 16 * 6 * 4) == 1 and 8 * 64 * 3 * 4 not in summed

@@ -2,6 +2,7 @@
 
 import collections
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -199,6 +200,41 @@ def test_float32_is_off_by_no_more_than_its_rounding(plan, platform):
   for a, b, bound, n in zip(found, want, sizes, terms):
     assert a.dtype == np.float32
     assert (np.abs(np.float64(a) - b) <= n * 2.0**-24 * bound + 1e-30).all()
+
+
+@pytest.mark.parametrize('stride', [1, 2])
+@pytest.mark.parametrize('inside', ['branch', 'loop'])
+def test_gradients_stay_in_the_order_that_is_quick(inside, stride):
+  """Within a branch or a loop XLA leaves axes as they are, fast or not."""
+
+  def gradients(x, kernel, dy):
+
+    def convolve(*arguments):
+      return layers.convolve(*arguments, stride, 1)
+
+    return jax.vjp(convolve, x, kernel)[1](dy)
+
+  def branch(i, *arguments):
+
+    def other(x, *arguments):
+      return gradients(2 * x, *arguments)
+
+    return jax.lax.switch(i, [gradients, other], *arguments)
+
+  def loop(i, x, kernel, dy):
+    def turn(total, _):
+      return jax.tree.map(jnp.add, total, gradients(x, kernel, dy)), i
+
+    return jax.lax.scan(turn, (x, kernel), jnp.arange(3))
+
+  side = 9 if stride == 1 else 5
+  shapes = ((), (4, 9, 9, 6), (3, 3, 6, 8), (4, side, side, 8))
+  arguments = [
+    jax.ShapeDtypeStruct(s, jnp.float32 if s else jnp.int32) for s in shapes
+  ]
+  text = jax.jit(locals()[inside]).lower(*arguments).compile().as_text()
+  orders = re.findall(r' convolution\(.*dim_labels=([^,\s]+)', text)
+  assert len(orders) >= 2 and set(orders) == {'b01f_01io->b01f'}
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scripts.study import __main__ as study_main
+from scripts.study import launching
 from scripts.study import migrate
 from scripts.study import plots
 from scripts.study import relay
@@ -53,7 +54,9 @@ def test_a_model_that_failed_is_named(tmp_path):
   _write(tmp_path, [(0, 'train', 1, 10.0, 14.0, {}), *_SPANS])
   study = relay.Study.__new__(relay.Study)
   study._models = [['seed=1'], ['seed=2', 'optimizer.learning_rate=9']]
-  with pytest.raises(relay.Failed, match=r'seed=2 optimizer.learning_rate=9; '):
+  with pytest.raises(
+    launching.Failed, match=r'seed=2 optimizer.learning_rate=9; '
+  ):
     study.turns(str(tmp_path), models=2)
 
 

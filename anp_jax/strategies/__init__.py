@@ -87,3 +87,34 @@ def check_batch(config, batch_size: int, mesh) -> int:
       'micro-batch is not an even number'
     )
   return shards // parts
+
+
+def planned(
+  config, mesh, objective, batch_size: int, examples: int, workdir: str,
+  processes,
+):  # fmt: skip
+  """What a strategy decides by measuring, before anything is compiled.
+
+  Args:
+    config: the run's config.
+    mesh: of the run.
+    objective: `objective.Objective`.
+    batch_size: images a step over all devices.
+    examples: images an epoch.
+    workdir: of the run, where what was measured is kept.
+    processes: `cluster.Processes`; all call it.
+
+  Returns:
+    The config to make the run's parts of, and lines for people.
+  """
+  t = config.strategy
+  by_hand = t.plan or t.shares or mesh.shape[mesh_lib.MODEL] == 1
+  if t.name != 'kernel_split' or by_hand:
+    return config, []
+  from anp_jax.strategies.kernel_split import calibration
+
+  config = config.copy_and_resolve_references()
+  config.strategy.plan, lines = calibration.planned(
+    config, mesh, objective, batch_size, examples, workdir, processes
+  )
+  return config, lines

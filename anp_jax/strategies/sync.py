@@ -137,6 +137,10 @@ class Sync:
     totals = [w.astype(x.dtype) for w, x in zip(wires, found, strict=True)]
     return self._tree.unflatten(totals), others
 
+  def scores(self, sums):
+    """The sums of an evaluation over the whole batch, from a device's own."""
+    return lax.psum(sums, mesh_lib.BATCH)
+
   def convolutions(self):
     """In this context, a model is applied in a step."""
     return contextlib.nullcontext()

@@ -1,7 +1,8 @@
 """Compares ways of spreading a training over devices and nodes.
 
 `python -m scripts.study relay --help` tells of the study of many models in a
-ring; here is that of strategies:
+ring, `kernel_split --help` of that of convolutions split over devices; here is
+that of strategies:
 
   python -m scripts.study strategies --config=configs/lenet.py
     --workdir=runs/study --nodes=1,2,4 --devices_per_node=1,2
@@ -28,6 +29,7 @@ from anp_jax import command_line
 from anp_jax import config as config_lib
 from anp_jax import telemetry
 from scripts.study import grid
+from scripts.study import kernel_split
 from scripts.study import local
 from scripts.study import relay
 from scripts.study import results
@@ -38,8 +40,9 @@ from scripts.study import traffic
 
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
-  if arguments[:1] == ['relay']:
-    return relay.main(arguments[1:])
+  others = {'relay': relay, 'kernel_split': kernel_split}
+  if arguments and arguments[0] in others:
+    return others[arguments[0]].main(arguments[1:])
   try:
     overrides, rest = command_line.split_overrides(arguments)
     flags = _flags(rest)
@@ -64,7 +67,9 @@ def _flags(arguments):
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument(
-    'what', choices=['strategies', 'relay'], help='what is compared'
+    'what',
+    choices=['strategies', 'relay', 'kernel_split'],
+    help='what is compared',
   )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')

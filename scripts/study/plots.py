@@ -174,6 +174,76 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
   return figure
 
 
+@matplotlib.rc_context(_STYLE)
+def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
+  """Predicted against measured steps; speed-up of each plan and its ideal.
+
+  Args:
+    points: of steps with split convolutions: config, devices, batch_size, name,
+      predicted and measured seconds, speed_up, ideal.
+  """
+  figure, (left, right) = _figure(2)
+  configs = list(dict.fromkeys(p['config'] for p in points))
+  for config, colour, marker in zip(
+    configs, itertools.cycle(_COLOURS), itertools.cycle(_MARKERS)
+  ):
+    mine = [p for p in points if p['config'] == config]
+    left.plot(
+      [p['measured'] for p in mine], [p['predicted'] for p in mine], marker,
+      color=colour, label=config, markersize=4,
+    )  # fmt: skip
+  times = [t for p in points for t in (p['measured'], p['predicted'])]
+  ends = np.array([min(times) / 1.2, max(times) * 1.2])
+  left.plot(ends, ends, '--', color=_GREY, label='as predicted')
+  left.fill_between(ends, 0.85 * ends, 1.15 * ends, color=_GREY, alpha=0.15)
+  left.set(
+    title='Seconds of a step', xlabel='measured', xscale='log', yscale='log',
+    ylabel='predicted (band: 15 %)', xlim=ends,
+  )  # fmt: skip
+  left.legend()
+  plans = [p for p in points if p['name'] == 'plan']
+  names = [
+    f'{p["config"]}\n{p["devices"]} devices\n{p["batch_size"]} images'
+    for p in plans
+  ]
+  places = np.arange(len(plans))
+  right.bar(places, [p['speed_up'] for p in plans], 0.6, color=_COLOURS[0],
+            label='measured')  # fmt: skip
+  right.hlines([p['ideal'] for p in plans], places - 0.4, places + 0.4,
+               color=_GREY, linestyles='--', label='ideal')  # fmt: skip
+  right.set(title='The plan over one device alone')
+  right.set_xticks(places, names, fontsize=7)
+  right.legend(loc='lower right')
+  return figure
+
+
+@matplotlib.rc_context(_STYLE)
+def simulated(curves: dict[str, dict]) -> matplotlib.figure.Figure:
+  """Predicted speed-up against devices, a panel a network, a line a link.
+
+  Args:
+    curves: by title, {'share': of convolutions in a step, 'links': name to
+      (devices, speed-up) pairs}.
+  """
+  figure, axes = _figure(len(curves))
+  for axis, (title, curve) in zip(axes, curves.items(), strict=True):
+    for (name, line), colour, marker in zip(
+      curve['links'].items(), itertools.cycle(_COLOURS),
+      itertools.cycle(_MARKERS),
+    ):  # fmt: skip
+      axis.plot(*zip(*line), color=colour, marker=marker, markersize=4,
+                label=name)  # fmt: skip
+    counts = np.array([n for n, _ in line])
+    ideal = 1 / (1 - curve['share'] + curve['share'] / counts)
+    axis.plot(counts, ideal, '--', color=_GREY, label='ideal')
+    axis.set(title=title, xlabel='devices', xscale='log', ylim=(0, None))
+    axis.set_xticks(counts, [str(n) for n in counts])
+    axis.minorticks_off()
+    axis.legend()
+  axes[0].set_ylabel('predicted speed-up')
+  return figure
+
+
 def save(figure: matplotlib.figure.Figure, path: str) -> None:
   """Writes a PNG file."""
   figure.savefig(path, dpi=130, metadata={'Software': None})

@@ -19,9 +19,7 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 
 from anp_jax import command_line
@@ -31,10 +29,10 @@ from anp_jax.strategies.relay import board as board_lib
 from anp_jax.strategies.relay import candidates as candidates_lib
 from anp_jax.strategies.relay import itinerary as itinerary_lib
 from anp_jax.strategies.relay import spans as spans_lib
+from scripts.study import launching
 from scripts.study import plots
 from scripts.study import table
 
-_INTERFACE = '/sys/class/net/lo/statistics/tx_bytes'
 _WORK = ('train', 'score', 'save', 'prepare')
 
 
@@ -53,7 +51,7 @@ def main(arguments: list[str]) -> int:
   except config_lib.ConfigError as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
-  except Failed as e:
+  except launching.Failed as e:
     print(f'error: {e}', file=sys.stderr)
     return 1
   except KeyboardInterrupt:
@@ -81,10 +79,6 @@ def _flags(arguments):
       f'--stations={flags.stations}: expected 1 or more'
     )
   return flags
-
-
-class Failed(Exception):
-  """One of the ways did not come to its end."""
 
 
 class Study:
@@ -191,7 +185,7 @@ class Study:
       turn.
 
     Raises:
-      Failed: if a model did not come to its end.
+      launching.Failed: if a model did not come to its end.
     """
     spans = spans_lib.read(folder)
 
@@ -203,7 +197,7 @@ class Study:
     failed = {s['model'] for s in turns if 'steps' not in s}
     if failed:
       names = ', '.join(' '.join(self._models[m]) for m in sorted(failed))
-      raise Failed(
+      raise launching.Failed(
         f'{folder}: not finite: {names}; models that come to their end are '
         'compared'
       )
@@ -268,51 +262,8 @@ class Study:
   def _launch(self, program, folder, more=()):
     """Runs the processes of one way; MB that the interface sent meanwhile."""
     shutil.rmtree(folder, ignore_errors=True)
-    os.makedirs(folder)
-    stations = self.stations
-    with socket.socket() as s:
-      s.bind(('127.0.0.1', 0))
-      port = s.getsockname()[1]
-    before = _sent()
-    children = []
-    logs = [os.path.join(folder, f'rank{i}.log') for i in range(stations)]
-    for i in range(stations):
-      command = [
-        sys.executable, *program, f'--config={self._flags.config}',
-        f'--workdir={folder}', f'--coordinator=127.0.0.1:{port}',
-        f'--num_processes={stations}', f'--process_id={i}', *self._overrides,
-        *more,
-      ]  # fmt: skip
-      if shutil.which('taskset'):
-        core = self._cores[i % len(self._cores)]
-        command = ['taskset', '-c', str(core), *command]
-      with open(logs[i], 'w') as log:
-        children.append(
-          subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT,
-            env={**os.environ, 'JAX_PLATFORMS': 'cpu',
-                 'JAX_NUM_CPU_DEVICES': '1'},
-          )
-        )  # fmt: skip
-    try:
-      codes = [child.wait() for child in children]
-    finally:
-      for child in children:
-        if child.poll() is None:
-          child.terminate()
-          child.wait()
-    if any(codes):
-      bad = next(i for i, code in enumerate(codes) if code)
-      with open(logs[bad], errors='replace') as f:
-        lines = [line.strip() for line in f if 'error: ' in line] or ['?']
-      raise Failed(f'{folder}: {lines[0]}')
-    return (_sent() - before) / 1e6
-
-
-def _sent():
-  """Bytes that this machine's loopback interface has sent."""
-  try:
-    with open(_INTERFACE) as f:
-      return int(f.read())
-  except OSError:  # not of Linux
-    return 0
+    common = [f'--config={self._flags.config}', f'--workdir={folder}']
+    return launching.launch(
+      program, folder, self.stations, [*common, *self._overrides, *more],
+      self._cores,
+    )  # fmt: skip

@@ -5,15 +5,15 @@ is that of the devices; each has the same images and weights, computes its share
 of each convolution's features, and all else as well.
 """
 
-from flax import linen as nn
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
-from anp_jax.models import layers
+from anp_jax.strategies import buckets
 from anp_jax.strategies import sync
+from anp_jax.strategies.kernel_split import convolutions
 from anp_jax.strategies.kernel_split import operation
 from anp_jax.strategies.kernel_split import plan as plan_lib
 
@@ -33,36 +33,78 @@ def check(config, mesh) -> None:
 
 
 class KernelSplit(sync.Sync):
-  """Sums over data and model: each device brings what it alone has computed.
+  """Sums over data; over model each device brings what it alone has computed.
 
   That is its channels' gradient of a split kernel; all else is computed by all
   devices of the axis 'model', and that of the first counts: unlike devices
-  round differently, and weights must stay the same everywhere.
+  round differently, and weights must stay the same everywhere. Where nothing is
+  split there is nothing to bring: each device trains the network by itself, and
+  the first one's numbers are the run's.
   """
-
-  _summed = (mesh_lib.DATA, mesh_lib.MODEL)
 
   def __init__(self, config, specs, order=()):
     """As `sync.Sync`."""
     super().__init__(config, specs, order)
-    self._plan = plan_lib.Shares(
-      config.strategy.shares, config.strategy.split_layers
-    )
-    # Parameters of which a device has its own part: filled in as the model is
-    # traced, before its gradients are summed.
-    self._kernels = set()
+    self._plan = plan_lib.of(config)
+    # Convolutions, and of split ones the kernel with each device's features:
+    # filled in as the model is traced, before its gradients are summed.
+    self._seen, self._kernels = set(), {}
 
   def reduce(self, gradients, others):
-    """Sums over data and model; see `sync.Sync.reduce`."""
+    """Sums over data, and joins what the devices of 'model' have computed.
+
+    Of a split kernel a device has its own channels' gradient, which is the
+    whole one of these; all else is that of the first. Where nothing is split,
+    each device has its own gradients of everything.
+
+    Raises:
+      ConfigError: if the plan names a layer that the network does not have.
+    """
+    self._check_layers()
+    kernels = self._kernels
     first = lax.axis_index(mesh_lib.MODEL) == 0
-
-    def own(path, x):
-      is_mine = mesh_lib.path_name(path) in self._kernels
-      return x if is_mine else jnp.where(first, x, 0)
-
-    gradients = jax.tree_util.tree_map_with_path(own, gradients)
+    paths, tree = jax.tree_util.tree_flatten_with_path(gradients)
+    places = [kernels.get(mesh_lib.path_name(path)) for path, _ in paths]
+    found = [
+      x if counts is None else operation.part(x, counts)
+      for counts, (_, x) in zip(places, paths, strict=True)
+    ]
     others = jax.tree.map(lambda x: jnp.where(first, x, 0), others)
-    return super().reduce(gradients, others)
+    summed, others = super().reduce(tree.unflatten(found), others)
+    found = jax.tree.leaves(summed)
+    rest, others_tree = jax.tree.flatten(others)
+    # As `Sync` sends them: in the dtype and the buckets that the config names.
+    wires = [
+      x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in found
+    ]
+    if not kernels:
+      totals = self._totals(rest)
+    else:
+      whole = [i for i in self._backward if places[i] is None]
+      split = [i for i in self._backward if places[i] is not None]
+      totals = self._totals(
+        [jnp.where(first, wires[i], 0) for i in whole] + rest
+      )
+      for i, total in zip(whole, totals, strict=False):
+        wires[i] = total
+      totals = totals[len(whole) :]
+      parts = buckets.fused(
+        lambda x: lax.all_gather(x, mesh_lib.MODEL),
+        [wires[i].ravel() for i in split],
+        self._size,
+      )
+      for i, part in zip(split, parts, strict=True):
+        wires[i] = operation.joined(
+          part.reshape(-1, *wires[i].shape), places[i]
+        )
+    gradients = [w.astype(x.dtype) for w, x in zip(wires, found, strict=True)]
+    return tree.unflatten(gradients), others_tree.unflatten(totals)
+
+  def scores(self, sums):
+    """Those of the first device of 'model': all must read the same."""
+    first = lax.axis_index(mesh_lib.MODEL) == 0
+    sums = jax.tree.map(lambda x: jnp.where(first, x, 0), sums)
+    return lax.psum(sums, (*mesh_lib.BATCH, mesh_lib.MODEL))
 
   def voted(self, vote):
     """The largest of devices whose images are the same, but not the process."""
@@ -70,43 +112,30 @@ class KernelSplit(sync.Sync):
 
   def convolutions(self):
     """In this context, a model that is applied has its convolutions split."""
+    return convolutions.computed_by(self._convolve)
 
-    def intercept(following, arguments, keywords, context):
-      module, method = context.module, context.method_name
-      if isinstance(module, layers.Conv) and method == 'convolve':
-        x, kernel, padding = arguments
-        return self._split(module, lambda *a: following(*a, padding), x, kernel)
-      if not isinstance(module, nn.Conv) or method != '__call__':
-        return following(*arguments, **keywords)
-      # A user's own network: Flax's layer has a field for what convolves.
-      own = module.conv_general_dilated
-      whole = own or lax.conv_general_dilated
-
-      def convolve(x, kernel, *more, feature_group_count=1, **settings):
-        def one(x, kernel):
-          return whole(
-            x, kernel, *more, feature_group_count=feature_group_count,
-            **settings,
-          )  # fmt: skip
-
-        if feature_group_count > 1:  # a feature sees some of the channels
-          return one(x, kernel)
-        return self._split(module, one, x, kernel)
-
-      object.__setattr__(module, 'conv_general_dilated', convolve)
-      try:
-        return following(*arguments, **keywords)
-      finally:  # the layer may be called again
-        object.__setattr__(module, 'conv_general_dilated', own)
-
-    return nn.intercept_methods(intercept)
-
-  def _split(self, module, convolve, x, kernel):
-    layer = '/'.join(module.path)
+  def _convolve(self, layer, convolve, x, kernel):
+    self._seen.add(layer)
     counts = self._plan.counts(
       layer, kernel.shape[-1], lax.axis_size(mesh_lib.MODEL)
     )
     if counts is None:
       return convolve(x, kernel)
-    self._kernels.add(f'{layer}/kernel')
+    self._kernels[f'{layer}/kernel'] = counts
     return operation.split(convolve, x, kernel, counts)
+
+  def _totals(self, arrays):
+    """Sums over 'model', few and large."""
+    totals = buckets.fused(
+      lambda x: lax.psum(x, mesh_lib.MODEL), [x.ravel() for x in arrays],
+      self._size,
+    )  # fmt: skip
+    return [t.reshape(x.shape) for t, x in zip(totals, arrays, strict=True)]
+
+  def _check_layers(self):
+    for layer in self._plan.layers:
+      if layer not in self._seen:
+        raise config_lib.ConfigError(
+          f'config.strategy.plan: the network has no convolution {layer!r}'
+          f'{config_lib.nearest(layer, sorted(self._seen))}'
+        )

@@ -46,6 +46,21 @@ def split(convolve: Callable, x, kernel, counts: Sequence[int]):
   return _split(x, kernel, convolve, tuple(counts))
 
 
+def part(gradient, counts: Sequence[int]):
+  """Of a kernel's gradient this device's features, as wide as the widest's."""
+  most = max(counts)
+  return _switch(
+    counts, lambda cut: lambda x: _widened(x[..., cut], 0, most), gradient
+  )
+
+
+def joined(parts, counts: Sequence[int]):
+  """(devices, ..., widest) to (..., features): what the devices have of it."""
+  return jnp.concatenate(
+    [p[..., :n] for p, n in zip(parts, counts, strict=True) if n], -1
+  )
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _split(x, kernel, convolve, counts):
   like = jax.eval_shape(convolve, x, kernel)
@@ -61,10 +76,7 @@ def _split(x, kernel, convolve, counts):
 
   y = _switch(counts, branch, x, kernel)
   # As wide as the widest on every device: a gather's parts are of one size.
-  parts = lax.all_gather(y, _AXIS)
-  return jnp.concatenate(
-    [part[..., :n] for part, n in zip(parts, counts, strict=True) if n], -1
-  )
+  return joined(lax.all_gather(y, _AXIS), counts)
 
 
 def _split_forward(x, kernel, convolve, counts):

@@ -1,13 +1,21 @@
 """Which convolutions are split, and how many features each device computes."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 import re
 
+from anp_jax import config as config_lib
 from anp_jax.strategies import shares as shares_lib
+
+# A plan's text where nothing is split.
+NOTHING = 'nothing'
 
 
 class Shares:
   """The same shares for every convolution."""
+
+  # Layers that have to be there.
+  layers = ()
 
   def __init__(self, shares: Sequence[float], layers: str):
     """Makes it.
@@ -27,3 +35,63 @@ class Shares:
     if devices == 1 or not self._layers.search(layer):
       return None
     return shares_lib.apportion(features, self._shares or (1,) * devices)
+
+
+class Plan:
+  """Counts for each convolution that is split.
+
+  Attributes:
+    layers: paths of these.
+  """
+
+  def __init__(self, counts: Mapping[str, Sequence[int]]):
+    """Takes the features of each device, by layer."""
+    self._counts = {k: tuple(v) for k, v in counts.items()}
+    self.layers = tuple(self._counts)
+
+  def counts(
+    self, layer: str, features: int, devices: int
+  ) -> tuple[int, ...] | None:
+    """Features of each device; None for a layer that is not split.
+
+    Raises:
+      ConfigError: if the plan is of another number of either.
+    """
+    found = self._counts.get(layer)
+    if found is None or devices == 1:
+      return None
+    if len(found) != devices or sum(found) != features:
+      raise config_lib.ConfigError(
+        f'config.strategy.plan: {layer}={",".join(map(str, found))}: expected '
+        f'{devices} numbers, {features} in all'
+      )
+    return found
+
+  def __str__(self):
+    """As `parse` reads it."""
+    texts = [f'{k}={",".join(map(str, v))}' for k, v in self._counts.items()]
+    return '; '.join(texts) or NOTHING
+
+
+def parse(text: str) -> Plan:
+  """A plan from its text, 'conv1=250,250; conv2=1000,500' or 'nothing'.
+
+  Raises:
+    ConfigError: if it is none.
+  """
+  counts = {}
+  for part in [] if text == NOTHING else text.split(';'):
+    layer, _, numbers = part.strip().partition('=')
+    if not re.fullmatch(r'[^=\s]+=\d+(,\d+)*', part.strip()):
+      raise config_lib.ConfigError(
+        f"config.strategy.plan={text!r}: expected a text such as 'conv1=250,"
+        f"250; conv2=1000,500', or {NOTHING!r}"
+      )
+    counts[layer] = tuple(map(int, numbers.split(',')))
+  return Plan(counts)
+
+
+def of(config) -> Shares | Plan:
+  """What config.strategy asks for: a plan, or shares for all layers."""
+  t = config.strategy
+  return parse(t.plan) if t.plan else Shares(t.shares, t.split_layers)

@@ -1,0 +1,106 @@
+"""The convolutions of a network, as its layers call them."""
+
+from collections.abc import Callable
+import dataclasses
+
+from flax import linen as nn
+import jax
+from jax import lax
+
+from anp_jax.models import layers
+
+
+def computed_by(handle: Callable):
+  """In this context, `handle` computes the convolutions of applied models.
+
+  Args:
+    handle: called (path, convolve, x, kernel) for each convolution of one
+      group; path is its layer's, as 'stage1_block1/conv1', convolve(x, kernel)
+      the result. Gives the result.
+
+  Returns:
+    A context manager.
+  """
+
+  def intercept(following, arguments, keywords, context):
+    module, method = context.module, context.method_name
+    path = '/'.join(module.path)
+    if isinstance(module, layers.Conv) and method == 'convolve':
+      x, kernel, padding = arguments
+      # As the method does, for use outside of the module too.
+      stride, platform = module.stride, module.platform
+      return handle(
+        path,
+        lambda x, kernel: layers.convolve(x, kernel, stride, padding, platform),
+        x, kernel,
+      )  # fmt: skip
+    if not isinstance(module, nn.Conv) or method != '__call__':
+      return following(*arguments, **keywords)
+    # A user's own network: Flax's layer has a field for what convolves.
+    own = module.conv_general_dilated
+    whole = own or lax.conv_general_dilated
+
+    def convolve(x, kernel, *more, feature_group_count=1, **settings):
+      def one(x, kernel):
+        return whole(
+          x, kernel, *more, feature_group_count=feature_group_count, **settings
+        )
+
+      if feature_group_count > 1:  # a feature sees some of the channels
+        return one(x, kernel)
+      return handle(path, one, x, kernel)
+
+    object.__setattr__(module, 'conv_general_dilated', convolve)
+    try:
+      return following(*arguments, **keywords)
+    finally:  # the layer may be called again
+      object.__setattr__(module, 'conv_general_dilated', own)
+
+  return nn.intercept_methods(intercept)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """One convolution of a network's forward pass.
+
+  Attributes:
+    layer: path of its layer; one that is used twice has two calls.
+    convolve: (x, kernel) -> y.
+    x, kernel, y: jax.ShapeDtypeStruct, of one device's images.
+    from_images: whether no gradient of x is asked for.
+  """
+
+  layer: str
+  convolve: Callable
+  x: jax.ShapeDtypeStruct
+  kernel: jax.ShapeDtypeStruct
+  y: jax.ShapeDtypeStruct
+  from_images: bool
+
+  @property
+  def features(self) -> int:
+    """Of the result."""
+    return self.kernel.shape[-1]
+
+
+def find(model, variables, images) -> list[Call]:
+  """The convolutions of a model, in the order in which they are called.
+
+  Args:
+    model: Flax module called (images, train).
+    variables: of the model, or their shapes.
+    images: jax.ShapeDtypeStruct (batch, height, width, 3), normalised.
+  """
+  calls = []
+
+  def note(path, convolve, x, kernel):
+    y = convolve(x, kernel)
+    x, kernel, out = (jax.ShapeDtypeStruct(a.shape, a.dtype)
+                      for a in (x, kernel, y))  # fmt: skip
+    # The first one called reads the images.
+    calls.append(Call(path, convolve, x, kernel, out, not calls))
+    return y
+
+  with computed_by(note):
+    jax.eval_shape(lambda v, x: model.apply(v, x, False), variables, images)
+  return calls

@@ -1,0 +1,190 @@
+"""Measures split convolutions, beside what the cost model says of them.
+
+  srun --ntasks-per-node=1 python -m scripts.study.split
+    --config=configs/kernel_split_cifar10.py --workdir=runs/split
+    --batch_sizes=32,64
+
+or with --coordinator, --num_processes and --process_id as main.py takes them;
+`python -m scripts.study kernel_split` starts it on this machine. For each batch
+size it times layers and links as training would, makes the plan, and then times
+whole steps: of one device alone, the others idle; with the plan; and with
+shares that nobody planned. Step after step in turn, so that all meet the same
+machine. All of it goes to measured.json in the workdir.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import sys
+
+import jax
+import numpy as np
+
+from anp_jax import assembly
+from anp_jax import cluster
+from anp_jax import command_line
+from anp_jax import config as config_lib
+from anp_jax import mesh as mesh_lib
+from anp_jax import objective as objective_lib
+from anp_jax import state as state_lib
+from anp_jax.data import sources
+from anp_jax.strategies import shares as shares_lib
+from anp_jax.strategies.kernel_split import calibration
+from anp_jax.strategies.kernel_split import plan as plan_lib
+from scripts.study import grid
+
+FILE = 'measured.json'
+ALONE = 'alone'
+PLAN = 'plan'
+_ROUNDS = 5
+
+
+def ways(costs) -> dict[str, dict]:
+  """What is timed: the plan, and others, by name."""
+  devices = len(costs.names)
+
+  def shared(shares, layers):
+    return {
+      path: shares_lib.apportion(costs.layers[path].features, shares)
+      for path in layers
+    }
+
+  layers = list(costs.layers)
+  heavy = max(layers, key=lambda path: max(costs.layers[path].alone))
+  ones = (1,) * (devices - 1)
+  equal, twice, thrice = (1, *ones), (2, *ones), (3, *ones)
+  return {
+    PLAN: costs.best(),
+    'equal shares': shared(equal, layers),
+    'first 2, others 1': shared(twice, layers),
+    'first 3, others 1': shared(thrice, layers),
+    'last 2, others 1': shared(twice[::-1], layers),
+    f'{heavy} alone, equal': shared(equal, [heavy]),
+    f'{heavy} alone, first 3': shared(thrice, [heavy]),
+  }
+
+
+def measure(config, processes, rounds: int = _ROUNDS) -> dict:
+  """Times one batch size.
+
+  Args:
+    config: the run's, with its batch size.
+    processes: `cluster.Processes`; all call it.
+    rounds: in which each way makes a step.
+
+  Returns:
+    batch_size; costs, as dataclasses.asdict gives them; alone; ways, a list of
+    name, plan, predicted and measured seconds.
+  """
+  mesh = mesh_lib.create(config, hosts=processes.hosts)
+  source = sources.open_source(config, training=True)
+  objective = objective_lib.create(source.vocabulary, config.label_smoothing)
+  size = config.batch_size
+  about = (objective, size, len(source))
+  costs = calibration.measure(config, mesh, *about, processes)
+  batch = calibration.images(config, mesh, size)
+  steps, state = {}, None
+  chosen = ways(costs)
+  for name, plan in chosen.items():
+    processes.beat('compiling')
+    own = config.copy_and_resolve_references()
+    own.strategy.plan = str(plan_lib.Plan(plan))
+    parts = assembly.create(own, mesh, *about)
+    if state is None:
+      state = state_lib.create(parts.init, parts.like)
+    steps[name] = parts.train_step.lower(state, batch).compile()
+  device = mesh.devices.reshape(-1, len(costs.names))[0, costs.baseline]
+  alone = None
+  if device.process_index == processes.index:
+    alone = calibration.alone(config, device, *about)
+    alone()
+  found = {name: [] for name in (ALONE, *steps)}
+  for turn in range(rounds + 1):
+    processes.beat('step', turn)
+    processes.gather('ready')
+    seconds = calibration.timed(alone) if alone else 0.0
+    processes.gather('ready')
+    if turn:
+      found[ALONE].append(max(processes.gather(seconds)))
+    for name, step in steps.items():
+
+      def run(step=step):
+        nonlocal state
+        state, values = step(state, batch)
+        jax.block_until_ready(values)
+
+      processes.gather('ready')
+      seconds = calibration.timed(run)
+      if turn:  # the first one does not count
+        found[name].append(max(processes.gather(seconds)))
+  return {
+    'batch_size': size,
+    'costs': dataclasses.asdict(costs),
+    'alone': statistics.median(found[ALONE]),
+    'ways': [
+      {
+        'name': name,
+        'plan': str(plan_lib.Plan(plan)),
+        'predicted': costs.step(plan),
+        'measured': statistics.median(found[name]),
+        'speed_up': statistics.median(
+          np.divide(found[ALONE], found[name]).tolist()
+        ),
+      }
+      for name, plan in chosen.items()
+    ],
+  }
+
+
+def main(arguments: list[str]) -> int:
+  """Returns the process's exit status."""
+  try:
+    overrides, rest = command_line.split_overrides(arguments)
+    flags = _flags(rest)
+    sizes = grid.numbers('--batch_sizes', flags.batch_sizes, 1)
+    config = command_line.load(flags.config, overrides)
+    if config.strategy.name != 'kernel_split':
+      raise config_lib.ConfigError(
+        f'config.strategy.name={config.strategy.name!r}: expected kernel_split'
+      )
+    place = cluster.find(
+      flags.coordinator, flags.num_processes, flags.process_id
+    )
+    found = []
+    with cluster.start(config, place, {}) as processes:
+      for size in sizes:
+        own = config.copy_and_resolve_references()
+        own.batch_size = size
+        found.append(measure(own, processes, flags.rounds))
+        if not processes.index:
+          print(json.dumps(found[-1]), flush=True)
+      if not processes.index:
+        os.makedirs(flags.workdir, exist_ok=True)
+        with open(os.path.join(flags.workdir, FILE), 'w') as f:
+          json.dump(found, f, indent=1)
+  except (config_lib.ConfigError, cluster.Failed) as e:
+    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    return 2
+  return 0
+
+
+def _flags(arguments):
+  parser = command_line.Parser(
+    prog='python -m scripts.study.split',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--config', required=True, help='FILE[:VARIANT]')
+  parser.add_argument('--workdir', required=True)
+  parser.add_argument('--batch_sizes', required=True, help='as in 32,64')
+  parser.add_argument('--rounds', type=int, default=_ROUNDS)
+  parser.add_argument('--coordinator')
+  parser.add_argument('--num_processes', type=int)
+  parser.add_argument('--process_id', type=int)
+  return parser.parse(arguments)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
