@@ -161,7 +161,7 @@ def base() -> ml_collections.ConfigDict:
   # Also relay's stations, of the training set.
   t.shares = ()  # of each device, in proportion; (): measured; relay: all alike
   t.split_layers = '.*'  # regular expression: convolutions that may be split
-  t.plan = ''  # as 'conv1=250,250; conv2=900,600' or 'nothing'; '': by shares
+  t.plan = ''  # as 'conv1=250,250; conv2=900,600', nothing or apart: by hand
   # For relay: models that go round, each with what differs from this config.
   t.models = ()  # as in ('seed=1', 'seed=2; model.width=32')
   t.station = 'device'  # what holds a part of the data; host: all of its own

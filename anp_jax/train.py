@@ -87,12 +87,13 @@ def run(
   )
   if config.checkpoint.keep_best:
     checkpoint_lib.check_best_metric(config, objective.metric_names)
-  planned, lines = config, []
   if mode == 'train':
     workdir_lib.claim(workdir, config)
-    planned, lines = strategies.planned(
-      config, mesh, objective, batch_size, len(train_source), workdir, processes
-    )
+  planned, lines = strategies.planned(
+    config, mesh, objective, batch_size, len(train_source), workdir, processes,
+    training=mode == 'train',
+  )  # fmt: skip
+  marks.mark('plan')
   parts = assembly.create(
     planned, mesh, objective, batch_size, len(train_source)
   )

@@ -16,7 +16,8 @@ class InTurns:
   """(state, batch) -> (state, values): part after part, their sum, the update.
 
   What is compiled for a part knows nothing of how many there are. Nor is it in
-  a loop of XLA's, where on CPUs convolutions take several times as long.
+  a loop of XLA's, where on a CPU gradients of other convolutions than those of
+  `layers` take several times as long.
 
   Attributes:
     count: parts that a device computes one after another.

@@ -359,6 +359,10 @@ def _validate_kernel_split(have) -> None:
     from anp_jax.strategies.kernel_split import plan  # JAX is imported
 
     plan.parse(have['strategy.plan'])
+    _check(
+      not have['strategy.shares'], 'strategy.shares', have['strategy.shares'],
+      '() where strategy.plan is given',
+    )  # fmt: skip
   rules = have['sharding']
   _check(
     all(rule == 'replicate' for _, rule in rules), 'sharding', rules,

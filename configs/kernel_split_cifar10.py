@@ -1,12 +1,13 @@
 """Two wide convolutions, divided by channels: Marques et al. 2017.
 
   scripts/launch_local.sh 2 --bind --config=configs/kernel_split_cifar10.py
-    --workdir=runs/split --config.strategy.shares="(2, 1)"
+    --workdir=runs/split
 
 trains the smallest of the paper's networks, 50 and 500 kernels, on the embedded
 set anp_shapes at 32 px. All devices, here two processes with a core each, have
-the same batch; of each convolution the first computes two thirds of the
-channels. Without shares all compute alike many; on one device nothing is split.
+the same batch; of each convolution each computes as many channels as the run's
+plan says, which is made of what they are timed to take, or as many as
+--config.strategy.shares="(2, 1)" says. On one device nothing is split.
 Under Slurm: sbatch scripts/slurm/train.sbatch --config=... . Variants:
 
   150x800, 300x1000, 500x1500   the paper's other networks; the last one has

@@ -211,6 +211,7 @@ def whole():
     ('WithOurLayers', 2, 2, (1, 3)),
     ('WithOurLayers', 1, 4, (3, 0, 1, 2)),
     ('WithLayersUsedTwice', 1, 2, (2, 1)),
+    ('WithMadeKernels', 1, 2, (2, 1)),
   ],
 )
 def test_a_step_is_that_of_the_unsplit_network(
@@ -228,6 +229,93 @@ def test_a_step_is_that_of_the_unsplit_network(
   plain, plain_mesh = _parts('sync', 1, 1, **overrides)
   want = plain.eval_step(want.params, want.stats, _batch(plain_mesh, 9))
   _same(scores, want, TIGHT)
+
+
+@pytest.mark.parametrize('data, model', [(1, 2), (2, 2), (1, 4), (1, 8)])
+@pytest.mark.parametrize(
+  'plan', ['nothing', 'apart', 'conv2={}', 'conv1={}; conv2={}']
+)
+def test_a_planned_step_is_that_of_the_unsplit_network(
+  x64, whole, plan, data, model
+):
+  """Some layers divided, others computed by all."""
+  network = {'model.name': 'tests.user_network:WithOurLayers'}
+  counts = {'conv1': [4, 3], 'conv2': [0, 10]}
+  for layer, numbers in counts.items():
+    numbers += [0] * (model - 2)
+    text = ','.join(map(str, numbers))
+    plan = plan.replace(f'{layer}={{}}', f'{layer}={text}')
+  parts, mesh = _parts(
+    'kernel_split', data, model, **network, **{'strategy.plan': plan}
+  )
+  found, found_values = _trained(parts, mesh)
+  want, want_values = whole(**network)
+  _same(found, want, TIGHT)
+  np.testing.assert_allclose(found_values, want_values, rtol=TIGHT, atol=TIGHT)
+
+
+def test_apart_no_gradient_travels():
+  parts, mesh = _parts(
+    'kernel_split', 1, 2,
+    **{'model.name': 'tests.user_network:WithOurLayers',
+       'model.dtype': 'float32', 'model.param_dtype': 'float32',
+       'strategy.reduce_dtype': 'float32', 'strategy.plan': 'apart'},
+  )  # fmt: skip
+  state = state_lib.create(parts.init, parts.like)
+  compiled = parts.train_step.lower(state, _batch(mesh, 0)).compile()
+  sent = collectives.compiled(compiled.as_text())
+  # The vote; statistics of 7 features, votes, weights and metrics.
+  assert {c.kind for c in sent} == {'all-reduce'}
+  assert sum(c.size for c in sent) < 4 * (2 * 7 + 16)
+
+
+def _unlike(batch, name, values, mesh):
+  """With other values on each device along 'model', as if it had erred."""
+  batch[name] = jax.make_array_from_single_device_arrays(
+    (BATCH,), batch[name].sharding,
+    [
+      jax.device_put(np.full(BATCH, value, batch[name].dtype), device)
+      for value, device in zip(values, mesh.devices.flat, strict=True)
+    ],
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize('plan', ['nothing', 'apart', 'conv1=3,3'])
+def test_what_the_first_device_says_counts(plan):
+  """Of weights, statistics, metrics and scores, on devices that differ."""
+  network = {'model.name': 'tests.user_network:WithoutDropout'}
+  float32 = {'model.dtype': 'float32', 'model.param_dtype': 'float32',
+             'strategy.reduce_dtype': 'float32'}  # fmt: skip
+  parts, mesh = _parts(
+    'kernel_split', 1, 2, **network, **float32, **{'strategy.plan': plan}
+  )
+  batch = _batch(mesh, 0)
+  # As many examples as the first device has.
+  _unlike(batch, 'weight', (1.0, 0.5), mesh)
+  state = state_lib.create(parts.init, parts.like)
+  scores = parts.eval_step(state.params, state.stats, batch)
+  assert [float(s.data) for s in scores['weight'].addressable_shards] == [
+    16,
+    16,
+  ]
+  state, values = parts.train_step(state, batch)
+  first, second = (np.asarray(s.data) for s in values.addressable_shards)
+  # Loss and accuracy; apart, gradients are each device's own.
+  count = 2 if plan == 'apart' else len(first)
+  np.testing.assert_array_equal(first[:count], second[:count])
+  if plan == 'nothing':
+    for leaf in jax.tree.leaves(state.params):
+      a, b = (np.asarray(s.data) for s in leaf.addressable_shards)
+      np.testing.assert_array_equal(a, b)
+
+
+def test_a_plan_for_another_network_is_refused(x64):
+  parts, mesh = _parts('kernel_split', 1, 2, **{'strategy.plan': 'conv11=3,3'})
+  state = state_lib.create(parts.init, parts.like)
+  with pytest.raises(
+    config_lib.ConfigError, match="no convolution 'conv11'; did you mean 'conv1"
+  ):
+    parts.train_step.lower(state, _batch(mesh, 0))
 
 
 @pytest.mark.slow
@@ -292,6 +380,11 @@ def test_every_process_is_heard(voter):
     ({'strategy.shares': (0, 0)}, 'expected a number for each device'),
     ({'strategy.shares': (1, 2, 3)}, 'expected 2, one for each device along'),
     ({'strategy.split_layers': '('}, 'expected a regular expression'),
+    ({'strategy.plan': 'conv1'}, 'expected a text such as'),
+    (
+      {'strategy.plan': 'nothing', 'strategy.shares': (1, 2)},
+      r'shares=\(1, 2\): expected \(\) where strategy.plan is given',
+    ),
     ({'sharding': (('.*', 'fsdp'),)}, "expected 'replicate' where strategy"),
   ],
 )
@@ -332,6 +425,9 @@ def test_processes_split_and_go_on_unsplit_and_back(tmp_path):
   train('whole', 12, 1)
   train('split', 4, 1)
   train('split', 8, 2, **split)
+  # What the processes are worth is measured.
+  train('split', 10, 2, **{**split, 'strategy.shares': '()'})
+  assert (tmp_path / 'split' / 'kernel_split.json').exists()
   train('split', 12, 1)
   want, found = (launching.weights(tmp_path / n) for n in ('whole', 'split'))
   assert found.keys() == want.keys() and '12/params/conv1/kernel' in want

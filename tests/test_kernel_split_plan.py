@@ -1,5 +1,6 @@
 """What `kernel_split` plans: cost model, plan, calibration."""
 
+import dataclasses
 import itertools
 import json
 
@@ -16,6 +17,7 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.strategies.kernel_split import calibration
 from anp_jax.strategies.kernel_split import costs as costs_lib
 from anp_jax.strategies.kernel_split import plan as plan_lib
+from anp_jax.strategies.kernel_split import timing as timing_lib
 
 _NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
 _FREE = costs_lib.Link((0.0, 0.0), (0.0, 0.0))
@@ -76,6 +78,24 @@ def test_a_step_is_the_sum_of_its_parts():
   assert costs.step({}) == pytest.approx(3 + 24 / 2 + 24 / 4 + 0.25)
   assert costs.baseline == 0 and costs.alone == pytest.approx(3 + 6 + 3)
   assert costs.share == pytest.approx(9 / 12)
+
+
+def test_a_step_waits_for_the_slowest_of_each_layer():
+  """One is slower on the first layer, the other on the second."""
+  layers = {'first': _layer(4, 2), 'second': _layer(2, 4)}
+  costs = _costs(layers, rest=3.0)
+  plan = {'first': (12, 12), 'second': (12, 12)}
+  assert costs.step(plan) == pytest.approx(3 + 6 + 6)
+
+
+def test_devices_of_nearly_one_speed_are_of_one():
+  layers = {'a': _layer(4.0, 3.8, 1.0)}
+  found = costs_lib.pooled(_costs(layers, rest=1.0))
+  mean = (24 / 4 + 24 / 3.8) / 2
+  assert found.layers['a'].alone == pytest.approx((mean, mean, 24))
+  assert found.whole == pytest.approx((1 + mean, 1 + mean, 25))
+  assert found.layers['a'].seconds[0] == found.layers['a'].seconds[1]
+  assert found.layers['a'].seconds[2] == layers['a'].seconds[2]
 
 
 @pytest.mark.parametrize('devices', [1, 2, 3, 8])
@@ -164,6 +184,34 @@ def test_a_slow_device_may_be_left_out():
   assert any('all by 0' in line for line in costs.table(costs.best()))
 
 
+def test_unlike_devices_that_split_nothing_sum_gradients():
+  link = costs_lib.Link((0.5, 1e-3), (0.25, 2e-3))
+  layers = {'a': _layer(4, 2, output=10**9, kernel=300)}
+  costs = _costs(layers, rest=1.0, link=link, others=100)
+  assert costs.step({}) == pytest.approx(13 + 0.25)
+  unlike = dataclasses.replace(costs, alike=False)
+  assert unlike.step({}) == pytest.approx(13 + 0.25 + 400 * 2e-3)
+
+
+def test_each_use_of_a_layer_starts_collectives():
+  link = costs_lib.Link((0.5, 1e-3), (0.25, 2e-3))
+  once = _costs({'a': _layer(4, 4, output=600, input=60)}, link=link)
+  layer = dataclasses.replace(once.layers['a'], uses=4)
+  often = dataclasses.replace(once, layers={'a': layer})
+  plan = {'a': (12, 12)}
+  assert often.step(plan) - once.step(plan) == pytest.approx(3 * (0.5 + 0.25))
+
+
+def test_a_plan_that_is_slower_than_one_device_says_so():
+  link = costs_lib.Link.ring(2, 1e6, 1e-4)
+  layers = {'a': _layer(100, 0.1, output=10, input=10, kernel=10)}
+  # The rest is slow on the second device, too.
+  costs = dataclasses.replace(_costs(layers, link=link), whole=(1.24, 340.0))
+  plan = costs.best()
+  assert plan and costs.step(plan) > costs.alone / 0.95
+  assert costs.table(plan)[-1] == 'plan     alone, device 0 would be faster'
+
+
 def test_the_table_tells_where_it_would_be_faster_alone():
   link = costs_lib.Link.ring(2, 1.0, 1.0)
   costs = _costs({'a': _layer(4, 2, output=900)}, link=link)
@@ -185,7 +233,9 @@ def test_a_plan_is_read_as_it_is_written():
   assert plan_lib.parse('nothing').layers == ()
 
 
-@pytest.mark.parametrize('text', ['conv1', 'conv1=1,2;', 'a=1,-2', 'a=x', '='])
+@pytest.mark.parametrize(
+  'text', ['conv1', 'conv1=1,2;', 'a=1,-2', 'a=x', '=', 'a=1,2; a=2,1']
+)
 def test_a_text_that_is_no_plan_is_refused(text):
   with pytest.raises(config_lib.ConfigError, match='expected a text such as'):
     plan_lib.parse(text)
@@ -199,16 +249,16 @@ def test_counts_of_another_network_are_refused():
 # Measured on devices of this machine.
 
 
-def _measurable(devices, **overrides):
+def _measurable(devices, mesh_data=1, **overrides):
   config = command_line.load(
     'configs/kernel_split_cifar10.py',
     {'model.kernels': '(8, 16)', 'batch_size': '8', 'data.image_size': '12',
      'data.resize': '12', 'duration': '9 epochs', **overrides},
   )  # fmt: skip
-  config.mesh.data, config.mesh.model = 1, devices
-  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  config.mesh.data, config.mesh.model = mesh_data, devices
+  mesh = mesh_lib.create(config, jax.devices()[: mesh_data * devices])
   objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), 0.0)
-  return config, mesh, objective, 8, 80
+  return config, mesh, objective, config.batch_size, 80
 
 
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
@@ -217,6 +267,7 @@ def test_calibration_sees_every_layer_and_device(devices, monkeypatch):
   arguments = _measurable(devices)
   found = calibration.measure(*arguments, cluster.Processes(arguments[0]))
   assert len(found.whole) == len(found.names) == devices
+  assert found.alike  # devices of one process
   assert list(found.layers) == ['conv1', 'conv2']
   first, second = found.layers.values()
   # Of 8 images in float32: 12 x 12 x 8, pooled to 6 x 6 and 6 x 6 x 16.
@@ -226,10 +277,49 @@ def test_calibration_sees_every_layer_and_device(devices, monkeypatch):
   # Biases, and the head of 12 classes at 3 x 3 x 16.
   assert found.others == 4 * (8 + 16 + 9 * 16 * 12 + 12)
   assert second.counts == (4, 8, 16)
-  for layer in (first, second):
-    assert len(layer.alone) == len(layer.seconds) == devices
-    assert min(layer.alone) > 0 and np.min(layer.seconds) > 0
-  assert min(found.link.gather + found.link.total) >= 0
+  assert {len(x.alone) for x in (first, second)} == {devices}
+
+
+@pytest.mark.parametrize('data, model', [(1, 4), (2, 2), (4, 1)])
+def test_times_are_put_where_they_belong(data, model, monkeypatch):
+  """Every function is said to take what its layer, count and device tell."""
+
+  def told(base):
+    def make():
+      run = lambda: None  # noqa: E731
+      run.seconds = base * (1 + jax.config.jax_default_device.id)
+      return run
+
+    return make
+
+  monkeypatch.setattr(calibration, '_SECONDS', 0.0)
+  monkeypatch.setattr(costs_lib, '_ALIKE', 1.0)
+  monkeypatch.setattr(
+    timing_lib, 'timed', lambda run: getattr(run, 'seconds', 0.0)
+  )
+  monkeypatch.setattr(timing_lib, '_step', lambda *_: told(100.0))
+  monkeypatch.setattr(
+    timing_lib, '_convolution',
+    lambda call, count, split, held: told(
+      count + 1000 * (call.layer == 'conv2') + 0.5 * split
+    ),
+  )  # fmt: skip
+  config, mesh, *about = _measurable(
+    model, mesh_data=data, accumulate='2', batch_size='16'
+  )
+  found = calibration.measure(config, mesh, *about, cluster.Processes(config))
+  # Of those with other parts of the batch the slowest, that of the last row.
+  rates = [1 + model * (data - 1) + i for i in range(model)]
+  assert found.whole == pytest.approx([100 * r for r in rates])
+  for path, extra, counts in (
+    ('conv1', 0, (2, 4, 8)), ('conv2', 1000, (4, 8, 16)),
+  ):  # fmt: skip
+    layer = found.layers[path]
+    # Twice: of two micro-batches each.
+    want = [2 * r * (extra + counts[-1]) for r in rates]
+    assert layer.alone == pytest.approx(want) and layer.uses == 2
+    want = [[2 * r * (extra + n + 0.5) for n in counts] for r in rates]
+    np.testing.assert_allclose(layer.seconds, want)
 
 
 def test_what_was_measured_is_used_again(tmp_path, monkeypatch):
@@ -238,7 +328,7 @@ def test_what_was_measured_is_used_again(tmp_path, monkeypatch):
   processes = cluster.Processes(arguments[0])
   text, lines = calibration.planned(*arguments, str(tmp_path), processes)
   saved = json.loads((tmp_path / calibration.FILE).read_text())
-  assert str(plan_lib.Plan(saved['plan'])) == text
+  assert plan_lib.parse(text).layers == tuple(saved['plan'])
 
   def never(*_):
     raise AssertionError('measured again')
@@ -250,6 +340,12 @@ def test_what_was_measured_is_used_again(tmp_path, monkeypatch):
   other = _measurable(2, **{'model.kernels': '(8, 24)'})
   with pytest.raises(AssertionError, match='measured again'):
     calibration.planned(*other, str(tmp_path), processes)
+
+
+def test_a_pattern_that_no_layer_has_is_refused():
+  arguments = _measurable(2, **{'strategy.split_layers': 'stage'})
+  with pytest.raises(config_lib.ConfigError, match="'stage': no convolution"):
+    calibration.measure(*arguments, cluster.Processes(arguments[0]))
 
 
 def test_layers_that_are_not_named_are_not_measured(monkeypatch):

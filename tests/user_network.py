@@ -79,3 +79,19 @@ class WithLayersUsedTwice(nn.Module):
     ):
       x = conv(nn.relu(conv(x)))
     return nn.Dense(self.num_classes, name='head', **types)(x.mean((1, 2)))
+
+
+class WithMadeKernels(nn.Module):
+  """A convolution whose kernel is made of two parameters, and a plain one."""
+
+  num_classes: int
+  dtype: Any = jnp.float32
+  param_dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    conv = nn.Conv(6, (3, 3), 2, name='made', **types)
+    x = nn.WeightNorm(conv, variable_filter={'kernel'}, **types)(images)
+    x = layers.Conv(5, 3, name='plain', **types)(nn.relu(x))
+    return nn.Dense(self.num_classes, name='head', **types)(x.mean((1, 2)))

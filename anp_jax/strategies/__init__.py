@@ -91,7 +91,7 @@ def check_batch(config, batch_size: int, mesh) -> int:
 
 def planned(
   config, mesh, objective, batch_size: int, examples: int, workdir: str,
-  processes,
+  processes, training: bool,
 ):  # fmt: skip
   """What a strategy decides by measuring, before anything is compiled.
 
@@ -103,17 +103,22 @@ def planned(
     examples: images an epoch.
     workdir: of the run, where what was measured is kept.
     processes: `cluster.Processes`; all call it.
+    training: whether the run trains; else checkpoints are scored.
 
   Returns:
     The config to make the run's parts of, and lines for people.
   """
   t = config.strategy
-  by_hand = t.plan or t.shares or mesh.shape[mesh_lib.MODEL] == 1
-  if t.name != 'kernel_split' or by_hand:
+  is_given = t.plan or t.shares
+  if t.name != 'kernel_split' or is_given or mesh.shape[mesh_lib.MODEL] == 1:
     return config, []
   from anp_jax.strategies.kernel_split import calibration
+  from anp_jax.strategies.kernel_split import plan
 
   config = config.copy_and_resolve_references()
+  if not training:  # without a gradient, each device may score by itself
+    config.strategy.plan = plan.NOTHING
+    return config, []
   config.strategy.plan, lines = calibration.planned(
     config, mesh, objective, batch_size, examples, workdir, processes
   )

@@ -7,11 +7,13 @@
 trains nothing: for each config, number of devices (processes of this machine, a
 core each) and batch size it times whole steps: of one device alone, with the
 plan, and with other shares. Beside them stands what the cost model of
-`strategy.name=kernel_split` predicts from its own calibration, which times
-convolutions one by one and knows none of these steps. Then it predicts the
+`strategy.name=kernel_split` predicts for steps with split convolutions, of
+which its calibration timed none: it times convolutions one by one, the step
+that is not split, and collectives. Then it predicts the
 speed-up on up to 32 such devices over links of --bandwidths. --load keeps the
 last device's core busy with another process, which takes half of it.
---config.KEY=VALUE is for all. Status 0: all well; 1: a run failed; 2: bad
+--config.KEY=VALUE is for all. `python -m scripts.study.split --help` tells how
+to measure on other machines. Status 0: all well; 1: a run failed; 2: bad
 input.
 """
 
@@ -30,6 +32,7 @@ from anp_jax import command_line
 from anp_jax import config as config_lib
 from anp_jax.strategies.kernel_split import calibration
 from anp_jax.strategies.kernel_split import costs as costs_lib
+from anp_jax.strategies.kernel_split import plan as plan_lib
 from scripts.study import grid
 from scripts.study import launching
 from scripts.study import plots
@@ -57,12 +60,11 @@ def main(arguments: list[str]) -> int:
           f'config.strategy.name={found.strategy.name!r}: expected kernel_split'
         )
     given = [f'--config.{k}={v}' for k, v in overrides.items()]
-    with _busy(max(devices)) if flags.load else contextlib.nullcontext():
-      runs = [
-        _run(flags, i, config, count, given)
-        for i, config in enumerate(configs)
-        for count in devices
-      ]
+    runs = []
+    for i, config in enumerate(configs):
+      for count in devices:
+        with _busy(count) if flags.load else contextlib.nullcontext():
+          runs.append(_run(flags, i, config, count, given))
   except config_lib.ConfigError as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
@@ -87,6 +89,15 @@ def _flags(arguments):
   parser.add_argument('--devices', default='2', help='processes, as in 2,4')
   parser.add_argument('--batch_sizes', default='32', help='as in 32,64')
   parser.add_argument(
+    '--rounds',
+    type=int,
+    default=split.ROUNDS,
+    help='steps of each way (%(default)s)',
+  )
+  parser.add_argument(
+    '--brief', action='store_true', help='time the plan and equal shares only'
+  )
+  parser.add_argument(
     '--bandwidths', default='100mbit,1gbit,10gbit,100gbit',
     help='of simulated links (default: %(default)s)',
   )  # fmt: skip
@@ -97,6 +108,8 @@ def _flags(arguments):
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name} is missing')
+  if flags.rounds < 1:
+    raise config_lib.ConfigError(f'--rounds={flags.rounds}: expected 1 or more')
   return flags
 
 
@@ -160,7 +173,11 @@ def write(folder: str, runs: list[dict], links, arguments) -> str:
     for found in run['found']:
       costs = calibration.from_json(found['costs'])
       ideal = costs.alone / costs.ideal()
+      told = set()
       for way in found['ways']:
+        if way['plan'] in {plan_lib.NOTHING, *told}:
+          continue  # as a step that was timed, or told already
+        told.add(way['plan'])
         off = way['predicted'] / way['measured'] - 1
         rows.append(
           (run['name'], str(run['devices']), str(found['batch_size']),
@@ -206,9 +223,9 @@ def write(folder: str, runs: list[dict], links, arguments) -> str:
     ['python', '-m', 'scripts.study', 'kernel_split', *arguments]
   )
   notes = [
-    'Predictions are from times of single convolutions and collectives; '
-    'measured are whole steps, the median of rounds in which each way makes '
-    'one.',
+    'Predictions are from times of single convolutions, of the step that is '
+    'not split and of collectives; measured are whole split steps, the median '
+    'of rounds in which each way makes one.',
     'Over one alone: the time of one device, the others idle, over that of '
     'all, in the same round. Ideal: nothing travels, convolutions run at all '
     "devices' rates together, all else at the fastest one's.",
@@ -239,7 +256,8 @@ def _run(flags, index, config, count, given) -> dict:
   launching.launch(
     ['-m', 'scripts.study.split'], folder, count,
     [f'--config={config}', f'--workdir={folder}',
-     f'--batch_sizes={flags.batch_sizes}', *given],
+     f'--batch_sizes={flags.batch_sizes}', f'--rounds={flags.rounds}',
+     *(['--brief'] if flags.brief else []), *given],
     sorted(os.sched_getaffinity(0)),
   )  # fmt: skip
   with open(os.path.join(folder, split.FILE)) as f:

@@ -39,22 +39,22 @@ def launch(
   before = _sent()
   children = []
   logs = [os.path.join(folder, f'rank{i}.log') for i in range(count)]
-  for i in range(count):
-    command = [
-      sys.executable, *program, f'--coordinator=127.0.0.1:{port}',
-      f'--num_processes={count}', f'--process_id={i}', *arguments,
-    ]  # fmt: skip
-    if cores and shutil.which('taskset'):
-      command = ['taskset', '-c', str(cores[i % len(cores)]), *command]
-    with open(logs[i], 'w') as log:
-      children.append(
-        subprocess.Popen(
-          command, stdout=log, stderr=subprocess.STDOUT,
-          env={**os.environ, 'JAX_PLATFORMS': 'cpu',
-               'JAX_NUM_CPU_DEVICES': '1'},
-        )
-      )  # fmt: skip
   try:
+    for i in range(count):
+      command = [
+        sys.executable, *program, f'--coordinator=127.0.0.1:{port}',
+        f'--num_processes={count}', f'--process_id={i}', *arguments,
+      ]  # fmt: skip
+      if cores and shutil.which('taskset'):
+        command = ['taskset', '-c', str(cores[i % len(cores)]), *command]
+      with open(logs[i], 'w') as log:
+        children.append(
+          subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT,
+            env={**os.environ, 'JAX_PLATFORMS': 'cpu',
+                 'JAX_NUM_CPU_DEVICES': '1'},
+          )
+        )  # fmt: skip
     codes = [child.wait() for child in children]
   finally:
     for child in children:
@@ -64,8 +64,8 @@ def launch(
   if any(codes):
     bad = next(i for i, code in enumerate(codes) if code)
     with open(logs[bad], errors='replace') as f:
-      lines = [line.strip() for line in f if 'error: ' in line] or ['?']
-    raise Failed(f'{folder}: {lines[0]}')
+      lines = [line.strip() for line in f if 'error: ' in line]
+    raise Failed(f'{folder}: {(lines or ["see " + logs[bad]])[0]}')
   return (_sent() - before) / 1e6
 
 

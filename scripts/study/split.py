@@ -8,8 +8,9 @@ or with --coordinator, --num_processes and --process_id as main.py takes them;
 `python -m scripts.study kernel_split` starts it on this machine. For each batch
 size it times layers and links as training would, makes the plan, and then times
 whole steps: of one device alone, the others idle; with the plan; and with
-shares that nobody planned. Step after step in turn, so that all meet the same
-machine. All of it goes to measured.json in the workdir.
+shares that nobody planned. What the predictions are made of is timed in the
+same rounds, so that all meet the same machine; a run does that once, at its
+start. All of it goes to measured.json in the workdir.
 """
 
 import argparse
@@ -29,16 +30,20 @@ from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import state as state_lib
+from anp_jax import strategies
+from anp_jax import xla_flags
 from anp_jax.data import sources
 from anp_jax.strategies import shares as shares_lib
 from anp_jax.strategies.kernel_split import calibration
 from anp_jax.strategies.kernel_split import plan as plan_lib
+from anp_jax.strategies.kernel_split import timing as timing_lib
 from scripts.study import grid
 
 FILE = 'measured.json'
 ALONE = 'alone'
 PLAN = 'plan'
-_ROUNDS = 5
+EQUAL = 'equal shares'
+ROUNDS = 9
 
 
 def ways(costs) -> dict[str, dict]:
@@ -57,7 +62,7 @@ def ways(costs) -> dict[str, dict]:
   equal, twice, thrice = (1, *ones), (2, *ones), (3, *ones)
   return {
     PLAN: costs.best(),
-    'equal shares': shared(equal, layers),
+    EQUAL: shared(equal, layers),
     'first 2, others 1': shared(twice, layers),
     'first 3, others 1': shared(thrice, layers),
     'last 2, others 1': shared(twice[::-1], layers),
@@ -66,27 +71,43 @@ def ways(costs) -> dict[str, dict]:
   }
 
 
-def measure(config, processes, rounds: int = _ROUNDS) -> dict:
+def measure(
+  config, processes, rounds: int = ROUNDS, brief: bool = False
+) -> dict:
   """Times one batch size.
 
   Args:
     config: the run's, with its batch size.
     processes: `cluster.Processes`; all call it.
     rounds: in which each way makes a step.
+    brief: whether only the plan and equal shares are timed.
 
   Returns:
     batch_size; costs, as dataclasses.asdict gives them; alone; ways, a list of
     name, plan, predicted and measured seconds.
   """
   mesh = mesh_lib.create(config, hosts=processes.hosts)
+  if mesh.shape[mesh_lib.DATA] > 1 or mesh.shape[mesh_lib.MODEL] < 2:
+    raise config_lib.ConfigError(
+      f'config.mesh.data={config.mesh.data}: expected 1, and two devices or '
+      'more along config.mesh.model'
+    )
+  strategies.check_batch(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
   objective = objective_lib.create(source.vocabulary, config.label_smoothing)
   size = config.batch_size
   about = (objective, size, len(source))
-  costs = calibration.measure(config, mesh, *about, processes)
-  batch = calibration.images(config, mesh, size)
+  timing = timing_lib.Timing(config, mesh, *about, processes)
+  kinds = calibration.kinds(mesh, processes)
+  batch = timing_lib.images(config, mesh, size)
+  timing.round()
+  timing.round()
+  costs = timing.costs(*kinds)
   steps, state = {}, None
-  chosen = ways(costs)
+  # Unlike hosts may round otherwise: one of them decides.
+  chosen, baseline = processes.gather([ways(costs), costs.baseline])[0]
+  if brief:
+    chosen = {name: chosen[name] for name in (PLAN, EQUAL)}
   for name, plan in chosen.items():
     processes.beat('compiling')
     own = config.copy_and_resolve_references()
@@ -95,16 +116,17 @@ def measure(config, processes, rounds: int = _ROUNDS) -> dict:
     if state is None:
       state = state_lib.create(parts.init, parts.like)
     steps[name] = parts.train_step.lower(state, batch).compile()
-  device = mesh.devices.reshape(-1, len(costs.names))[0, costs.baseline]
+  device = mesh.devices.reshape(-1, len(costs.names))[0, baseline]
   alone = None
   if device.process_index == processes.index:
-    alone = calibration.alone(config, device, *about)
+    alone = timing_lib.alone(config, device, *about)
     alone()
   found = {name: [] for name in (ALONE, *steps)}
   for turn in range(rounds + 1):
     processes.beat('step', turn)
+    timing.round()
     processes.gather('ready')
-    seconds = calibration.timed(alone) if alone else 0.0
+    seconds = timing_lib.timed(alone) if alone else 0.0
     processes.gather('ready')
     if turn:
       found[ALONE].append(max(processes.gather(seconds)))
@@ -116,9 +138,10 @@ def measure(config, processes, rounds: int = _ROUNDS) -> dict:
         jax.block_until_ready(values)
 
       processes.gather('ready')
-      seconds = calibration.timed(run)
+      seconds = timing_lib.timed(run)
       if turn:  # the first one does not count
         found[name].append(max(processes.gather(seconds)))
+  costs = timing.costs(*kinds)
   return {
     'batch_size': size,
     'costs': dataclasses.asdict(costs),
@@ -144,10 +167,15 @@ def main(arguments: list[str]) -> int:
     overrides, rest = command_line.split_overrides(arguments)
     flags = _flags(rest)
     sizes = grid.numbers('--batch_sizes', flags.batch_sizes, 1)
+    xla_flags.enable()
     config = command_line.load(flags.config, overrides)
     if config.strategy.name != 'kernel_split':
       raise config_lib.ConfigError(
         f'config.strategy.name={config.strategy.name!r}: expected kernel_split'
+      )
+    if flags.rounds < 1:
+      raise config_lib.ConfigError(
+        f'--rounds={flags.rounds}: expected 1 or more'
       )
     place = cluster.find(
       flags.coordinator, flags.num_processes, flags.process_id
@@ -157,16 +185,17 @@ def main(arguments: list[str]) -> int:
       for size in sizes:
         own = config.copy_and_resolve_references()
         own.batch_size = size
-        found.append(measure(own, processes, flags.rounds))
+        found.append(measure(own, processes, flags.rounds, flags.brief))
         if not processes.index:
           print(json.dumps(found[-1]), flush=True)
       if not processes.index:
         os.makedirs(flags.workdir, exist_ok=True)
         with open(os.path.join(flags.workdir, FILE), 'w') as f:
           json.dump(found, f, indent=1)
-  except (config_lib.ConfigError, cluster.Failed) as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
-    return 2
+  except cluster.EXPECTED as e:
+    code, text = cluster.exit_status(e)
+    print(f'error: {text}', file=sys.stderr)
+    return code
   return 0
 
 
@@ -179,7 +208,8 @@ def _flags(arguments):
   parser.add_argument('--config', required=True, help='FILE[:VARIANT]')
   parser.add_argument('--workdir', required=True)
   parser.add_argument('--batch_sizes', required=True, help='as in 32,64')
-  parser.add_argument('--rounds', type=int, default=_ROUNDS)
+  parser.add_argument('--rounds', type=int, default=ROUNDS)
+  parser.add_argument('--brief', action='store_true')
   parser.add_argument('--coordinator')
   parser.add_argument('--num_processes', type=int)
   parser.add_argument('--process_id', type=int)
@@ -187,4 +217,5 @@ def _flags(arguments):
 
 
 if __name__ == '__main__':
+  xla_flags.use_huge_pages()
   sys.exit(main(sys.argv[1:]))

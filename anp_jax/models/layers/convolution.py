@@ -111,18 +111,19 @@ def _apart_backward(stride, around, saved, dy):
   # pixel by pixel against the grain of memory.
   x, kernel = saved
   x, dy = lax.optimization_barrier((x, dy))
-  return gradients(x, kernel, dy, stride, around)
+  return _gradients(x, kernel, dy, stride, around)
 
 
 _apart.defvjp(_apart_forward, _apart_backward)
 
 
-def gradients(x, kernel, dy, stride: int, around):
+def _gradients(x, kernel, dy, stride: int, around):
   """A convolution's gradients, in the form that XLA computes quickly on a CPU.
 
   JAX gives them with axes in another order, and XLA brings these into the one
   that its fast path takes, but not within a branch or a loop: there the same
-  gradients took twenty-five times as long. So they are in that order here.
+  gradients took twenty-five times as long. So they are in that order here, and
+  barriers keep XLA from turning it back.
 
   Args:
     x: (batch, height, width, channels).

@@ -37,15 +37,16 @@ class KernelSplit(sync.Sync):
 
   That is its channels' gradient of a split kernel; all else is computed by all
   devices of the axis 'model', and that of the first counts: unlike devices
-  round differently, and weights must stay the same everywhere. Where nothing is
-  split there is nothing to bring: each device trains the network by itself, and
-  the first one's numbers are the run's.
+  round differently, and weights must stay the same everywhere. With the plan
+  'apart' nothing is split and nothing travels: devices of one kind, which round
+  alike, each train the network by themselves.
   """
 
   def __init__(self, config, specs, order=()):
     """As `sync.Sync`."""
     super().__init__(config, specs, order)
     self._plan = plan_lib.of(config)
+    self._apart = config.strategy.plan == plan_lib.APART
     # Convolutions, and of split ones the kernel with each device's features:
     # filled in as the model is traced, before its gradients are summed.
     self._seen, self._kernels = set(), {}
@@ -54,7 +55,7 @@ class KernelSplit(sync.Sync):
     """Sums over data, and joins what the devices of 'model' have computed.
 
     Of a split kernel a device has its own channels' gradient, which is the
-    whole one of these; all else is that of the first. Where nothing is split,
+    whole one of these; all else is that of the first. With the plan 'apart'
     each device has its own gradients of everything.
 
     Raises:
@@ -77,7 +78,7 @@ class KernelSplit(sync.Sync):
     wires = [
       x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in found
     ]
-    if not kernels:
+    if self._apart:
       totals = self._totals(rest)
     else:
       whole = [i for i in self._backward if places[i] is None]

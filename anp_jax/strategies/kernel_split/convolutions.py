@@ -9,9 +9,15 @@ from jax import lax
 
 from anp_jax.models import layers
 
+# Modules whose layers have other kernels than their parameters.
+_MAKERS = (nn.SpectralNorm, nn.WeightNorm)
+
 
 def computed_by(handle: Callable):
   """In this context, `handle` computes the convolutions of applied models.
+
+  Of one whose kernel is made of several parameters, such as nn.WeightNorm's,
+  the gradients of all of these would need the whole kernel's: not handled.
 
   Args:
     handle: called (path, convolve, x, kernel) for each convolution of one
@@ -21,9 +27,18 @@ def computed_by(handle: Callable):
   Returns:
     A context manager.
   """
+  inside = []  # modules that make kernels, from the outermost
 
   def intercept(following, arguments, keywords, context):
     module, method = context.module, context.method_name
+    if isinstance(module, _MAKERS) and method == '__call__':
+      inside.append(module)
+      try:
+        return following(*arguments, **keywords)
+      finally:
+        inside.pop()
+    if inside:
+      return following(*arguments, **keywords)
     path = '/'.join(module.path)
     if isinstance(module, layers.Conv) and method == 'convolve':
       x, kernel, padding = arguments

@@ -16,6 +16,8 @@ from anp_jax.strategies import shares as shares_lib
 # Features that come together in registers or matrix units: of a device's share
 # a multiple is no slower than less.
 MULTIPLES = {'cpu': 8, 'gpu': 8, 'tpu': 128}
+# Times of devices that differ by less than this are of one speed.
+_ALIKE = 1.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-  """What was measured of a layer, with one image or more a device.
+  """What was measured of a layer: of all a device's images of a step.
 
   Attributes:
     features: that it has.
@@ -65,7 +67,8 @@ class Layer:
       of a split layer.
     output: bytes of what it gives.
     input: bytes of what it is given; 0 where no gradient of that is asked for.
-    kernel: bytes of it.
+    kernel: bytes of its gradient.
+    uses: collectives that join what it gives.
   """
 
   features: int
@@ -75,6 +78,7 @@ class Layer:
   output: int
   input: int
   kernel: int
+  uses: int = 1
 
   def takes(self, device: int, count) -> np.ndarray:
     """Seconds that a device works on so many features (any shape).
@@ -106,6 +110,7 @@ class Costs:
     layers: path to Layer, for those that may be split.
     others: bytes of all parameters' gradients that no layer here has.
     link: between the devices.
+    alike: whether the devices are of one kind.
     multiple: see MULTIPLES.
   """
 
@@ -114,6 +119,7 @@ class Costs:
   layers: dict[str, Layer]
   others: int
   link: Link
+  alike: bool = True
   multiple: int = 1
 
   @property
@@ -129,13 +135,7 @@ class Costs:
   @property
   def share(self) -> float:
     """Of the baseline's step, what the convolutions are."""
-    return self._convolutions(self.baseline) / self.alone
-
-  def rest(self) -> float:
-    """Seconds of all that is not in a layer, on the slowest device."""
-    return max(
-      max(w - self._convolutions(d), 0.0) for d, w in enumerate(self.whole)
-    )
+    return min(self._convolutions(self.baseline) / self.alone, 1.0)
 
   def ideal(self) -> float:
     """Seconds of a step were nothing to travel.
@@ -143,33 +143,31 @@ class Costs:
     Convolutions at all devices' rates together, the rest at the baseline's: of
     n equal devices 1 / ((1 - f) + f / n) times as fast as one, f being `share`.
     """
-    rest = max(self.alone - self._convolutions(self.baseline), 0.0)
-    return rest + sum(
+    return self._rest(self.baseline) + sum(
       1 / sum(1 / t for t in layer.alone) for layer in self.layers.values()
     )
 
   def layer(self, path: str, counts: Sequence[int] | None) -> float:
     """Seconds of a layer, split so; None: all devices compute all of it."""
-    layer, devices = self.layers[path], range(len(self.names))
-    if counts is None:
-      return max(layer.alone)
-    work = max(float(layer.takes(d, n)) for d, n in zip(devices, counts))
-    # Parts of one size, as wide as the widest.
-    widened = len(counts) * max(counts) / layer.features
-    sent = self.link.gathers(layer.output * widened)
-    if layer.input:
-      sent += self.link.sums(layer.input)
-    # The kernel's latency is that of all gradients, see `step`.
-    return work + sent + layer.kernel * widened * self.link.gather[1]
+    return max(self._work(path, counts)) + self._travel(path, counts)
 
   def step(self, plan: dict[str, Sequence[int]]) -> float:
     """Seconds of a step with these layers split."""
     if not plan:
-      return max(self.whole) + self.link.sums(0)
+      kernels = sum(layer.kernel for layer in self.layers.values())
+      gradients = 0 if self.alike else self.others + kernels
+      return max(self.whole) + self.link.sums(gradients)
+    work = np.array([self._work(path, plan.get(path)) for path in self.layers])
+    rest = [self._rest(d) for d in range(len(self.names))]
+    # The slowest device's, and what it waits for others that are slower on a
+    # layer. A device's rest is a difference of what was measured of it, so that
+    # an error there is made good by what it has of the convolutions.
+    own = (rest + work.sum(0)).max()
+    waits = work.max(1).sum() - work.sum(0).max()
+    sent = sum(self._travel(path, plan.get(path)) for path in self.layers)
     whole = [x.kernel for path, x in self.layers.items() if path not in plan]
     gradients = self.link.gather[0] + self.link.sums(self.others + sum(whole))
-    layers = sum(self.layer(path, plan.get(path)) for path in self.layers)
-    return self.rest() + layers + gradients
+    return float(own + waits + sent + gradients)
 
   def best(self) -> dict[str, tuple[int, ...]]:
     """Counts for each layer that is best split; {} if nothing is.
@@ -180,6 +178,8 @@ class Costs:
     travels.
     """
     plan = {}
+    if len(self.names) == 1:
+      return plan
     for path, layer in self.layers.items():
       order = np.argsort(layer.alone, kind='stable')
       ways = [
@@ -249,14 +249,70 @@ class Costs:
       f'plan     {what} is to take {_seconds(step)}, {_seconds(self.alone)} on '
       f'device {self.baseline} alone: {ratio:.2f} times as fast'
     )
-    if not plan and ratio < 0.95:
+    if ratio < 0.95:
       lines.append(
         f'plan     alone, {self.names[self.baseline]} would be faster'
       )
     return lines
 
+  def _work(self, path, counts):
+    """Seconds of each device on a layer."""
+    layer = self.layers[path]
+    if counts is None:
+      return list(layer.alone)
+    return [float(layer.takes(d, n)) for d, n in enumerate(counts)]
+
+  def _travel(self, path, counts):
+    """Seconds in which a layer's parts and gradients are joined."""
+    if counts is None:
+      return 0.0
+    layer = self.layers[path]
+    # Parts of one size, as wide as the widest.
+    widened = len(counts) * max(counts) / layer.features
+    starts = (layer.uses - 1) * self.link.gather[0]
+    sent = starts + self.link.gathers(layer.output * widened)
+    if layer.input:
+      sent += (layer.uses - 1) * self.link.total[0]
+      sent += self.link.sums(layer.input)
+    # The kernel's latency is that of all gradients, see `step`.
+    return sent + layer.kernel * widened * self.link.gather[1]
+
+  def _rest(self, device):
+    """Seconds of all that is in no layer here."""
+    return max(self.whole[device] - self._convolutions(device), 0.0)
+
   def _convolutions(self, device):
     return sum(layer.alone[device] for layer in self.layers.values())
+
+
+def pooled(costs: Costs) -> Costs:
+  """Devices that are nearly of one speed are taken to be of one.
+
+  What was measured of them differs by chance, and shares would follow it.
+  """
+  order = sorted(range(len(costs.whole)), key=lambda d: costs.whole[d])
+  alike = {}
+  for d in order:
+    fastest = next(
+      (f for f in alike if costs.whole[d] <= _ALIKE * costs.whole[f]), d
+    )
+    alike.setdefault(fastest, []).append(d)
+  of = {d: group for group in alike.values() for d in group}
+
+  def mean(values):
+    return tuple(
+      np.mean([values[i] for i in of[d]], 0).tolist()
+      for d in range(len(values))
+    )
+
+  layers = {
+    path: dataclasses.replace(
+      layer, alone=mean(layer.alone),
+      seconds=tuple(map(tuple, mean(layer.seconds))),
+    )
+    for path, layer in costs.layers.items()
+  }  # fmt: skip
+  return dataclasses.replace(costs, whole=mean(costs.whole), layers=layers)
 
 
 def _widths(features, devices):

@@ -7,8 +7,9 @@ import re
 from anp_jax import config as config_lib
 from anp_jax.strategies import shares as shares_lib
 
-# A plan's text where nothing is split.
-NOTHING = 'nothing'
+# Plans where nothing is split: gradients are still those of the first device;
+# or each device, all being of one kind, has its own.
+NOTHING, APART = 'nothing', 'apart'
 
 
 class Shares:
@@ -74,18 +75,19 @@ class Plan:
 
 
 def parse(text: str) -> Plan:
-  """A plan from its text, 'conv1=250,250; conv2=1000,500' or 'nothing'.
+  """A plan from its text, such as 'conv1=250,250; conv2=1000,500'.
 
   Raises:
     ConfigError: if it is none.
   """
   counts = {}
-  for part in [] if text == NOTHING else text.split(';'):
+  for part in [] if text in (NOTHING, APART) else text.split(';'):
     layer, _, numbers = part.strip().partition('=')
-    if not re.fullmatch(r'[^=\s]+=\d+(,\d+)*', part.strip()):
+    good = re.fullmatch(r'[^=\s]+=\d+(,\d+)*', part.strip())
+    if not good or layer in counts:
       raise config_lib.ConfigError(
         f"config.strategy.plan={text!r}: expected a text such as 'conv1=250,"
-        f"250; conv2=1000,500', or {NOTHING!r}"
+        f"250; conv2=1000,500', each layer once, or {NOTHING!r}"
       )
     counts[layer] = tuple(map(int, numbers.split(',')))
   return Plan(counts)
