@@ -175,7 +175,7 @@ def write(folder: str, runs: list[dict], links, arguments) -> str:
       ideal = costs.alone / costs.ideal()
       told = set()
       for way in found['ways']:
-        if way['plan'] in {plan_lib.NOTHING, *told}:
+        if way['plan'] in {plan_lib.NOTHING, plan_lib.APART, *told}:
           continue  # as a step that was timed, or told already
         told.add(way['plan'])
         off = way['predicted'] / way['measured'] - 1

@@ -35,7 +35,6 @@ from anp_jax import xla_flags
 from anp_jax.data import sources
 from anp_jax.strategies import shares as shares_lib
 from anp_jax.strategies.kernel_split import calibration
-from anp_jax.strategies.kernel_split import plan as plan_lib
 from anp_jax.strategies.kernel_split import timing as timing_lib
 from scripts.study import grid
 
@@ -111,7 +110,7 @@ def measure(
   for name, plan in chosen.items():
     processes.beat('compiling')
     own = config.copy_and_resolve_references()
-    own.strategy.plan = str(plan_lib.Plan(plan))
+    own.strategy.plan = calibration.text(costs, plan)
     parts = assembly.create(own, mesh, *about)
     if state is None:
       state = state_lib.create(parts.init, parts.like)
@@ -149,7 +148,7 @@ def measure(
     'ways': [
       {
         'name': name,
-        'plan': str(plan_lib.Plan(plan)),
+        'plan': calibration.text(costs, plan),
         'predicted': costs.step(plan),
         'measured': statistics.median(found[name]),
         'speed_up': statistics.median(

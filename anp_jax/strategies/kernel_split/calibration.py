@@ -65,14 +65,18 @@ def planned(config, mesh, objective, batch_size, examples, workdir, processes):
     plan = processes.gather(costs.best())[0]
     plan = {k: tuple(v) for k, v in plan.items()}
     if not processes.index:
-      text = {'key': key, 'costs': dataclasses.asdict(costs), 'plan': plan}
+      kept = {'key': key, 'costs': dataclasses.asdict(costs), 'plan': plan}
       with open(path + '.new', 'w') as f:
-        json.dump(text, f, indent=1)
+        json.dump(kept, f, indent=1)
       os.replace(path + '.new', path)
-  text = str(plan_lib.Plan(plan))
+  return text(costs, plan), costs.table(plan)
+
+
+def text(costs: costs_lib.Costs, plan) -> str:
+  """What config.strategy.plan is to be for a plan of these devices."""
   if not plan and costs.alike:
-    text = plan_lib.APART
-  return text, costs.table(plan)
+    return plan_lib.APART
+  return str(plan_lib.Plan(plan))
 
 
 def measure(
