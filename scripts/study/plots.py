@@ -4,6 +4,7 @@ import itertools
 
 import matplotlib
 import matplotlib.figure
+import matplotlib.ticker
 import numpy as np
 
 from scripts.study import results
@@ -200,6 +201,10 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
     title='Seconds of a step', xlabel='measured', xscale='log', yscale='log',
     ylabel='predicted (band: 15 %)', xlim=ends,
   )  # fmt: skip
+  for axis in (left.xaxis, left.yaxis):
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter('%g'))
+    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
   left.legend()
   plans = [p for p in points if p['name'] == 'plan']
   names = [
@@ -213,7 +218,8 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
                color=_GREY, linestyles='--', label='ideal')  # fmt: skip
   right.set(title='The plan over one device alone')
   right.set_xticks(places, names, fontsize=7)
-  right.legend(loc='lower right')
+  right.set_ylim(top=1.3 * max((p['ideal'] for p in plans), default=1))
+  right.legend(loc='upper left', ncols=2)
   return figure
 
 
