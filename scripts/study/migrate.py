@@ -23,6 +23,7 @@ from anp_jax import command_line
 from anp_jax import compile_cache
 from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
+from anp_jax import xla_flags
 from anp_jax.data import cache
 from anp_jax.data import sources
 from anp_jax.strategies.relay import candidates as candidates_lib
@@ -207,6 +208,8 @@ def main(arguments: list[str]) -> int:
       flags.coordinator, flags.num_processes, flags.process_id
     )
     config = command_line.load(flags.config, overrides)
+    # As main.py, beside which it is timed.
+    xla_flags.enable()
     with cluster.start(config, place) as processes:
       run(config, flags.workdir, processes)
   except cluster.EXPECTED as e:
@@ -217,4 +220,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == '__main__':
+  xla_flags.use_huge_pages()
   sys.exit(main(sys.argv[1:]))

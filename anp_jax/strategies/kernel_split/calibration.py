@@ -56,7 +56,7 @@ def planned(config, mesh, objective, batch_size, examples, workdir, processes):
     with open(path) as f:
       saved = json.load(f)
   saved = processes.gather(saved)[0]
-  if saved and saved['key'] == key:
+  if saved and saved.get('key') == key:
     costs = from_json(saved['costs'])
     plan = {k: tuple(v) for k, v in saved['plan'].items()}
   else:
