@@ -2,8 +2,14 @@
 
 import os
 import pathlib
+import signal
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# A shell's `&` has its programs ignore SIGINT, and so would the processes to
+# which tests send one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before jax is imported by any test. Child processes inherit them too, except
 # that a command as a person types it sees one device.

@@ -69,7 +69,10 @@ def planned(config, mesh, objective, batch_size, examples, workdir, processes):
       with open(path + '.new', 'w') as f:
         json.dump(kept, f, indent=1)
       os.replace(path + '.new', path)
-  return text(costs, plan), costs.table(plan)
+  chosen = text(costs, plan)
+  return chosen, [
+    *costs.table(plan), f'plan     config.strategy.plan={chosen!r}',
+  ]  # fmt: skip
 
 
 def text(costs: costs_lib.Costs, plan) -> str:
