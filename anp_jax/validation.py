@@ -355,14 +355,10 @@ def _validate_kernel_split(have) -> None:
     re.compile(pattern)
   except re.error:
     _check(False, 'strategy.split_layers', pattern, 'a regular expression')
-  if have['strategy.plan']:
-    from anp_jax.strategies.kernel_split import plan  # JAX is imported
-
-    plan.parse(have['strategy.plan'])
-    _check(
-      not have['strategy.shares'], 'strategy.shares', have['strategy.shares'],
-      '() where strategy.plan is given',
-    )  # fmt: skip
+  _check(
+    not (have['strategy.plan'] and have['strategy.shares']), 'strategy.shares',
+    have['strategy.shares'], '() where strategy.plan is given',
+  )  # fmt: skip
   rules = have['sharding']
   _check(
     all(rule == 'replicate' for _, rule in rules), 'sharding', rules,

@@ -9,10 +9,10 @@ core each) and batch size it times whole steps: of one device alone, with the
 plan, and with other shares. Beside them stands what the cost model of
 `strategy.name=kernel_split` predicts for steps with split convolutions, of
 which its calibration timed none: it times convolutions one by one, the step
-that is not split, and collectives. Then it predicts the
-speed-up on up to 32 such devices over links of --bandwidths. --load keeps the
-last device's core busy with another process, which takes half of it.
---config.KEY=VALUE is for all. `python -m scripts.study.split --help` tells how
+that is not split, and collectives. Then it predicts the speed-up on up to 32
+such devices over links of --bandwidths. --load keeps the last device's core
+busy with another process, which takes half of it. --config.KEY=VALUE is for
+all. `python -m scripts.study.split --help` tells how
 to measure on other machines. Status 0: all well; 1: a run failed; 2: bad
 input.
 """
@@ -208,15 +208,15 @@ def write(folder: str, runs: list[dict], links, arguments) -> str:
       title = f'{run["name"]}, {found["batch_size"]} images'
       # Of several numbers of devices the last one's measurements.
       curves[title] = {
-        'share': costs.share,
+        'ideal': [
+          (n, 1 / (1 - costs.share + costs.share / n)) for n in DEVICES
+        ],
         'links': {name: simulated(costs, b) for name, b in links.items()},
       }
   predicted = [('speed-up on devices like the first', *map(str, DEVICES))]
   for title, curve in curves.items():
-    for name, line in curve['links'].items():
+    for name, line in {**curve['links'], 'ideal': curve['ideal']}.items():
       predicted.append((f'{title}, {name}', *(f'{s:.2f}' for _, s in line)))
-    ideal = (1 / (1 - curve['share'] + curve['share'] / n) for n in DEVICES)
-    predicted.append((f'{title}, ideal', *(f'{s:.2f}' for s in ideal)))
   plots.save(plots.split_steps(points), os.path.join(folder, 'steps.png'))
   plots.save(plots.simulated(curves), os.path.join(folder, 'simulated.png'))
   command = shlex.join(

@@ -228,8 +228,8 @@ def simulated(curves: dict[str, dict]) -> matplotlib.figure.Figure:
   """Predicted speed-up against devices, a panel a network, a line a link.
 
   Args:
-    curves: by title, {'share': of convolutions in a step, 'links': name to
-      (devices, speed-up) pairs}.
+    curves: by title, {'links': name to (devices, speed-up) pairs, 'ideal':
+      such pairs}.
   """
   figure, axes = _figure(len(curves))
   for axis, (title, curve) in zip(axes, curves.items(), strict=True):
@@ -239,9 +239,8 @@ def simulated(curves: dict[str, dict]) -> matplotlib.figure.Figure:
     ):  # fmt: skip
       axis.plot(*zip(*line), color=colour, marker=marker, markersize=4,
                 label=name)  # fmt: skip
-    counts = np.array([n for n, _ in line])
-    ideal = 1 / (1 - curve['share'] + curve['share'] / counts)
-    axis.plot(counts, ideal, '--', color=_GREY, label='ideal')
+    counts = [n for n, _ in curve['ideal']]
+    axis.plot(*zip(*curve['ideal']), '--', color=_GREY, label='ideal')
     axis.set(title=title, xlabel='devices', xscale='log', ylim=(0, None))
     axis.set_xticks(counts, [str(n) for n in counts])
     axis.minorticks_off()

@@ -19,11 +19,12 @@ from anp_jax.strategies.kernel_split import plan as plan_lib
 
 
 def check(config, mesh) -> None:
-  """Refuses shares of another number of devices than the mesh has.
+  """Refuses what is no plan, and shares of other devices than the mesh has.
 
   Raises:
     ConfigError: naming the key and what would fit.
   """
+  plan_lib.of(config)
   shares, devices = config.strategy.shares, mesh.shape[mesh_lib.MODEL]
   if shares and len(shares) != devices:
     raise config_lib.ConfigError(

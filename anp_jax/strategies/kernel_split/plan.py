@@ -87,7 +87,7 @@ def parse(text: str) -> Plan:
     if not good or layer in counts:
       raise config_lib.ConfigError(
         f"config.strategy.plan={text!r}: expected a text such as 'conv1=250,"
-        f"250; conv2=1000,500', each layer once, or {NOTHING!r}"
+        f"250; conv2=1000,500', each layer once, {NOTHING!r} or {APART!r}"
       )
     counts[layer] = tuple(map(int, numbers.split(',')))
   return Plan(counts)
