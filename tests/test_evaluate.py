@@ -14,6 +14,8 @@ from anp_jax import strategies
 from anp_jax.data import vocabulary as vocabulary_lib
 from tests import user_network
 
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
 SIDE = 8
 EXAMPLES = 37  # two batches of 16 and five rows of a third
 BATCH = 16

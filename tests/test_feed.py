@@ -14,6 +14,8 @@ import pytest
 from anp_jax import mesh as mesh_lib
 from anp_jax.data import feed
 
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 # (devices on the data axis, devices on the model axis)
 _MESHES = [(1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (1, 2)]

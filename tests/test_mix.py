@@ -8,6 +8,8 @@ from scipy import stats
 
 from anp_jax.data import mix
 
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
 _KINDS = [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)]
 _blend = jax.jit(mix.blend, static_argnames=('mixup', 'cutmix'))
 

@@ -238,7 +238,16 @@ class _Stopping(cluster.Processes):
     return stopping.STOP if self._looks < 0 else stopping.GO_ON
 
 
-def test_stopped_anywhere_goes_on(tmp_path, stations, monkeypatch):
+@pytest.mark.parametrize(
+  'all_looks',
+  [
+    (3, 150, 10**6),
+    pytest.param(
+      (1, 3, 8, 20, 40, 80, 160, 320, 640, 10**6), marks=pytest.mark.soak
+    ),
+  ],
+)
+def test_stopped_anywhere_goes_on(tmp_path, stations, monkeypatch, all_looks):
   stations(2)
   config = _config(
     ('seed=1', 'seed=2', 'seed=3'), **{'checkpoint.every': '4 steps'}
@@ -247,7 +256,7 @@ def test_stopped_anywhere_goes_on(tmp_path, stations, monkeypatch):
 
   stops = 0
   monkeypatch.setattr(relay_run, '_POLL', 0.02)
-  for looks in (1, 3, 8, 20, 40, 80, 160, 320, 640, 10**6):
+  for looks in all_looks:
     (tmp_path / 'stopped.json').unlink(missing_ok=True)
     relay_run.run(config, str(tmp_path), _Stopping(config, looks))
     if not (tmp_path / 'stopped.json').exists():

@@ -10,6 +10,8 @@ from anp_jax.strategies.server import replay
 from tests import launching
 from tests import serving
 
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
 # Tiny, with all that a state can hold: momentum, statistics, averages.
 _FULL = {
   'data.image_size': 8,

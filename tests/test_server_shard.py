@@ -10,6 +10,8 @@ from anp_jax.strategies.server import setup as setup_lib
 from anp_jax.strategies.server import shard as shard_lib
 from tests import serving
 
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
 _STEPS = 4
 
 

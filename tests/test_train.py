@@ -19,6 +19,8 @@ from anp_jax import telemetry
 from anp_jax import train
 from anp_jax import workdir
 
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TINY = 'configs/resnet_anp.py:tiny'
 
