@@ -13,13 +13,13 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.cluster import cards
 from anp_jax.cluster import places
+from anp_jax.strategies import wire
 from anp_jax.strategies.server import desk as desk_lib
 from anp_jax.strategies.server import keeper as keeper_lib
 from anp_jax.strategies.server import log as log_lib
 from anp_jax.strategies.server import meeting
 from anp_jax.strategies.server import service as service_lib
 from anp_jax.strategies.server import setup as setup_lib
-from anp_jax.strategies.server import wire
 from tests import serving
 
 
@@ -34,10 +34,11 @@ class _Server:
     self.card = cards.show(place, config, {})
     self.keeper = keeper_lib.Keeper(setup.shards[0], start, lambda v: False, 9)
     self.log = log_lib.Log(str(folder), 0, {})
-    self.service, address = meeting.open_service(config, place, str(folder))
+    self.service = meeting.open_service(config, place, str(folder))
     self.term = self.service.term = service_lib.Lead(
       'now', setup.shards[0], self.keeper,
-      desk_lib.Desk(config, 5, 0, set()), self.log, [start], address,
+      desk_lib.Desk(config, 5, 0, set()), self.log, [start],
+      self.service.address,
       self.card, {'batch_size': 16, 'shards': 1},
     )  # fmt: skip
     self.client = meeting.connect(config, str(folder))
@@ -293,8 +294,8 @@ def test_tls(config, tmp_path, monkeypatch):
 
 def test_interface_by_name():
   place = places.Place('test', 0, 2, 'far:1234')
-  assert meeting.own_address('lo', place) == '127.0.0.1'
-  assert meeting.own_address('10.1.2.3', place) == '10.1.2.3'
+  assert wire.own_address('lo', place) == '127.0.0.1'
+  assert wire.own_address('10.1.2.3', place) == '10.1.2.3'
 
 
 def test_address_that_is_not_here_is_named(config, tmp_path):

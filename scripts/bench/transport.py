@@ -20,7 +20,7 @@ import _common
 import numpy as np
 from pyarrow import flight
 
-from anp_jax.strategies.server import wire
+from anp_jax.strategies import wire
 
 _TOKEN = 'bench'
 _CHUNK = 2**20  # bytes that a raw socket is given at a time

@@ -26,6 +26,7 @@ from anp_jax import mesh as mesh_lib
 from anp_jax import xla_flags
 from anp_jax.data import cache
 from anp_jax.data import sources
+from anp_jax.strategies import wire
 from anp_jax.strategies.relay import candidates as candidates_lib
 from anp_jax.strategies.relay import itinerary as itinerary_lib
 from anp_jax.strategies.relay import post as post_lib
@@ -146,7 +147,9 @@ def run(config, workdir: str, processes: cluster.Processes) -> None:
       )  # fmt: skip
       stack.callback(box.shutdown)
       addresses = processes.gather(box.address)
-      client = post_lib.client(config, addresses[(index + 1) % count], token)
+      client = wire.connect(
+        config, addresses[(index + 1) % count], token, 600.0
+      )
       stack.callback(client.close)
     rounds = range(0, len(candidates), count)
     for first in rounds:

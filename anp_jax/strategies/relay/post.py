@@ -7,17 +7,13 @@ import threading
 
 import jax
 import numpy as np
-import pyarrow as pa
-from pyarrow import flight
 
 from anp_jax import cluster
-from anp_jax import config as config_lib
+from anp_jax.strategies import wire
 from anp_jax.strategies.relay import station as station_lib
-from anp_jax.strategies.server import meeting
-from anp_jax.strategies.server import wire
 
 
-class Post(flight.FlightServerBase):
+class Post(wire.Port):
   """A process's letter box."""
 
   def __init__(self, config, place, token: str, took, told):
@@ -33,22 +29,8 @@ class Post(flight.FlightServerBase):
     Raises:
       ConfigError: if the port cannot be opened.
     """
-    host = meeting.own_address(config.strategy.bind, place)
-    tls = meeting.tls(config)
-    scheme = 'grpc+tls' if tls else 'grpc'
-    shown = f'[{host}]' if ':' in host else host
     self._took, self._told = took, told
-    more = {'tls_certificates': [tls]} if tls else {}
-    try:
-      super().__init__(
-        f'{scheme}://{shown}:0', middleware={'gate': wire.Gate(token)}, **more
-      )
-    except (OSError, pa.ArrowException) as e:
-      raise config_lib.ConfigError(
-        f'config.strategy.bind={config.strategy.bind!r}: a station cannot '
-        f'listen on {host} ({str(e).splitlines()[0]})'
-      ) from e
-    self.address = f'{scheme}://{shown}:{self.port}'
+    super().__init__(config, place, token, 'a station')
 
   def do_put(self, context, descriptor, reader, writer):
     """A model, or what there is of it to score."""
@@ -153,14 +135,8 @@ class Mail:
   def _client(self, process):
     with self._lock:
       if process not in self._clients:
-        self._clients[process] = client(
-          self._config, self._addresses[process], self._token
+        # Of a host that has gone, the processes' own watch tells sooner.
+        self._clients[process] = wire.connect(
+          self._config, self._addresses[process], self._token, timeout=600.0
         )
       return self._clients[process]
-
-
-def client(config, address: str, token: str) -> wire.Client:
-  """A client of another process's `Post`."""
-  pair = meeting.tls(config)
-  # Of a host that has gone, the processes' own watch tells sooner.
-  return wire.Client(address, token, pair and pair[0], timeout=600.0)

@@ -15,8 +15,8 @@ from anp_jax import state as state_lib
 from anp_jax import step as step_lib
 from anp_jax import strategies
 from anp_jax.data import stream as stream_lib
+from anp_jax.strategies import wire
 from anp_jax.strategies.relay import itinerary as itinerary_lib
-from anp_jax.strategies.server import wire
 
 
 class NotFinite(ArithmeticError):

@@ -7,10 +7,10 @@ import jax
 from pyarrow import flight
 
 from anp_jax import cluster
+from anp_jax.strategies import wire
 from anp_jax.strategies.server import keeper as keeper_lib
 from anp_jax.strategies.server import meeting
 from anp_jax.strategies.server import service as service_lib
-from anp_jax.strategies.server import wire
 from anp_jax.strategies.server import worker as worker_lib
 
 _RETRY = 0.3  # seconds between two attempts to reach server 0
@@ -58,11 +58,11 @@ class Follower:
         if token != current:  # server 0 has been started again
           if service:
             service.shutdown()
-          service, address = meeting.open_service(
+          service = meeting.open_service(
             self._config, self._place, self._workdir
           )
           token = current
-        said = desk.ask('join', server=self._index, address=address)
+        said = desk.ask('join', server=self._index, address=service.address)
         heard = time.monotonic()
         if 'term' in said:
           self._serve(service, desk, said, prepare)

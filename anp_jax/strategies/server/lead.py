@@ -17,6 +17,7 @@ from anp_jax import summary
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
 from anp_jax.data import sources
+from anp_jax.strategies import wire
 from anp_jax.strategies.server import desk as desk_lib
 from anp_jax.strategies.server import keeper as keeper_lib
 from anp_jax.strategies.server import log as log_lib
@@ -25,7 +26,6 @@ from anp_jax.strategies.server import readings as readings_lib
 from anp_jax.strategies.server import service as service_lib
 from anp_jax.strategies.server import setup as setup_lib
 from anp_jax.strategies.server import shard as shard_lib
-from anp_jax.strategies.server import wire
 from anp_jax.strategies.server import worker as worker_lib
 
 _POLL = 0.02  # seconds
@@ -88,9 +88,7 @@ class Lead:
     self._scores, self._vote = {}, stopping.GO_ON
     self._updated = None  # when the update was made that is being told of
     self._term = self._log = self._telemetry = None
-    self._service, self._address = meeting.open_service(
-      config, processes.place, workdir
-    )
+    self._service = meeting.open_service(config, processes.place, workdir)
 
   def begin(self) -> bool:
     """A term; False if the run is finished already."""
@@ -232,7 +230,7 @@ class Lead:
     )
     self._term = service_lib.Lead(
       secrets.token_hex(8), setup.shards[0], keeper, desk, self._log, starts,
-      self._address, self._card, self._settings,
+      self._service.address, self._card, self._settings,
     )  # fmt: skip
     self._service.term = self._term
 

@@ -11,9 +11,9 @@ import numpy as np
 from pyarrow import flight
 
 from anp_jax.cluster import cards
+from anp_jax.strategies import wire
 from anp_jax.strategies.server import desk as desk_lib
 from anp_jax.strategies.server import keeper as keeper_lib
-from anp_jax.strategies.server import wire
 
 # Seconds that a call waits for what is not there yet; then it is asked again.
 PATIENCE = 2.0
@@ -229,23 +229,13 @@ class Lead(Term):
         self.changed.wait(min(left, 0.5))
 
 
-class Service(flight.FlightServerBase):
+class Service(wire.Port):
   """The Flight calls of one server."""
 
-  def __init__(self, address: str, token: str, tls=None):
-    """Opens the port.
-
-    Args:
-      address: 'grpc://host:0', or grpc+tls.
-      token: of the run.
-      tls: (certificate, key) PEM bytes, or None.
-
-    Raises:
-      pyarrow.ArrowException: if it cannot be opened.
-    """
+  def __init__(self, config, place, token: str):
+    """As `wire.Port`."""
     self.term = None
-    more = {'tls_certificates': [tls]} if tls else {}
-    super().__init__(address, middleware={'gate': wire.Gate(token)}, **more)
+    super().__init__(config, place, token, 'a server')
 
   def do_action(self, context, action):
     """Small requests; see the methods of `Lead`."""

@@ -1,4 +1,4 @@
-"""What travels between workers and servers, over Apache Arrow Flight.
+"""What travels between processes beside JAX's own sums: Apache Arrow Flight.
 
 Vectors go as streams of record batches of one column of bytes, a few megabytes
 each; small requests as JSON. Every call carries the run's token.
@@ -6,20 +6,27 @@ each; small requests as JSON. Every call carries the run's token.
 
 import collections
 import ctypes
+import fcntl
 import functools
 import hmac
 import json
+import socket
+import struct
 import weakref
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from anp_jax import config as config_lib
+from anp_jax.cluster import places
+
 # Bytes of a record batch: below 1 MB each costs too much, above 10 MB nothing
 # overlaps any more.
 BATCH = 4 * 2**20
 _SPARE = 4  # buffers of one size that wait to be used again
 _HEADER = 'authorization'
+_SIOCGIFADDR = 0x8915  # Linux's question for an interface's IPv4 address
 _SCHEMA = pa.schema([('bytes', pa.uint8())])
 
 
@@ -36,6 +43,42 @@ class Gate(flight.ServerMiddlewareFactory):
       if hmac.compare_digest(shown.encode(), self._expected.encode()):
         return
     raise flight.FlightUnauthenticatedError('wrong token: not of this run')
+
+
+class Port(flight.FlightServerBase):
+  """Where a process is called; its calls are written by those who inherit.
+
+  Attributes:
+    address: for others, such as 'grpc://10.0.0.3:40123'.
+  """
+
+  def __init__(self, config, place: places.Place, token: str, who: str):
+    """Opens a free port.
+
+    Args:
+      config: the run's config.
+      place: of this process.
+      token: of the run: a call without it is refused.
+      who: listens, for people, such as 'a server'.
+
+    Raises:
+      ConfigError: if it cannot be opened.
+    """
+    host = own_address(config.strategy.bind, place)
+    pair = tls(config)
+    scheme = 'grpc+tls' if pair else 'grpc'
+    shown = f'[{host}]' if ':' in host else host
+    more = {'tls_certificates': [pair]} if pair else {}
+    try:
+      super().__init__(
+        f'{scheme}://{shown}:0', middleware={'gate': Gate(token)}, **more
+      )
+    except (OSError, pa.ArrowException) as e:
+      raise config_lib.ConfigError(
+        f'config.strategy.bind={config.strategy.bind!r}: {who} cannot listen '
+        f'on {host} ({str(e).splitlines()[0]})'
+      ) from e
+    self.address = f'{scheme}://{shown}:{self.port}'
 
 
 class Client:
@@ -111,6 +154,57 @@ class Client:
     """Hangs up."""
     self._down.close()
     self._up.close()
+
+
+def connect(config, address: str, token: str, timeout: float = 60.0) -> Client:
+  """A client of another process's `Port`.
+
+  Args:
+    config: the run's config.
+    address: of the port.
+    token: of the run.
+    timeout: seconds of each call.
+  """
+  pair = tls(config)
+  return Client(address, token, pair and pair[0], timeout)
+
+
+def own_address(bind: str, place: places.Place) -> str:
+  """Where the other processes of a run find this host.
+
+  Args:
+    bind: config.strategy.bind.
+    place: of this process.
+  """
+  if bind in [name for _, name in socket.if_nameindex()]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+      asked = struct.pack('256s', bind.encode())
+      try:
+        answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, asked)
+      except OSError as e:
+        raise config_lib.ConfigError(
+          f'config.strategy.bind={bind!r}: this interface has no IPv4 address'
+        ) from e
+    return socket.inet_ntoa(answer[20:24])
+  if bind:
+    return bind
+  host = ''
+  if place.coordinator:
+    host, _ = places.split_address(place.coordinator)
+  if place.count == 1 or place.hosts == 1 or places.is_loopback_name(host):
+    return '127.0.0.1'
+  return socket.gethostbyname(socket.gethostname())
+
+
+def tls(config) -> tuple[bytes, bytes] | None:
+  """(certificate, key) as PEM, or None where nothing is encrypted."""
+  if not config.strategy.tls_key:
+    return None
+  texts = []
+  for path in (config.strategy.tls_certificate, config.strategy.tls_key):
+    with open(path, 'rb') as f:
+      texts.append(f.read())
+  return tuple(texts)
 
 
 def stream(said: dict, parts) -> flight.RecordBatchStream:

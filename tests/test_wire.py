@@ -5,7 +5,7 @@ import gc
 import jax
 import numpy as np
 
-from anp_jax.strategies.server import wire
+from anp_jax.strategies import wire
 
 
 def _address(array):
