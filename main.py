@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
 
-  xla_flags.enable(deterministic=config.strategy.name == 'invariant')
+  xla_flags.enable_for(config)
   command = {f'--{k}': chosen[k].value for k in ('mode', 'checkpoint')}
   try:
     with cluster.start(config, place, command) as processes:

@@ -49,7 +49,9 @@ class Assembly:
   gradient: Callable
 
 
-def create(config, mesh, objective, batch_size: int, examples: int) -> Assembly:
+def create(
+  config, mesh, objective, batch_size: int, examples: int, helpers=()
+) -> Assembly:
   """Puts together what config.model, optimizer and strategy name.
 
   Args:
@@ -58,6 +60,7 @@ def create(config, mesh, objective, batch_size: int, examples: int) -> Assembly:
     objective: `objective.Objective`.
     batch_size: images a step over all devices.
     examples: images an epoch.
+    helpers: devices beside the mesh, see `strategies.kernel_split.crew`.
 
   Raises:
     ConfigError: for what a config alone does not show, such as a warm-up that
@@ -72,7 +75,7 @@ def create(config, mesh, objective, batch_size: int, examples: int) -> Assembly:
   init = state_lib.Init(model, optimizer, config)
   one = state_lib.abstract(init, config, mesh)
   specs = jax.tree.map(lambda s: s.sharding.spec, one.params)
-  strategy = strategies.create(config, specs, init.order)
+  strategy = strategies.create(config, specs, init.order, helpers)
   parts = (strategy, config, mesh, one)
   return Assembly(
     total=total,

@@ -55,6 +55,7 @@ RESUMABLE = (
   'strategy.shares',
   'strategy.split_layers',
   'strategy.plan',
+  'strategy.helpers',
   'strategy.models',  # a list that grows; see relay
   'strategy.at_once',
 )
@@ -162,6 +163,7 @@ def base() -> ml_collections.ConfigDict:
   t.shares = ()  # of each device, in proportion; (): measured; relay: all alike
   t.split_layers = '.*'  # regular expression: convolutions that may be split
   t.plan = ''  # as 'conv1=250,250; conv2=900,600', nothing or apart: by hand
+  t.helpers = ()  # beside one device: 'cpu:0' of this process; 'processes'
   # For relay: models that go round, each with what differs from this config.
   t.models = ()  # as in ('seed=1', 'seed=2; model.width=32')
   t.station = 'device'  # what holds a part of the data; host: all of its own

@@ -66,13 +66,27 @@ def run(
 
     processes = processes or cluster.Processes(config)
     return relay.run(config, workdir, processes, mode, which)
+  processes = processes or cluster.Processes(config)
+  if mode == 'train' and config.strategy.helpers:
+    from anp_jax.strategies.kernel_split import crew as crew_lib
+
+    if processes.index:
+      crew_lib.serve(config, processes)
+      return {}
+    with crew_lib.Crew(config, processes) as crew:
+      return _run(config, workdir, mode, which, crew.processes, crew)
+  return _run(config, workdir, mode, which, processes)
+
+
+def _run(config, workdir, mode, which, processes, crew=None):
+  """`run`, of a strategy that trains one model in step."""
   # Devices, data, model and strategy.
   marks = startup.Marks()
   marks.mark('imports')
-  processes = processes or cluster.Processes(config)
   processes.check_shared(workdir)
   compile_cache.enable(config)
-  mesh = mesh_lib.create(config, hosts=processes.hosts)
+  devices, helpers = (crew.devices, crew.helpers) if crew else (None, ())
+  mesh = mesh_lib.create(config, devices, processes.hosts)
   batch_size = workdir_lib.batch_size(
     config, workdir, mesh_lib.batch_devices(mesh)
   )
@@ -91,11 +105,11 @@ def run(
     workdir_lib.claim(workdir, config)
   planned, lines = strategies.planned(
     config, mesh, objective, batch_size, len(train_source), workdir, processes,
-    training=mode == 'train',
+    mode == 'train', helpers,
   )  # fmt: skip
   marks.mark('plan')
   parts = assembly.create(
-    planned, mesh, objective, batch_size, len(train_source)
+    planned, mesh, objective, batch_size, len(train_source), helpers
   )
   total, one = parts.total, parts.one
   train_step, eval_step = parts.train_step, parts.eval_step

@@ -18,6 +18,8 @@ OPTIMIZERS = (
   'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
 )  # fmt: skip
 SCHEDULES = ('constant', 'cosine', 'step', 'exponential', 'polynomial')
+# Devices beside the mesh, of this process or all of the others.
+_HELPER = re.compile(r'(cpu|gpu|cuda|rocm|tpu):[0-9]{1,4}|processes')
 STRATEGIES = ('sync', 'invariant', 'local', 'server', 'kernel_split', 'relay')
 SHARDING_RULES = ('replicate', 'fsdp')
 
@@ -176,6 +178,11 @@ def validate(config) -> None:
     _validate_server(have)
   if have['strategy.name'] == 'kernel_split':
     _validate_kernel_split(have)
+  else:
+    _check(
+      not have['strategy.helpers'], 'strategy.helpers',
+      have['strategy.helpers'], '() where strategy.name is not kernel_split',
+    )  # fmt: skip
   if have['strategy.name'] in ('kernel_split', 'relay'):
     _validate_shares(have)
   if have['strategy.name'] == 'relay':
@@ -350,6 +357,12 @@ def _validate_relay(have) -> None:
 
 
 def _validate_kernel_split(have) -> None:
+  helpers = have['strategy.helpers']
+  good = all(isinstance(h, str) and _HELPER.fullmatch(h) for h in helpers)
+  _check(
+    good and len(set(helpers)) == len(helpers), 'strategy.helpers', helpers,
+    "each once, of this process as in ('cpu:0', 'gpu:1'), or 'processes'",
+  )  # fmt: skip
   pattern = have['strategy.split_layers']
   try:
     re.compile(pattern)

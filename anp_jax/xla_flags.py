@@ -63,12 +63,17 @@ VARIABLES = (
 # JAX refuses to start with both names of one variable.
 _OLD_NAMES = {'XLA_CLIENT_MEM_FRACTION': 'XLA_PYTHON_CLIENT_MEM_FRACTION'}
 _HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
+# How many threads XLA's CPU devices share, all of a process; by default as many
+# as there are cores. A callback that waits holds one, and would wait for ever
+# once all do.
+_THREADS, _SPARE_THREADS = 'NPROC', 8
 _PLATFORMS = {'cuda': 'gpu', 'gpu': 'gpu', 'cpu': 'cpu', 'tpu': 'tpu'}
 
 
 def enable(
   environment: MutableMapping[str, str] = os.environ,
   deterministic: bool = False,
+  waiting: bool = False,
 ) -> list[str]:
   """Sets what this machine's platform gets; a second call sets nothing.
 
@@ -78,6 +83,7 @@ def enable(
   Args:
     environment: where variables are read and set.
     deterministic: whether the run promises bits.
+    waiting: whether programs wait for what the same CPU devices compute.
 
   Returns:
     What was set: '--flag=value' and 'VARIABLE=value'.
@@ -91,6 +97,8 @@ def enable(
     if s.platform == here
     and not {s.name, _OLD_NAMES.get(s.name)} & environment.keys()
   }
+  if waiting and _THREADS not in environment:
+    variables[_THREADS] = str((os.cpu_count() or 1) + _SPARE_THREADS)
   environment.update(variables)
   wanted = FLAGS + DETERMINISTIC * deterministic
   flags = _missing_flags(wanted, here, environment.get('XLA_FLAGS', ''))
@@ -98,6 +106,14 @@ def enable(
     parts = [*flags, environment.get('XLA_FLAGS', '')]
     environment['XLA_FLAGS'] = ' '.join(parts).strip()
   return flags + [f'{name}={value}' for name, value in variables.items()]
+
+
+def enable_for(config) -> list[str]:
+  """`enable`, for a run of a config."""
+  return enable(
+    deterministic=config.strategy.name == 'invariant',
+    waiting=any(h.startswith('cpu:') for h in config.strategy.helpers),
+  )
 
 
 def use_huge_pages(

@@ -12,8 +12,6 @@ from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import state as state_lib
-from anp_jax import strategies
-from anp_jax import validation
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import layers
 from anp_jax.strategies import shares as shares_lib
@@ -21,15 +19,15 @@ from anp_jax.strategies.kernel_split import operation
 from anp_jax.strategies.kernel_split import plan as plan_lib
 from scripts.portability import collectives
 from tests import launching
+from tests import splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 P = mesh_lib.P
-BATCH, SIDE = 16, 8
-# float64 rounds at 1e-16; sums in another order differ by some 1e-14.
-TIGHT = 1e-11
-_NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+BATCH, TIGHT, _NAMES = splitting.BATCH, splitting.TIGHT, splitting.NAMES
+_parts, _batch = splitting.parts, splitting.batch
+_trained, _same = splitting.trained, splitting.same
 
 
 def _mesh(data, model):
@@ -124,66 +122,6 @@ def test_shares_are_rounded_by_the_largest_remainder(
 
 
 # The whole step.
-
-
-def _parts(name, data, model, **overrides):
-  config = config_lib.base()
-  config.update_from_flattened_dict(
-    {
-      'batch_size': BATCH,
-      'duration': '1000 steps',
-      'data.image_size': SIDE,
-      'data.resize': SIDE,
-      'model.name': 'tests.user_network:SmallNet',
-      'model.dtype': 'float64',
-      'model.param_dtype': 'float64',
-      'model.norm_group': 2,
-      'mesh.data': data,
-      'mesh.model': model,
-      'optimizer.name': 'momentum',
-      'optimizer.weight_decay': 1e-3,
-      'optimizer.clip_norm': 0.3,
-      'schedule.name': 'constant',
-      'strategy.name': name,
-      'strategy.reduce_dtype': 'float64',
-      **overrides,
-    }
-  )
-  validation.validate(config)
-  mesh = mesh_lib.create(config, jax.devices()[: data * model])
-  strategies.check_batch(config, BATCH, mesh)
-  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), 0.0)
-  return assembly.create(config, mesh, objective, BATCH, 640), mesh
-
-
-def _batch(mesh, step):
-  random = np.random.default_rng(step)
-  batch = {
-    'image': random.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8),
-    'label': random.integers(0, len(_NAMES), BATCH).astype(np.int32),
-    'row': np.arange(BATCH, dtype=np.int32),
-    'weight': np.ones(BATCH, np.float32),
-    'vote': np.zeros(BATCH, np.int32),
-  }
-  return jax.device_put(batch, mesh_lib.batch_sharding(mesh))
-
-
-def _trained(parts, mesh, steps=4):
-  state = state_lib.create(parts.init, parts.like)
-  values = []
-  for step in range(steps):
-    state, found = parts.train_step(state, _batch(mesh, step))
-    values.append(found)
-  return state, np.stack(values)
-
-
-def _same(found, want, tolerance):
-  names = jax.tree_util.tree_leaves_with_path(want)
-  for (path, b), a in zip(names, jax.tree.leaves(found), strict=True):
-    np.testing.assert_allclose(
-      np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance,
-      err_msg=mesh_lib.path_name(path),
-    )  # fmt: skip
 
 
 @pytest.fixture(scope='module')

@@ -199,8 +199,9 @@ def start(
     _open_hub(place, settings)
   link = link_lib.Link(place, card, settings)
   try:
-    # Models of a ring travel by themselves; no program spans its processes.
-    if config.strategy.name == 'relay':
+    # No program spans the processes of a ring, nor those that help another.
+    helps = config.strategy.helpers and trains
+    if config.strategy.name == 'relay' or helps:
       _keep_own_gpus(link.devices)
     else:
       _start_jax(place, link)

@@ -88,7 +88,7 @@ def disagreement(cards: list[dict]) -> str:
         f'{name(card)} runs other code than {name(first)}: the files of the '
         'package anp_jax differ'
       )
-    if card['platform'] != first['platform']:
+    if card['platform'] != first['platform'] and not _may_differ(first):
       return (
         f'{name(card)} would compute on {card["platform"]}, '
         f'{name(first)} on {first["platform"]}'
@@ -102,6 +102,12 @@ def disagreement(cards: list[dict]) -> str:
           '/etc/hosts or DNS'
         )
   return devices(cards)[1]
+
+
+def _may_differ(card):
+  """Whether processes may compute on unlike platforms: one helps another."""
+  helpers = card['config'].get('strategy.helpers', '()')
+  return helpers != '()' and card['command'].get('--mode') == 'train'
 
 
 def devices(cards: list[dict]) -> tuple[list[list[int] | None], str]:

@@ -5,13 +5,14 @@ from anp_jax import mesh as mesh_lib
 from anp_jax import models
 
 
-def create(config, specs, order=()):
+def create(config, specs, order=(), helpers=()):
   """The strategy that config.strategy.name names.
 
   Args:
     config: the run's config.
     specs: PartitionSpec of each parameter.
     order: paths of the parameters in the order in which the network uses them.
+    helpers: devices beside the mesh, see `kernel_split.crew`.
 
   Returns:
     An object with the face of `sync.Sync`, whose methods are called inside a
@@ -22,6 +23,10 @@ def create(config, specs, order=()):
   from anp_jax.strategies import local
   from anp_jax.strategies import sync
 
+  if helpers:
+    from anp_jax.strategies.kernel_split import helped
+
+    return helped.Helped(config, specs, order, helpers)
   kinds = {
     'sync': sync.Sync,
     'invariant': invariant.Invariant,
@@ -91,7 +96,7 @@ def check_batch(config, batch_size: int, mesh) -> int:
 
 def planned(
   config, mesh, objective, batch_size: int, examples: int, workdir: str,
-  processes, training: bool,
+  processes, training: bool, helpers=(),
 ):  # fmt: skip
   """What a strategy decides by measuring, before anything is compiled.
 
@@ -104,22 +109,26 @@ def planned(
     workdir: of the run, where what was measured is kept.
     processes: `cluster.Processes`; all call it.
     training: whether the run trains; else checkpoints are scored.
+    helpers: devices beside the mesh, see `kernel_split.crew`.
 
   Returns:
     The config to make the run's parts of, and lines for people.
   """
   t = config.strategy
   is_given = t.plan or t.shares
-  if t.name != 'kernel_split' or is_given or mesh.shape[mesh_lib.MODEL] == 1:
+  is_split = t.helpers or mesh.shape[mesh_lib.MODEL] > 1
+  if t.name != 'kernel_split' or not is_split:
+    return config, []
+  if is_given and (training or not t.helpers):
     return config, []
   from anp_jax.strategies.kernel_split import calibration
   from anp_jax.strategies.kernel_split import plan
 
   config = config.copy_and_resolve_references()
   if not training:  # without a gradient, each device may score by itself
-    config.strategy.plan = plan.NOTHING
+    config.strategy.plan, config.strategy.shares = plan.NOTHING, ()
     return config, []
   config.strategy.plan, lines = calibration.planned(
-    config, mesh, objective, batch_size, examples, workdir, processes
+    config, mesh, objective, batch_size, examples, workdir, processes, helpers
   )
   return config, lines

@@ -5,6 +5,7 @@ each; small requests as JSON. Every call carries the run's token.
 """
 
 import collections
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -241,6 +242,17 @@ def split(data: np.ndarray, likes) -> list[np.ndarray]:
     arrays.append(part.view(like.dtype).reshape(like.shape))
     at += nbytes(like)
   return arrays
+
+
+@contextlib.contextmanager
+def answering():
+  """Turns what goes wrong into an answer for the caller."""
+  try:
+    yield
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    raise flight.FlightServerError(f'refused: {e}') from None
+  except TimeoutError as e:
+    raise flight.FlightTimedOutError(str(e)) from None
 
 
 def nbytes(like) -> int:

@@ -10,16 +10,19 @@ import jax
 
 from anp_jax import mesh as mesh_lib
 from anp_jax.strategies.kernel_split import costs as costs_lib
+from anp_jax.strategies.kernel_split import helped_timing
 from anp_jax.strategies.kernel_split import plan as plan_lib
 from anp_jax.strategies.kernel_split import timing as timing_lib
 
 FILE = 'kernel_split.json'
 # At least and at most; more than the least where seconds are left.
 _ROUNDS, _SECONDS = (3, 30), 6.0
-_FORMAT = 1  # of the file
+_FORMAT = 2  # of the file
 
 
-def planned(config, mesh, objective, batch_size, examples, workdir, processes):
+def planned(
+  config, mesh, objective, batch_size, examples, workdir, processes, helpers=()
+):
   """Times devices and links, and decides what is split; all processes call it.
 
   What was measured is kept in the workdir, and used again by a run that goes on
@@ -33,6 +36,7 @@ def planned(config, mesh, objective, batch_size, examples, workdir, processes):
     examples: images an epoch.
     workdir: of the run.
     processes: `cluster.Processes`.
+    helpers: devices beside the mesh, see `crew`.
 
   Returns:
     The text for config.strategy.plan, and lines for people.
@@ -43,6 +47,7 @@ def planned(config, mesh, objective, batch_size, examples, workdir, processes):
     'jax': jax.__version__,
     'devices': [list(d) for row in devices(mesh, processes) for d in row],
     'mesh': list(mesh.devices.shape),
+    'helpers': [h.name for h in helpers],
     'images': [rows, config.accumulate],
     'classes': objective.classes,
     'reduce_dtype': config.strategy.reduce_dtype,
@@ -57,10 +62,12 @@ def planned(config, mesh, objective, batch_size, examples, workdir, processes):
       saved = json.load(f)
   saved = processes.gather(saved)[0]
   if saved and saved.get('key') == key:
-    costs = from_json(saved['costs'])
+    costs = from_json(saved['costs'], bool(helpers))
     plan = {k: tuple(v) for k, v in saved['plan'].items()}
   else:
-    costs = measure(config, mesh, objective, batch_size, examples, processes)
+    costs = measure(
+      config, mesh, objective, batch_size, examples, processes, helpers
+    )
     # Unlike hosts may round otherwise: one of them decides.
     plan = processes.gather(costs.best())[0]
     plan = {k: tuple(v) for k, v in plan.items()}
@@ -83,7 +90,13 @@ def text(costs: costs_lib.Costs, plan) -> str:
 
 
 def measure(
-  config, mesh, objective, batch_size: int, examples: int, processes
+  config,
+  mesh,
+  objective,
+  batch_size: int,
+  examples: int,
+  processes,
+  helpers=(),
 ) -> costs_lib.Costs:
   """Times the network on the mesh's devices; see `timing.Timing`.
 
@@ -94,9 +107,14 @@ def measure(
     batch_size: images a step over all devices.
     examples: images an epoch.
     processes: `cluster.Processes`; all call it.
+    helpers: devices beside the mesh, see `crew`.
   """
-  about = (objective, batch_size, examples)
-  timing = timing_lib.Timing(config, mesh, *about, processes)
+  about = (config, mesh, objective, batch_size, examples, processes)
+  timing = (
+    helped_timing.Timing(*about, helpers)
+    if helpers
+    else timing_lib.Timing(*about)
+  )
   spent = made = 0
   while made < _ROUNDS[0] or (spent < _SECONDS and made < _ROUNDS[1]):
     start = time.perf_counter()
@@ -104,7 +122,8 @@ def measure(
     made += 1
     # All must make equally many.
     spent += max(processes.gather(time.perf_counter() - start))
-  return timing.costs(*kinds(mesh, processes))
+  names, alike = kinds(mesh, processes)
+  return timing.costs([*names, *(h.name for h in helpers)], alike)
 
 
 def kinds(mesh, processes) -> tuple[list[str], bool]:
@@ -141,8 +160,9 @@ def _processor():
   return f'{name}, {cores} core{"s" if cores > 1 else ""}'
 
 
-def from_json(found: dict) -> costs_lib.Costs:
+def from_json(found: dict, with_helpers: bool = False) -> costs_lib.Costs:
   """From what dataclasses.asdict gave, also by way of JSON."""
+  kind = helped_timing.Costs if with_helpers else costs_lib.Costs
   layers = {
     path: costs_lib.Layer(
       **{
@@ -155,7 +175,7 @@ def from_json(found: dict) -> costs_lib.Costs:
     for path, x in found['layers'].items()
   }
   link = costs_lib.Link(**{k: tuple(v) for k, v in found['link'].items()})
-  return costs_lib.Costs(
+  return kind(
     **{
       **found,
       'names': tuple(found['names']),

@@ -21,8 +21,9 @@ def computed_by(handle: Callable):
 
   Args:
     handle: called (path, convolve, x, kernel) for each convolution of one
-      group; path is its layer's, as 'stage1_block1/conv1', convolve(x, kernel)
-      the result. Gives the result.
+      group; path is its layer's, as 'stage1_block1/conv1'; convolve(x, kernel,
+      platform=None) the result, lowered for another platform than the
+      program's where one is named. Gives the result.
 
   Returns:
     A context manager.
@@ -43,12 +44,12 @@ def computed_by(handle: Callable):
     if isinstance(module, layers.Conv) and method == 'convolve':
       x, kernel, padding = arguments
       # As the method does, for use outside of the module too.
-      stride, platform = module.stride, module.platform
-      return handle(
-        path,
-        lambda x, kernel: layers.convolve(x, kernel, stride, padding, platform),
-        x, kernel,
-      )  # fmt: skip
+      stride, here = module.stride, module.platform
+
+      def lowered(x, kernel, platform=None):
+        return layers.convolve(x, kernel, stride, padding, platform or here)
+
+      return handle(path, lowered, x, kernel)
     if not isinstance(module, nn.Conv) or method != '__call__':
       return following(*arguments, **keywords)
     # A user's own network: Flax's layer has a field for what convolves.
@@ -56,7 +57,8 @@ def computed_by(handle: Callable):
     whole = own or lax.conv_general_dilated
 
     def convolve(x, kernel, *more, feature_group_count=1, **settings):
-      def one(x, kernel):
+      def one(x, kernel, platform=None):
+        del platform  # Flax's is the same on all
         return whole(
           x, kernel, *more, feature_group_count=feature_group_count, **settings
         )
@@ -80,7 +82,7 @@ class Call:
 
   Attributes:
     layer: path of its layer; one that is used twice has two calls.
-    convolve: (x, kernel) -> y.
+    convolve: (x, kernel, platform=None) -> y.
     x, kernel, y: jax.ShapeDtypeStruct, of one device's images.
     from_images: whether no gradient of x is asked for.
   """

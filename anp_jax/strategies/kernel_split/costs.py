@@ -226,7 +226,7 @@ class Costs:
   def table(self, plan: dict[str, Sequence[int]]) -> list[str]:
     """Lines that tell a person of the plan."""
     names = [f'{i}: {n}' for i, n in enumerate(self.names)]
-    lines = [f'devices  {"; ".join(names)}, along mesh.model']
+    lines = [f'devices  {"; ".join(names)}, {self._where()}']
     width = max((len(p) for p in self.layers), default=0)
     for path, layer in self.layers.items():
       counts = plan.get(path)
@@ -254,6 +254,9 @@ class Costs:
         f'plan     alone, {self.names[self.baseline]} would be faster'
       )
     return lines
+
+  def _where(self):
+    return 'along mesh.model'
 
   def _work(self, path, counts):
     """Seconds of each device on a layer."""

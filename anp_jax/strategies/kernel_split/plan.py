@@ -1,5 +1,6 @@
 """Which convolutions are split, and how many features each device computes."""
 
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import re
@@ -91,6 +92,24 @@ def parse(text: str) -> Plan:
       )
     counts[layer] = tuple(map(int, numbers.split(',')))
   return Plan(counts)
+
+
+def check_layers(plan: Shares | Plan, seen: Collection[str]) -> None:
+  """Refuses a plan of layers that the network does not have.
+
+  Args:
+    plan: of the run.
+    seen: paths of the network's convolutions.
+
+  Raises:
+    ConfigError: naming the layer and the nearest that there is.
+  """
+  for layer in plan.layers:
+    if layer not in seen:
+      raise config_lib.ConfigError(
+        f'config.strategy.plan: the network has no convolution {layer!r}'
+        f'{config_lib.nearest(layer, sorted(seen))}'
+      )
 
 
 def of(config) -> Shares | Plan:

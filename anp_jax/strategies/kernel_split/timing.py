@@ -59,6 +59,7 @@ class Timing:
     self._wire = 8 if config.model.param_dtype == 'float64' else wire
     leaves = jax.tree.leaves(made[0].one.params)
     self._params = self._wire * sum(leaf.size for leaf in leaves)
+    # Each a function that makes the one that is timed, by device.
     programs = [
       [_step(p, own, m, rows) for p, m in zip(made, meshes, strict=True)]
     ]
@@ -75,7 +76,9 @@ class Timing:
         places[kind] = slice(len(programs), len(programs) + len(ways))
         held = [{} for _ in self._devices]
         programs += [
-          [_convolution(call, *way, arrays) for arrays in held] for way in ways
+          [_convolution(call, *way, arrays) for arrays in held]
+          + self._more(call, *way)
+          for way in ways
         ]
       self._uses.setdefault(call.layer, []).append((call, places[kind]))
     if not self._uses:
@@ -91,7 +94,8 @@ class Timing:
     """Runs everything once; all processes call it equally often."""
     processes = self._processes
     self._rounds.append([])
-    with futures.ThreadPoolExecutor(len(self._devices)) as pool:
+    at_once = max(map(len, self._programs))
+    with futures.ThreadPoolExecutor(at_once) as pool:
       for program in self._programs:
         processes.beat('timing')
         processes.gather('ready')
@@ -106,16 +110,12 @@ class Timing:
       names: of the devices along mesh.model, for people.
       alike: whether they are of one kind.
     """
-    seconds = np.median(self._rounds, 0)
-    # Seconds of each layer, by way and by device of this process.
-    times = {
-      layer: self._turns * sum(seconds[place] for _, place in uses)
-      for layer, uses in self._uses.items()
-    }
+    times = self._layers()
+    steps = self._times(0)
     own = [
       {
         'device': d.id,
-        'step': seconds[0, i],
+        'step': steps[i],
         'layers': {layer: t[:, i].tolist() for layer, t in times.items()},
       }
       for i, d in enumerate(self._devices)
@@ -150,6 +150,26 @@ class Timing:
     )
     return costs_lib.pooled(found)
 
+  def _layers(self):
+    """Seconds of each layer, by way and by device of this process."""
+    return {
+      layer: self._turns * sum(self._ways(place) for _, place in uses)
+      for layer, uses in self._uses.items()
+    }
+
+  def _ways(self, place):
+    """Seconds of a layer's programs, by way and by device of this process."""
+    return np.array([self._times(p) for p in range(place.start, place.stop)])
+
+  def _more(self, call, count, split):
+    """Makers of what is timed beside the mesh's devices."""
+    del call, count, split
+    return []
+
+  def _times(self, program):
+    """Seconds of a program, medians over the rounds, by device."""
+    return np.median([r[program] for r in self._rounds], 0)
+
   def _layer(self, calls, seconds):
     """Of a layer's calls and (devices, ways) seconds."""
     first, turns = calls[0], self._turns
@@ -168,8 +188,10 @@ class Timing:
     """The functions of a program's makers, each run once."""
     self._processes.beat('compiling')
     runs = []
-    for device, make in zip(self._devices, program, strict=True):
-      with jax.default_device(device):
+    for place, make in enumerate(program):
+      # Others than this process's devices are no matter of JAX's here.
+      own = self._devices[place] if place < len(self._devices) else None
+      with jax.default_device(own):
         runs.append(make())
         runs[-1]()
     return runs

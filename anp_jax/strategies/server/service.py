@@ -1,7 +1,6 @@
 """A server as others see it: Flight calls onto its keeper and its desk."""
 
 import collections
-import contextlib
 import json
 import threading
 import time
@@ -240,7 +239,7 @@ class Service(wire.Port):
   def do_action(self, context, action):
     """Small requests; see the methods of `Lead`."""
     del context
-    with _answering():
+    with wire.answering():
       request = json.loads(action.body.to_pybytes())
       answer = self._act(action.type, request)
     return [json.dumps(answer).encode()]
@@ -248,7 +247,7 @@ class Service(wire.Port):
   def do_get(self, context, ticket):
     """Weights for a worker, or a slice for another server."""
     del context
-    with _answering():
+    with wire.answering():
       request = json.loads(ticket.ticket)
       name = request['name']
       term = self._known(request)
@@ -264,7 +263,7 @@ class Service(wire.Port):
   def do_put(self, context, descriptor, reader, writer):
     """A gradient."""
     del context
-    with _answering():
+    with wire.answering():
       request = json.loads(descriptor.command)
       term = self._known(request)
       likes = (term.shard.gradient_like, term.shard.like.stats)
@@ -321,14 +320,3 @@ def _ticket(request):
 
 def _arrays(state):
   return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-
-
-@contextlib.contextmanager
-def _answering():
-  """Turns what goes wrong into an answer for the caller."""
-  try:
-    yield
-  except (AttributeError, KeyError, TypeError, ValueError) as e:
-    raise flight.FlightServerError(f'refused: {e}') from None
-  except TimeoutError as e:
-    raise flight.FlightTimedOutError(str(e)) from None

@@ -1,0 +1,188 @@
+"""Helpers in other processes: what they are asked travels over Flight."""
+
+from concurrent import futures
+import json
+
+import jax
+from jax import export
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+from anp_jax.strategies import wire
+from anp_jax.strategies.kernel_split import helper as helper_lib
+
+# Seconds of a call: the first one waits until a program is compiled. Of a
+# process that has gone, the processes' own watch tells sooner.
+TIMEOUT = 600.0
+
+
+def shown(device: jax.Device) -> dict:
+  """What another process has to know of a device: JSON values."""
+  target = device.platform
+  if target == 'gpu':
+    is_rocm = 'rocm' in device.client.platform_version.lower()
+    target = 'rocm' if is_rocm else 'cuda'
+  kind = device.device_kind
+  return {'kind': kind, 'platform': device.platform, 'target': target}
+
+
+class Far:
+  """A device of another process, with the face of `helper.Helper`.
+
+  Attributes:
+    name: of the device, for people.
+    platform: 'cpu', 'gpu' or 'tpu'.
+    error: what went wrong on the way or there, or None.
+    is_lost: whether it is because its process has gone.
+    vote: what its process was last heard to ask for; see `cluster.stopping`.
+  """
+
+  def __init__(self, client: wire.Client, device: int, name: str, card: dict):
+    """Makes it.
+
+    Args:
+      client: of the process.
+      device: its number there.
+      name: of the device, for people.
+      card: see `shown`.
+    """
+    self.name, self.platform = name, card['platform']
+    self.error, self.is_lost, self.vote = None, False, 0
+    self._client, self._device = client, device
+    self._target = card['target']
+    self._taught = set()
+    # Each in order, and beside each other: what a layer is given may travel
+    # while the gradient of the one after it comes back.
+    self._up, self._down = (
+      futures.ThreadPoolExecutor(1, name) for name in ('up', 'down')
+    )
+
+  def forward(
+    self, task: helper_lib.Task, x: np.ndarray, kernel: np.ndarray, keep: bool
+  ) -> futures.Future:
+    """Begins a task; see `helper.Helper.forward`."""
+
+    def send():
+      if task.number not in self._taught:
+        self._teach(task)
+        self._taught.add(task.number)
+      self._put('forward', task.number, [x, kernel], keep=keep)
+
+    return self._answer(self._up.submit(send), task.number, 'y', task.y)
+
+  def backward(
+    self, task: helper_lib.Task, dy: np.ndarray, of_x: bool
+  ) -> tuple[futures.Future | None, futures.Future]:
+    """Begins the backward pass; see `helper.Helper.backward`."""
+    number = task.number
+    sent = self._up.submit(self._put, 'backward', number, [dy], of_x=of_x)
+    dx = self._answer(sent, number, 'dx', task.x) if of_x else None
+    return dx, self._answer(sent, number, 'dkernel', task.kernel)
+
+  def close(self) -> None:
+    """Says that nothing more will be asked."""
+    for pool in (self._up, self._down):
+      pool.shutdown(wait=False, cancel_futures=True)
+
+  def _teach(self, task):
+    """Sends a task's programs, compiled there."""
+    wide = task.x.dtype == np.float64
+    with jax.enable_x64(wide):
+      for name, (function, likes) in task.programs(self.platform).items():
+        made = export.export(jax.jit(function), platforms=[self._target])
+        content = np.frombuffer(made(*likes).serialize(), np.uint8)
+        self._put('program', task.number, [content], name=name)
+
+  def _put(self, kind, number, arrays, **more):
+    request = {'kind': kind, 'device': self._device, 'number': number, **more}
+    self._noting(self._client.put, request, arrays)
+
+  def _answer(self, sent, number, name, like):
+    def receive():
+      sent.result()
+      said, data = self._noting(
+        self._client.get, 'result', device=self._device, number=number,
+        part=name,
+      )  # fmt: skip
+      self.vote = max(self.vote, said['vote'])
+      return wire.split(data, [like])[0]
+
+    return self._down.submit(receive)
+
+  def _noting(self, call, *arguments, **more):
+    try:
+      return call(*arguments, **more)
+    except (pa.ArrowException, ValueError) as e:
+      gone = (flight.FlightUnavailableError, flight.FlightTimedOutError)
+      self.is_lost = isinstance(e, gone)
+      self.error = self.error or e
+      raise
+
+
+class Desk(wire.Port):
+  """Where a helping process is asked.
+
+  Attributes:
+    asked: how often it was.
+    vote: what this process asks of the one that trains.
+    is_over: whether it wants nothing more.
+  """
+
+  def __init__(self, config, place, token: str, devices):
+    """As `wire.Port`; devices: jax.Devices of this process."""
+    self.asked = self.vote = 0
+    self.is_over = False
+    self._helpers = [helper_lib.Helper(d, str(d)) for d in devices]
+    self._programs = {}  # (device, number) to exported ones, by name
+    self._begun = {}  # (device, number, name) to future
+    super().__init__(config, place, token, 'a helper')
+
+  def do_put(self, context, descriptor, reader, writer):
+    """A task, or a function of one."""
+    del context
+    with wire.answering():
+      request = json.loads(descriptor.command)
+      data = wire.taken(reader, request['bytes'])
+      self.asked += 1
+      place = request['device'], request['number']
+      helper = self._helpers[place[0]]
+      if request['kind'] == 'program':
+        self._learn(helper, place, request['name'], data)
+      elif request['kind'] == 'forward':
+        likes = self._programs[place]['y'].in_avals
+        x, kernel = wire.split(data, likes)
+        self._begun[*place, 'y'] = helper.begin(
+          place[1], x, kernel, request['keep']
+        )
+      else:
+        (like,) = self._programs[place]['y'].out_avals
+        (dy,) = wire.split(data, [like])
+        dx, dkernel = helper.back(place[1], dy, request['of_x'])
+        self._begun[*place, 'dx'] = dx
+        self._begun[*place, 'dkernel'] = dkernel
+    writer.write(b'taken')
+
+  def do_get(self, context, ticket):
+    """A result, once it is there."""
+    del context
+    with wire.answering():
+      request = json.loads(ticket.ticket)
+      place = request['device'], request['number'], request['part']
+      found = self._begun.pop(place).result()
+      return wire.stream({'vote': self.vote}, [found])
+
+  def close(self):
+    """Listens no more."""
+    self.shutdown()
+
+  def do_action(self, context, action):
+    """The end."""
+    del context, action
+    self.is_over = True
+    return [b'{}']
+
+  def _learn(self, helper, place, name, data):
+    programs = self._programs.setdefault(place, {})
+    programs[name] = export.deserialize(bytearray(data.tobytes()))
+    helper.learn(place[1], {k: jax.jit(p.call) for k, p in programs.items()})
