@@ -23,8 +23,13 @@ pytestmark = [
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGETS = {'cpu:8': 8, 'tpu:v5e:2x2': 4, 'gpu:h200:16x4': 64}  # devices
-# The workers of `server` are runs of `sync` on a few devices each.
-STRATEGIES = [s for s in validation.STRATEGIES if s != 'server']
+# The workers of `server`, and the stations of `relay`, are runs of `sync` on a
+# few devices each; what `kernel_split` sends is told apart below.
+STRATEGIES = [
+  s
+  for s in validation.STRATEGIES
+  if s not in ('server', 'relay', 'kernel_split')
+]
 # Name: overrides; parameters as published; numbers in statistics.
 NETWORKS = {
   'resnet50': (
@@ -62,8 +67,8 @@ CASES = [
 
 
 @functools.cache
-def _compiled(network, strategy, target, dtype='float32'):
-  """The command's last line, for one target."""
+def _compiled(network, strategy, target, dtype='float32', model=1):
+  """The command's last line, for one target; model: devices of that axis."""
   try:
     targets.check_plugin(targets.parse(target))
   except targets.Missing as e:
@@ -73,6 +78,7 @@ def _compiled(network, strategy, target, dtype='float32'):
     'strategy.name': strategy,
     'strategy.reduce_dtype': dtype,
     'strategy.logical_shards': TARGETS[target],
+    'mesh.model': model,
     **NETWORKS[network][0],
   }
   command = [sys.executable, '-m', 'scripts.portability', f'--target={target}']
@@ -123,6 +129,24 @@ def test_steps_compile(network, strategy, target):
     for text in ('asked', 'compiled')
     for narrow in ('bfloat16', 'float16')
   )
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_split_convolutions_compile(target):
+  found = _compiled('cifar10_full', 'kernel_split', target, model=2)
+  images = 64 // (TARGETS[target] // 2)  # a device's
+  results = 32 * 32**2 + 32 * 16**2 + 64 * 8**2  # features of each image
+  kernels = 25 * (3 * 32 + 32 * 32 + 32 * 64)
+  for step, want in (
+    ('train', images * results + kernels),
+    ('eval', found['eval']['images'] * results // (TARGETS[target] // 2)),
+  ):
+    gathers = [r for r in found[step]['asked'] if r['kind'] == 'all-gather']
+    assert sum(r['elements'] for r in gathers) == want
+    assert not any(r['conditional'] for r in gathers)
+    assert found[step]['memory']['together'] > 0
+  train = found['train']
+  assert train['gradients_asked'] == train['gradients_compiled'] == ['float32']
 
 
 @pytest.mark.parametrize('target', TARGETS)

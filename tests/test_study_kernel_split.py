@@ -45,6 +45,7 @@ def test_simulated_devices_are_like_the_fastest():
 def test_the_page_has_every_number(tmp_path):
   found = {
     'batch_size': 32,
+    'helped': False,
     'costs': json.loads(json.dumps(dataclasses.asdict(_costs()))),
     'alone': 5.0,
     'ways': [
@@ -73,6 +74,31 @@ def test_the_page_has_every_number(tmp_path):
   assert 'plan: conv=11,5' in page and '-6.2 %' in page and '+20.0 %' in page
   for name in ('steps.png', 'simulated.png'):
     assert (tmp_path / name).stat().st_size > 5000
+
+
+def test_the_page_of_helpers(tmp_path):
+  """What a helper takes has its way in it: of other links nothing is said."""
+  costs = {**dataclasses.asdict(_costs()), 'whole': (5.0,), 'alike': False}
+  ways = [
+    {'name': 'plan', 'plan': 'conv=11,5', 'predicted': 3.75, 'measured': 4.0,
+     'speed_up': 1.25},
+    {'name': 'equal shares', 'plan': 'nothing', 'predicted': 5.0,
+     'measured': 5.0, 'speed_up': 1.0},
+  ]  # fmt: skip
+  found = {
+    'batch_size': 32, 'helped': True, 'alone': 5.0, 'ways': ways,
+    'costs': json.loads(json.dumps(costs)),
+  }  # fmt: skip
+  runs = [{'name': 'net', 'devices': 2, 'found': [found]}]
+  out = kernel_split.write(
+    str(tmp_path), runs, kernel_split.bandwidths('1gbit'), ['--config=x']
+  )
+  ratios = json.loads(out.splitlines()[-1])
+  ideal = 5 / (1 + 16 / 6)
+  assert ratios['net_2x32']['of_ideal'] == pytest.approx(1.25 / ideal, abs=1e-4)
+  assert ratios['predictions'] == 1
+  assert 'imulated' not in (tmp_path / 'study.md').read_text()
+  assert not (tmp_path / 'simulated.png').exists()
 
 
 def test_the_figure_of_steps_shows_what_was_measured():
@@ -110,11 +136,13 @@ def test_bad_input(capsys, more, expected):
 
 @pytest.mark.multiprocess
 @pytest.mark.soak
-def test_whole_study(tmp_path, capsys):
+@pytest.mark.parametrize('helpers', ['()', "('processes',)"])
+def test_whole_study(tmp_path, capsys, helpers):
   status = study_main.main(
     ['kernel_split', '--config=configs/kernel_split_cifar10.py',
      f'--workdir={tmp_path}', '--batch_sizes=8', '--rounds=1',
-     '--config.model.kernels=(8, 16)', '--config.data.source=synthetic']
+     '--config.model.kernels=(8, 16)', '--config.data.source=synthetic',
+     f'--config.strategy.helpers={helpers}']
   )  # fmt: skip
   out = capsys.readouterr()
   assert status == 0, out.err

@@ -12,9 +12,9 @@ which its calibration timed none: it times convolutions one by one, the step
 that is not split, and collectives. Then it predicts the speed-up on up to 32
 such devices over links of --bandwidths. --load keeps the last device's core
 busy with another process, which takes half of it. --config.KEY=VALUE is for
-all. `python -m scripts.study.split --help` tells how
-to measure on other machines. Status 0: all well; 1: a run failed; 2: bad
-input.
+all; with strategy.helpers the other processes help the first, and nothing is
+predicted over links. `python -m scripts.study.split --help` tells how to
+measure on other machines. Status 0: all well; 1: a run failed; 2: bad input.
 """
 
 import argparse
@@ -171,7 +171,7 @@ def write(folder: str, runs: list[dict], links, arguments) -> str:
   rows, points, ratios = [head], [], {}
   for run in runs:
     for found in run['found']:
-      costs = calibration.from_json(found['costs'])
+      costs = calibration.from_json(found['costs'], found['helped'])
       ideal = costs.alone / costs.ideal()
       told = set()
       for way in found['ways']:
@@ -204,6 +204,8 @@ def write(folder: str, runs: list[dict], links, arguments) -> str:
   curves = {}
   for run in runs:
     for found in run['found']:
+      if found['helped']:  # their links are not apart from their work
+        continue
       costs = calibration.from_json(found['costs'])
       title = f'{run["name"]}, {found["batch_size"]} images'
       # Of several numbers of devices the last one's measurements.
@@ -218,7 +220,8 @@ def write(folder: str, runs: list[dict], links, arguments) -> str:
     for name, line in {**curve['links'], 'ideal': curve['ideal']}.items():
       predicted.append((f'{title}, {name}', *(f'{s:.2f}' for _, s in line)))
   plots.save(plots.split_steps(points), os.path.join(folder, 'steps.png'))
-  plots.save(plots.simulated(curves), os.path.join(folder, 'simulated.png'))
+  if curves:
+    plots.save(plots.simulated(curves), os.path.join(folder, 'simulated.png'))
   command = shlex.join(
     ['python', '-m', 'scripts.study', 'kernel_split', *arguments]
   )
@@ -229,21 +232,38 @@ def write(folder: str, runs: list[dict], links, arguments) -> str:
     'Over one alone: the time of one device, the others idle, over that of '
     'all, in the same round. Ideal: nothing travels, convolutions run at all '
     "devices' rates together, all else at the fastest one's.",
-    'Simulated: devices like the fastest one measured, in a ring of links of '
-    f'that bandwidth and {1e6 * _LATENCY:.0f} us a message, each with the plan '
-    'that is best for it.',
   ]
+  if any(found['helped'] for run in runs for found in run['found']):
+    notes.append(
+      'Of a helper, rates are with what it is sent and gives back, which is '
+      'timed with its work.'
+    )
+  if curves:
+    notes.append(
+      'Simulated: devices like the fastest one measured, in a ring of links of '
+      f'that bandwidth and {1e6 * _LATENCY:.0f} us a message, each with the '
+      'plan that is best for it.'
+    )
   first, second = (table.markdown(part) for part in (rows, predicted))
   pages = [
     '# Convolutions split over devices', f'    {command}', '\n'.join(first),
     '\n'.join(f'- {n}' for n in notes), '![steps](steps.png)',
-    '\n'.join(second), '![simulated](simulated.png)',
   ]  # fmt: skip
+  if curves:
+    pages += ['\n'.join(second), '![simulated](simulated.png)']
   path = os.path.join(folder, 'study.md')
   with open(path, 'w', encoding='utf-8') as f:
     f.write('\n\n'.join(pages) + '\n')
   return '\n'.join(
-    ['', *first, '', *second, '', f'study: {path}', json.dumps(ratios)]
+    [
+      '',
+      *first,
+      '',
+      *(second if curves else []),
+      '',
+      f'study: {path}',
+      json.dumps(ratios),
+    ]
   )
 
 

@@ -35,6 +35,7 @@ from anp_jax import xla_flags
 from anp_jax.data import sources
 from anp_jax.strategies import shares as shares_lib
 from anp_jax.strategies.kernel_split import calibration
+from anp_jax.strategies.kernel_split import crew as crew_lib
 from anp_jax.strategies.kernel_split import timing as timing_lib
 from scripts.study import grid
 
@@ -71,7 +72,7 @@ def ways(costs) -> dict[str, dict]:
 
 
 def measure(
-  config, processes, rounds: int = ROUNDS, brief: bool = False
+  config, processes, rounds: int = ROUNDS, brief: bool = False, crew=None
 ) -> dict:
   """Times one batch size.
 
@@ -80,13 +81,16 @@ def measure(
     processes: `cluster.Processes`; all call it.
     rounds: in which each way makes a step.
     brief: whether only the plan and equal shares are timed.
+    crew: `crew.Crew`, where helpers split with one device; else a mesh does.
 
   Returns:
-    batch_size; costs, as dataclasses.asdict gives them; alone; ways, a list of
-    name, plan, predicted and measured seconds.
+    batch_size; helped: whether with a crew; costs, as dataclasses.asdict gives
+    them; alone; ways, a list of name, plan, predicted and measured seconds.
   """
-  mesh = mesh_lib.create(config, hosts=processes.hosts)
-  if mesh.shape[mesh_lib.DATA] > 1 or mesh.shape[mesh_lib.MODEL] < 2:
+  devices, helpers = (crew.devices, crew.helpers) if crew else (None, ())
+  mesh = mesh_lib.create(config, devices, processes.hosts)
+  is_split = helpers or mesh.shape[mesh_lib.MODEL] > 1
+  if mesh.shape[mesh_lib.DATA] > 1 or not is_split:
     raise config_lib.ConfigError(
       f'config.mesh.data={config.mesh.data}: expected 1, and two devices or '
       'more along config.mesh.model'
@@ -96,8 +100,7 @@ def measure(
   objective = objective_lib.create(source.vocabulary, config.label_smoothing)
   size = config.batch_size
   about = (objective, size, len(source))
-  timing = timing_lib.Timing(config, mesh, *about, processes)
-  kinds = calibration.kinds(mesh, processes)
+  timing, kinds = calibration.begin(config, mesh, *about, processes, helpers)
   batch = timing_lib.images(config, mesh, size)
   timing.round()
   timing.round()
@@ -111,11 +114,11 @@ def measure(
     processes.beat('compiling')
     own = config.copy_and_resolve_references()
     own.strategy.plan = calibration.text(costs, plan)
-    parts = assembly.create(own, mesh, *about)
+    parts = assembly.create(own, mesh, *about, helpers)
     if state is None:
       state = state_lib.create(parts.init, parts.like)
     steps[name] = parts.train_step.lower(state, batch).compile()
-  device = mesh.devices.reshape(-1, len(costs.names))[0, baseline]
+  device = mesh.devices.flat[baseline]
   alone = None
   if device.process_index == processes.index:
     alone = timing_lib.alone(config, device, *about)
@@ -143,6 +146,7 @@ def measure(
   costs = timing.costs(*kinds)
   return {
     'batch_size': size,
+    'helped': bool(helpers),
     'costs': dataclasses.asdict(costs),
     'alone': statistics.median(found[ALONE]),
     'ways': [
@@ -166,8 +170,8 @@ def main(arguments: list[str]) -> int:
     overrides, rest = command_line.split_overrides(arguments)
     flags = _flags(rest)
     sizes = grid.numbers('--batch_sizes', flags.batch_sizes, 1)
-    xla_flags.enable()
     config = command_line.load(flags.config, overrides)
+    xla_flags.enable_for(config)
     if config.strategy.name != 'kernel_split':
       raise config_lib.ConfigError(
         f'config.strategy.name={config.strategy.name!r}: expected kernel_split'
@@ -179,23 +183,35 @@ def main(arguments: list[str]) -> int:
     place = cluster.find(
       flags.coordinator, flags.num_processes, flags.process_id
     )
-    found = []
-    with cluster.start(config, place, {}) as processes:
-      for size in sizes:
-        own = config.copy_and_resolve_references()
-        own.batch_size = size
-        found.append(measure(own, processes, flags.rounds, flags.brief))
-        if not processes.index:
-          print(json.dumps(found[-1]), flush=True)
-      if not processes.index:
-        os.makedirs(flags.workdir, exist_ok=True)
-        with open(os.path.join(flags.workdir, FILE), 'w') as f:
-          json.dump(found, f, indent=1)
+    helps = bool(config.strategy.helpers)
+    command = {'--mode': 'train'} if helps else {}
+    with cluster.start(config, place, command) as processes:
+      if not helps:
+        _measure_all(config, processes, sizes, flags)
+      elif processes.index:
+        crew_lib.serve(config, processes)
+      else:
+        with crew_lib.Crew(config, processes) as crew:
+          _measure_all(config, crew.processes, sizes, flags, crew)
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
     print(f'error: {text}', file=sys.stderr)
     return code
   return 0
+
+
+def _measure_all(config, processes, sizes, flags, crew=None):
+  found = []
+  for size in sizes:
+    own = config.copy_and_resolve_references()
+    own.batch_size = size
+    found.append(measure(own, processes, flags.rounds, flags.brief, crew))
+    if not processes.index:
+      print(json.dumps(found[-1]), flush=True)
+  if not processes.index:
+    os.makedirs(flags.workdir, exist_ok=True)
+    with open(os.path.join(flags.workdir, FILE), 'w') as f:
+      json.dump(found, f, indent=1)
 
 
 def _flags(arguments):

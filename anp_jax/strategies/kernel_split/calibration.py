@@ -109,11 +109,8 @@ def measure(
     processes: `cluster.Processes`; all call it.
     helpers: devices beside the mesh, see `crew`.
   """
-  about = (config, mesh, objective, batch_size, examples, processes)
-  timing = (
-    helped_timing.Timing(*about, helpers)
-    if helpers
-    else timing_lib.Timing(*about)
+  timing, kinds = begin(
+    config, mesh, objective, batch_size, examples, processes, helpers
   )
   spent = made = 0
   while made < _ROUNDS[0] or (spent < _SECONDS and made < _ROUNDS[1]):
@@ -122,8 +119,29 @@ def measure(
     made += 1
     # All must make equally many.
     spent += max(processes.gather(time.perf_counter() - start))
+  return timing.costs(*kinds)
+
+
+def begin(
+  config, mesh, objective, batch_size: int, examples: int, processes, helpers
+):
+  """What times a network, and what its `costs` is to be told of the devices.
+
+  Args:
+    config: the run's config.
+    mesh: of the run.
+    objective: `objective.Objective`.
+    batch_size: images a step over all devices.
+    examples: images an epoch.
+    processes: `cluster.Processes`; all call it.
+    helpers: devices beside the mesh, see `crew`.
+  """
+  about = (config, mesh, objective, batch_size, examples, processes)
   names, alike = kinds(mesh, processes)
-  return timing.costs([*names, *(h.name for h in helpers)], alike)
+  if not helpers:
+    return timing_lib.Timing(*about), (names, alike)
+  names += [h.name for h in helpers]
+  return helped_timing.Timing(*about, helpers), (names, False)
 
 
 def kinds(mesh, processes) -> tuple[list[str], bool]:
