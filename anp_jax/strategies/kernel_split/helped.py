@@ -79,7 +79,7 @@ def task(convolve: Callable, x, kernel, y, count: int) -> helper_lib.Task:
   """What a helper is to compute so many features of.
 
   Args:
-    convolve: as for `split`.
+    convolve: as for `Use`.
     x: array or its shape.
     kernel: likewise, of all features.
     y: likewise, of all features.
