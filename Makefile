@@ -55,8 +55,10 @@ demo: $(READY)  ## Train a small model on made-up data, on any machine.
 	$(VENV_PYTHON) main.py --config=configs/resnet_anp.py:demo \
 	  --workdir=runs/demo
 
+# A file's tests in one process: what they make once, or compile, is not made
+# twice.
 test: $(READY)  ## Run the quick tests.
-	$(VENV_PYTHON) -m pytest -q -n 2 -m "not ($(LEFT_OUT) or $(MARKED))" \
+	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadfile -m "not ($(LEFT_OUT) or $(MARKED))" \
 	  $(PYTEST_ARGS)
 
 # Not the quick ones again: `make test test-all` runs every test once. Those of

@@ -157,7 +157,7 @@ def _run(config, workdir, mode, which, processes, crew=None):
   )
   telemetry.note(f'workdir  {workdir}')
   summary.introduce(telemetry, config, mesh, one, train_source, eval_source)
-  for line in lines:
+  for line in [*(f'helper   {h.name}' for h in helpers), *lines]:
     telemetry.note(line)
   every = {
     name: config_lib.steps(config[name].every, batch_size, len(train_source))

@@ -7,7 +7,9 @@ trains the smallest of the paper's networks, 50 and 500 kernels, on the embedded
 set anp_shapes at 32 px. All devices, here two processes with a core each, have
 the same batch; of each convolution each computes as many channels as the run's
 plan says, which is made of what they are timed to take, or as many as
---config.strategy.shares="(2, 1)" says. On one device nothing is split.
+--config.strategy.shares="(2, 1)" says. On one device nothing is split. With
+--config.strategy.helpers="('processes',)" the second process, of any platform,
+only helps the first.
 Under Slurm: sbatch scripts/slurm/train.sbatch --config=... . Variants:
 
   150x800, 300x1000, 500x1500   the paper's other networks; the last one has

@@ -169,10 +169,14 @@ def test_a_step_is_that_of_the_unsplit_network(
   _same(scores, want, TIGHT)
 
 
-@pytest.mark.parametrize('data, model', [(1, 2), (2, 2), (1, 4), (1, 8)])
 @pytest.mark.parametrize(
-  'plan', ['nothing', 'apart', 'conv2={}', 'conv1={}; conv2={}']
-)
+  'plan, data, model',
+  [
+    ('nothing', 1, 2), ('nothing', 1, 8), ('apart', 1, 2), ('apart', 2, 2),
+    ('conv2={}', 1, 2), ('conv2={}', 1, 4), ('conv1={}; conv2={}', 1, 2),
+    ('conv1={}; conv2={}', 2, 2), ('conv1={}; conv2={}', 1, 8),
+  ],
+)  # fmt: skip
 def test_a_planned_step_is_that_of_the_unsplit_network(
   x64, whole, plan, data, model
 ):

@@ -264,7 +264,9 @@ def _measurable(devices, mesh_data=1, **overrides):
   return config, mesh, objective, config.batch_size, 80
 
 
-@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+@pytest.mark.parametrize(
+  'devices', [1, 2, 4, pytest.param(8, marks=pytest.mark.soak)]
+)
 def test_calibration_sees_every_layer_and_device(devices, monkeypatch):
   monkeypatch.setattr(calibration, '_ROUNDS', (1, 1))
   arguments = _measurable(devices)

@@ -188,7 +188,9 @@ def test_no_bit_depends_on_the_processes(tmp_path):
   assert not [k for k in want if have[k].tobytes() != want[k].tobytes()]
 
 
-@pytest.mark.parametrize('name', ['TERM', 'USR1', 'INT'])
+@pytest.mark.parametrize(
+  'name', ['TERM', 'USR1', pytest.param('INT', marks=pytest.mark.soak)]
+)
 def test_a_signal_to_one_stops_all_at_one_step(tmp_path, name):
   with launching.Ranks(
     tmp_path, 2, launching.arguments(tmp_path / 'run', **_LONG)

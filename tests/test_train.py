@@ -269,6 +269,10 @@ def test_metrics_are_cut_back_to_the_restored_step(tmp_path, one):
   assert _steps(tmp_path, 'train')[-2:] == [12, 13]
 
 
+# Compiles in a second.
+_SMALL = '--config.model.name=tests.user_network:SmallNet'
+
+
 def _command(workdir, *more):
   return [
     sys.executable, 'main.py', f'--config={_TINY}', f'--workdir={workdir}',
@@ -280,8 +284,9 @@ def _command(workdir, *more):
 def test_ctrl_c_and_the_same_command_again(tmp_path):
   """As a person does it: a process, SIGINT, the same words again."""
   command = _command(
-    tmp_path, '--config.duration=1000000 steps', '--config.log.every=1 steps'
-  )
+    tmp_path, _SMALL, '--config.duration=1000000 steps',
+    '--config.log.every=1 steps',
+  )  # fmt: skip
   process = subprocess.Popen(
     command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     text=True,
@@ -303,7 +308,7 @@ def test_ctrl_c_and_the_same_command_again(tmp_path):
 @pytest.mark.slow
 def test_not_finite_exits_with_one_line(tmp_path):
   done = subprocess.run(
-    _command(tmp_path, '--config.optimizer.learning_rate=1e30'),
+    _command(tmp_path, _SMALL, '--config.optimizer.learning_rate=1e30'),
     cwd=_ROOT, capture_output=True, text=True,
   )  # fmt: skip
   assert done.returncode == 1
@@ -316,7 +321,7 @@ def test_not_finite_exits_with_one_line(tmp_path):
 def test_tensorflow_is_never_imported(tmp_path, source):
   """By a whole run, report and all, on a source that has no need of it."""
   (tmp_path / 'tensorflow.py').write_text('raise SystemExit("imported")')
-  more = [f'--config.data.source={source}']
+  more = [_SMALL, f'--config.data.source={source}']
   if source == 'arrays':
     images = np.zeros((32, 32, 32, 3), np.uint8)
     labels = np.arange(32) % 12
@@ -344,7 +349,7 @@ def test_killed_again_and_again_ends_with_the_same_bits(tmp_path):
   more = [
     f'--config.duration={steps} steps', '--config.checkpoint.every=1 steps',
     '--config.log.every=1 steps', '--config.eval.every=40 steps',
-    '--config.ema=0.9', '--config.model.name=tests.user_network:SmallNet',
+    '--config.ema=0.9', _SMALL,
   ]  # fmt: skip
   straight, broken = tmp_path / 'straight', tmp_path / 'broken'
   subprocess.run(

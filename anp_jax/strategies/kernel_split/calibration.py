@@ -11,6 +11,7 @@ import jax
 from anp_jax import mesh as mesh_lib
 from anp_jax.strategies.kernel_split import costs as costs_lib
 from anp_jax.strategies.kernel_split import helped_timing
+from anp_jax.strategies.kernel_split import helper as helper_lib
 from anp_jax.strategies.kernel_split import plan as plan_lib
 from anp_jax.strategies.kernel_split import timing as timing_lib
 
@@ -154,7 +155,7 @@ def kinds(mesh, processes) -> tuple[list[str], bool]:
 def devices(mesh, processes) -> list[list[tuple[str, str]]]:
   """Processor and host of each device, by its place on data and model."""
   hosts = processes.gather(f'{platform.node()}, rank {processes.index}')
-  cpus = processes.gather(_processor())
+  cpus = processes.gather(helper_lib.processor())
   return [
     [
       (cpus[d.process_index] if d.platform == 'cpu' else d.device_kind,
@@ -163,19 +164,6 @@ def devices(mesh, processes) -> list[list[tuple[str, str]]]:
     ]
     for row in mesh.devices.reshape(-1, mesh.shape[mesh_lib.MODEL])
   ]  # fmt: skip
-
-
-def _processor():
-  """The CPU's name and how many of its cores this process may use."""
-  name = platform.machine()
-  try:
-    with open('/proc/cpuinfo') as f:
-      found = [line for line in f if line.startswith('model name')]
-    name = found[0].partition(':')[2].strip() if found else name
-    cores = len(os.sched_getaffinity(0))
-  except (OSError, AttributeError):  # not of Linux
-    cores = os.cpu_count()
-  return f'{name}, {cores} core{"s" if cores > 1 else ""}'
 
 
 def from_json(found: dict, with_helpers: bool = False) -> costs_lib.Costs:

@@ -45,7 +45,7 @@ class Crew:
           raise config_lib.ConfigError(
             f'config.strategy.helpers: {name!r} is the device that trains'
           )
-        label = f'{device.device_kind} ({name})'
+        label = f'{helper_lib.kind(device)} ({name})'
         self.helpers.append(helper_lib.Helper(device, label))
     shares = config.strategy.shares
     if shares and len(shares) != 1 + len(self.helpers):
@@ -69,7 +69,7 @@ class Crew:
         raise kind(f'helper {helper.name}: {text}') from helper.error
     for client in self._clients:
       if error is None:
-        client.ask('over')
+        self._let_go(client)
       client.close()
 
   def vote(self) -> int:
@@ -85,6 +85,7 @@ class Crew:
     from anp_jax.strategies import wire  # Flight is imported
     from anp_jax.strategies.kernel_split import far
 
+    self._let_go = far.let_go
     token = processes.gather(secrets.token_hex(32))[0]
     found = []
     for rank, card in enumerate(processes.gather(None)):

@@ -1,6 +1,7 @@
 """Helpers in other processes: what they are asked travels over Flight."""
 
 from concurrent import futures
+import contextlib
 import json
 
 import jax
@@ -23,8 +24,14 @@ def shown(device: jax.Device) -> dict:
   if target == 'gpu':
     is_rocm = 'rocm' in device.client.platform_version.lower()
     target = 'rocm' if is_rocm else 'cuda'
-  kind = device.device_kind
+  kind = helper_lib.kind(device)
   return {'kind': kind, 'platform': device.platform, 'target': target}
+
+
+def let_go(client: wire.Client) -> None:
+  """Tells a process that it is over, if it is still there."""
+  with contextlib.suppress(pa.ArrowException):
+    client.ask('over')
 
 
 class Far:

@@ -9,6 +9,8 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import functools
+import os
+import platform as platform_lib
 
 import jax
 import numpy as np
@@ -160,3 +162,21 @@ class Helper:
     except Exception as e:
       self.error = self.error or e
       raise
+
+
+def kind(device: jax.Device) -> str:
+  """What a device of this process is, for people."""
+  return processor() if device.platform == 'cpu' else device.device_kind
+
+
+def processor() -> str:
+  """The CPU's name and how many of its cores this process may use."""
+  name = platform_lib.machine()
+  try:
+    with open('/proc/cpuinfo') as f:
+      found = [line for line in f if line.startswith('model name')]
+    name = found[0].partition(':')[2].strip() if found else name
+    cores = len(os.sched_getaffinity(0))
+  except (OSError, AttributeError):  # not of Linux
+    cores = os.cpu_count()
+  return f'{name}, {cores} core{"s" if cores > 1 else ""}'
