@@ -27,6 +27,18 @@ jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
+# Minutes each: begun last, they would leave all other processes idle.
+_LONGEST = (
+  'test_shipped_demo_learns',
+  'test_killed_again_and_again_ends_with_the_same_bits',
+)
+
+
+def pytest_collection_modifyitems(items):
+  """The longest tests come first; all others keep their order."""
+  items.sort(key=lambda item: item.name not in _LONGEST)
+
+
 @pytest.fixture
 def config():
   """The tiny recipe, a fresh copy for each test."""
