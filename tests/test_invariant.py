@@ -140,7 +140,7 @@ def _alone(case, steps):
 
 def _marks(case, devices):
   if case == 'adamw':
-    return () if devices == 8 else (pytest.mark.slow,)
+    return {8: (), 4: (pytest.mark.slow,)}.get(devices, (pytest.mark.soak,))
   if case == 'everything' and devices == 8:
     return (pytest.mark.slow,)
   return (pytest.mark.soak,)

@@ -179,17 +179,25 @@ def _invariant(folder, name, topologies):
   return launching.weights(folder / name)
 
 
-def test_no_bit_depends_on_the_processes(tmp_path):
-  """A run that goes on over 2, 1 and 4 processes is that of one."""
+@pytest.mark.parametrize(
+  'topologies',
+  [
+    [[2, 2], [1] * 4],
+    pytest.param([[2, 2], [1], [1] * 4], marks=pytest.mark.soak),
+  ],
+)
+def test_no_bit_depends_on_the_processes(tmp_path, topologies):
+  """A run that goes on over 2 and 4 processes is that of one."""
   want = _invariant(tmp_path, 'one', [[1]])
   assert '12/params/conv1/kernel' in want
-  have = _invariant(tmp_path, 'mixed', [[2, 2], [1], [1] * 4])
+  have = _invariant(tmp_path, 'mixed', topologies)
   assert have.keys() == want.keys()
   assert not [k for k in want if have[k].tobytes() != want[k].tobytes()]
 
 
 @pytest.mark.parametrize(
-  'name', ['TERM', 'USR1', pytest.param('INT', marks=pytest.mark.soak)]
+  'name',
+  ['TERM', *(pytest.param(n, marks=pytest.mark.soak) for n in ('USR1', 'INT'))],
 )
 def test_a_signal_to_one_stops_all_at_one_step(tmp_path, name):
   with launching.Ranks(
@@ -427,6 +435,7 @@ def photographs(tmp_path):
   return {'data.source': 'folder', 'data.path': str(tmp_path / 'tree')}
 
 
+@pytest.mark.soak
 def test_processes_count_damage_like_one(tmp_path, photographs):
   for name, count in (('one', 1), ('many', 2)):
     launching.run(

@@ -100,7 +100,7 @@ def test_the_first_step_and_the_last(tmp_path, one):
   assert _recorded(tmp_path) == list(range(1, 13))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_resumed_run_may_ask_for_other_steps(tmp_path, one, capsys):
   one.duration = '6 steps'
   train.run(one, str(tmp_path))
@@ -165,7 +165,7 @@ def test_a_run_that_fails_inside_closes_the_trace(tmp_path, one):
   assert _recorded(tmp_path)[:2] == [2, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_goes_on_where_no_trace_can_be_taken(tmp_path, one, capsys):
   one.profile.steps = '3:5'
   jax.profiler.start_trace(str(tmp_path / 'other'))
