@@ -26,9 +26,19 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SERVER = 'anp_jax.strategies.server.'
 # Module, class, method, and whether it has done its work when the end comes.
 _CALLS = {
-  'pull': (_SERVER + 'wire', 'Client', 'get', True),  # of one server's slice
+  'pull': (
+    'anp_jax.strategies.wire',
+    'Client',
+    'get',
+    True,
+  ),  # of one server's slice
   'compute': (_SERVER + 'worker', 'Worker', 'compute', False),
-  'push': (_SERVER + 'wire', 'Client', 'put', True),  # to one server of two
+  'push': (
+    'anp_jax.strategies.wire',
+    'Client',
+    'put',
+    True,
+  ),  # to one server of two
   'apply': (_SERVER + 'shard', 'Shard', 'apply', False),
   'save': ('anp_jax.checkpoint', 'Checkpoints', 'save', True),  # it is written
 }
