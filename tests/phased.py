@@ -24,21 +24,12 @@ import time
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SERVER = 'anp_jax.strategies.server.'
+_WIRE = 'anp_jax.strategies.wire'
 # Module, class, method, and whether it has done its work when the end comes.
 _CALLS = {
-  'pull': (
-    'anp_jax.strategies.wire',
-    'Client',
-    'get',
-    True,
-  ),  # of one server's slice
+  'pull': (_WIRE, 'Client', 'get', True),  # of one server's slice
   'compute': (_SERVER + 'worker', 'Worker', 'compute', False),
-  'push': (
-    'anp_jax.strategies.wire',
-    'Client',
-    'put',
-    True,
-  ),  # to one server of two
+  'push': (_WIRE, 'Client', 'put', True),  # to one server of two
   'apply': (_SERVER + 'shard', 'Shard', 'apply', False),
   'save': ('anp_jax.checkpoint', 'Checkpoints', 'save', True),  # it is written
 }
