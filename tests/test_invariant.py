@@ -125,7 +125,7 @@ _CASES = {
 
 
 # Two hundred in `make soak`.
-_STEPS = int(os.environ.get('ANP_STEPS', 40))
+_STEPS = int(os.environ.get('ANP_STEPS', 30))
 
 
 @functools.cache

@@ -139,7 +139,7 @@ def test_a_step_with_helpers_over_flight(x64, whole, distant, helpers):
   _same_step(distant(helpers), whole, shares, **name)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_resnet_is_that_of_the_unsplit_network(x64, whole, near):
   overrides = {'model.name': 'resnet18', 'model.width': 6}
   _same_step(near(1), whole, {'strategy.shares': (3, 1)}, **overrides)

@@ -383,6 +383,7 @@ def test_nobody_at_the_coordinator(tmp_path):
   assert 'loopback' in done.stderr
 
 
+@pytest.mark.soak
 def test_launch_local(tmp_path):
   """As the documentation has it; and its status is that of the failing rank."""
   command = ['scripts/launch_local.sh', '2', '--devices=2', '--bind']

@@ -111,7 +111,7 @@ def test_dedicated_server_and_evaluation(tmp_path):
   assert 'checkpoint of step 20, 70 images' in text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_killed_worker_stops_nobody_and_may_come_back(tmp_path):
   arguments = _arguments(tmp_path, duration='600 steps')
   with launching.Ranks(tmp_path, 3, arguments) as ranks:

@@ -214,6 +214,7 @@ def test_preempted(cluster, tmp_path):
   assert 'stopped at step' in log.read_text()
 
 
+@pytest.mark.soak
 def test_a_cancelled_job_stays_so(cluster, tmp_path):
   keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps'}
   job = _submit(cluster, tmp_path, (), keys)
@@ -223,6 +224,7 @@ def test_a_cancelled_job_stays_so(cluster, tmp_path):
   assert cluster.field(job, 'JobState') == 'CANCELLED'
 
 
+@pytest.mark.soak
 def test_a_run_that_comes_no_further_is_given_up(cluster, tmp_path):
   """A rank that dies in its first step, every time."""
   job = _submit(

@@ -129,7 +129,7 @@ def _interrupt_after(monkeypatch, steps):
   'name',
   [
     'tests.user_network:SmallNet',
-    pytest.param('resnet18', marks=pytest.mark.slow),
+    pytest.param('resnet18', marks=pytest.mark.soak),
   ],
 )
 def test_interrupted_run_goes_on_bit_for_bit(
