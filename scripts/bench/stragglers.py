@@ -1,15 +1,21 @@
-"""What one slow worker of four costs each mode of the strategy `server`.
+"""What one slow worker of four costs `sync`, and each mode of `server`.
 
   python scripts/bench/stragglers.py
 
-Four workers and a server, threads of one process, over real sockets. Computing
-is emulated by a sleep, since four workers would fight for the cores: 0.2 s a
-gradient, and 0.6 s on the slow one. Each worker has equally many images at a
-time in all modes; synchronous without backup workers is what `sync` does: all
-wait for the slowest. An update's gradient is real, and always the same one.
+`sync`: four processes of one run, whose gradients are summed over gloo.
+`server`: four workers and a server, threads of one process, over real sockets.
+Computing is emulated by a sleep, since four workers would fight for the cores:
+0.2 s a gradient, and 0.6 s on the slow one. Each worker has equally many images
+at a time in all modes. In `server` an update's gradient is real, and always the
+same one; in `sync` each is computed besides, which takes milliseconds.
 """
 
+import argparse
+import dataclasses
 import os
+import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -17,9 +23,12 @@ import time
 import _common
 
 _COMPUTE, _SLOWER, _WORKERS, _IMAGES = 0.2, 3, 4, 8
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
+_SYNC = 'sync'
+_SYNC_STEPS = 24
 _KEYS = {
-  'strategy.name': 'server',
   'model.name': 'lenet',
+  'optimizer.learning_rate': '0.001',
   'data.image_size': '28',
   'schedule.warmup': '0 steps',
   'log.tensorboard': 'False',
@@ -28,7 +37,7 @@ _KEYS = {
   'checkpoint.every': '100000 steps',
 }
 _MODES = {
-  'synchronous (as sync)': ({'strategy.mode': 'synchronous'}, 4, 24),
+  'synchronous': ({'strategy.mode': 'synchronous'}, 4, 24),
   'synchronous, 1 backup': (
     {'strategy.mode': 'synchronous', 'strategy.backup_workers': '1'}, 3, 48,
   ),
@@ -42,35 +51,127 @@ _MODES = {
 def main():
   """Prints the table."""
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-  rows = [('mode', 'images/s', 'of the first', 'staleness, mean', 'most')]
-  rates = {}
+  flags = _flags()
+  if flags.workdir:
+    _train_in_step(flags)
+    return
+  with tempfile.TemporaryDirectory() as folder:
+    rates = {_SYNC: _in_step(folder)}
+  rows = [
+    ('mode', 'images/s', 'of the first', 'staleness, mean', 'most'),
+    (_SYNC, f'{rates[_SYNC]:.0f}', '1.00', '0.0', '0'),
+  ]
   for name, (keys, shards, updates) in _MODES.items():
     with tempfile.TemporaryDirectory() as folder:
       rate, stale = _run(keys, shards, updates, folder)
     rates[name] = rate
-    first = rates['synchronous (as sync)']
+    first = rates[_SYNC]
     mean = sum(s * n for s, n in stale.items()) / stale.total()
     rows.append((
       name, f'{rate:.0f}', f'{rate / first:.2f}', f'{mean:.1f}',
       str(max(stale)),
     ))  # fmt: skip
-  first = rates['synchronous (as sync)']
+  first = rates[_SYNC]
   _common.show(
     f'{_WORKERS} workers, one {_SLOWER} times slower',
     rows,
     {
-      'async_over_synchronous': rates['async'] / first,
-      'bounded_over_synchronous': rates['bounded, 8'] / first,
-      'backup_over_synchronous': rates['synchronous, 1 backup'] / first,
+      'async_over_sync': rates['async'] / first,
+      'bounded_over_sync': rates['bounded, 8'] / first,
+      'backup_over_sync': rates['synchronous, 1 backup'] / first,
+      'synchronous_over_sync': rates['synchronous'] / first,
     },
   )
+
+
+def _flags():
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  # Given to the processes of `sync`.
+  for name in ('--workdir', '--coordinator'):
+    parser.add_argument(name, help=argparse.SUPPRESS)
+  parser.add_argument('--process_id', type=int, help=argparse.SUPPRESS)
+  return parser.parse_args()
+
+
+def _in_step(folder):
+  """Images a second of four processes with `sync`."""
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    port = s.getsockname()[1]
+  processes = [
+    subprocess.Popen(
+      [sys.executable, __file__, f'--workdir={folder}', f'--process_id={i}',
+       f'--coordinator=127.0.0.1:{port}'],
+      cwd=_ROOT, stdout=subprocess.DEVNULL,
+    )
+    for i in range(_WORKERS)
+  ]  # fmt: skip
+  if any([p.wait() for p in processes]):
+    sys.exit(1)
+  return _rate(folder, _SYNC_STEPS, _IMAGES * _WORKERS)
+
+
+def _train_in_step(flags):
+  """One of these processes."""
+  from anp_jax import assembly
+  from anp_jax import cluster
+  from anp_jax import train
+
+  seconds = _COMPUTE * (_SLOWER if flags.process_id == _WORKERS - 1 else 1)
+  create = assembly.create
+
+  def slowed(*arguments, **more):
+    parts = create(*arguments, **more)
+    return dataclasses.replace(
+      parts, train_step=_Slowed(parts.train_step, seconds)
+    )
+
+  assembly.create = slowed
+  config = _config({'strategy.name': 'sync'}, _SYNC_STEPS, _WORKERS)
+  place = cluster.find(flags.coordinator, _WORKERS, flags.process_id)
+  with cluster.start(config, place) as processes:
+    train.run(config, flags.workdir, processes=processes)
+
+
+class _Slowed:
+  """A step that sleeps before it computes."""
+
+  def __init__(self, step, seconds):
+    self._step, self._seconds = step, seconds
+
+  def lower(self, *arguments):
+    return _Slowed(self._step.lower(*arguments), self._seconds)
+
+  def compile(self):
+    return _Slowed(self._step.compile(), self._seconds)
+
+  def __call__(self, *arguments):
+    time.sleep(self._seconds)
+    return self._step(*arguments)
+
+
+def _config(keys, updates, shards):
+  from anp_jax import command_line
+
+  return command_line.load(
+    os.path.join(_ROOT, 'configs', 'resnet_anp.py:tiny'),
+    {**_KEYS, **keys, 'duration': f'{updates} steps',
+     'batch_size': str(_IMAGES * shards)},
+  )  # fmt: skip
+
+
+def _rate(workdir, updates, images):
+  """Images a second, without the first third."""
+  from anp_jax import telemetry
+
+  lines = [r for r in telemetry.read(workdir) if r['kind'] == 'train']
+  kept = [r for r in lines if r['step'] > updates // 3]
+  return len(kept) * images / sum(r['seconds'] for r in kept)
 
 
 def _run(keys, shards, updates, workdir):
   """Images a second, without the first third, and the staleness."""
   from anp_jax import cluster
-  from anp_jax import command_line
-  from anp_jax import telemetry
   from anp_jax.cluster import places
   from anp_jax.strategies.server import log
   from anp_jax.strategies.server import run
@@ -89,17 +190,10 @@ def _run(keys, shards, updates, workdir):
     return gradient, term, dict(values)
 
   worker.Worker.compute = compute
-  root = os.path.join(os.path.dirname(__file__), '..', '..')
-  keys = {
-    **_KEYS, **keys, 'duration': f'{updates} steps',
-    'batch_size': str(_IMAGES * shards),
-    'strategy.lanes': '1',
-  }  # fmt: skip
+  keys = {**keys, 'strategy.name': 'server', 'strategy.lanes': '1'}
 
   def one(index):
-    config = command_line.load(
-      os.path.join(root, 'configs', 'resnet_anp.py:tiny'), keys
-    )
+    config = _config(keys, updates, shards)
     place = places.Place('bench', index, _WORKERS, hosts=1)
     with cluster.Processes(config, place) as processes:
       run.run(config, workdir, processes)
@@ -113,10 +207,7 @@ def _run(keys, shards, updates, workdir):
   one(0)
   for thread in others:
     thread.join(20)
-  lines = [r for r in telemetry.read(workdir) if r['kind'] == 'train']
-  kept = [r for r in lines if r['step'] > updates // 3]
-  seconds = sum(r['seconds'] for r in kept)
-  rate = len(kept) * _IMAGES * shards / seconds
+  rate = _rate(workdir, updates, _IMAGES * shards)
   return rate, log.staleness(log.read(workdir))
 
 
