@@ -97,7 +97,6 @@ def _same_step(helpers, whole, keys, **overrides):
     'kernel_split', 1, 1, helpers, **overrides, **keys,
     **{'strategy.helpers': ('processes',)},
   )  # fmt: skip
-  # Twice the steps and a score between: what is kept must not be mixed up.
   found, values = splitting.trained(parts, mesh)
   want, want_values = whole(**overrides)
   splitting.same(found, want, splitting.TIGHT)
