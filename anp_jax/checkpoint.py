@@ -29,7 +29,7 @@ NEWEST = 'checkpoints'
 BEST = 'best'
 DAMAGED = 'damaged'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
-_LOWER_IS_BETTER = ('loss',)
+LOWER_IS_BETTER = ('loss',)
 
 
 class Damaged(Exception):
@@ -67,7 +67,7 @@ class Checkpoints:
       NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     }
     self._lacking = ''  # why the newest step has no checkpoint
-    self._lower = self._metric in _LOWER_IS_BETTER
+    self._lower = self._metric in LOWER_IS_BETTER
     # Of the best steps, held in memory: a process that looked at the folder
     # while another writes to it would decide for itself.
     self._scores = {}
@@ -386,6 +386,14 @@ def check_best_metric(config, names) -> None:
       f'config.checkpoint.best_metric={chosen!r}: evaluation of this data set '
       f'gives {", ".join(names)}{config_lib.nearest(chosen, names)}'
     )
+
+
+def checksum(x: np.ndarray) -> int:
+  """A leaf's, of `_checksums`, computed on the host."""
+  width = min(x.dtype.itemsize, 4)
+  words = np.ascontiguousarray(x).view(f'<u{width}').ravel()
+  weights = 2 * np.arange(words.size, dtype=np.uint32) + np.uint32(1)
+  return int((words.astype(np.uint32) * weights).sum(dtype=np.uint32))
 
 
 def _checksums(tree):

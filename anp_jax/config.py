@@ -253,6 +253,26 @@ def to_json(config) -> str:
   return json.dumps(flat(config), indent=1)
 
 
+def from_flat(saved: dict) -> ml_collections.ConfigDict:
+  """The config of which `saved` is the `flat()`, after JSON.
+
+  A key that it lacks has its default, and one that there is no more is left
+  out; values are not checked, since its paths may be those of another machine.
+  """
+  config = base()
+  for key in flat(config).keys() & saved.keys():
+    put(config, key, _tuples(saved[key]))
+  return config
+
+
+def put(config, key: str, value) -> None:
+  """Sets a dotted key."""
+  *groups, leaf = key.split('.')
+  for group in groups:
+    config = config[group]
+  config[leaf] = value
+
+
 def variant(name: str, variants: dict) -> dict:
   """The overrides of variant `name`; '' is the plain recipe.
 
@@ -334,6 +354,11 @@ def difference(saved: dict, config) -> str:
         f'started with {saved.get(key)!r}'
       )
   return ''
+
+
+def _tuples(value):
+  """JSON has lists where a config has tuples."""
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def cache_dir() -> str:

@@ -102,7 +102,7 @@ def _run(config, workdir, mode, which, processes, crew=None):
   if config.checkpoint.keep_best:
     checkpoint_lib.check_best_metric(config, objective.metric_names)
   if mode == 'train':
-    workdir_lib.claim(workdir, config)
+    workdir_lib.claim(workdir, config, train_source.vocabulary)
   planned, lines = strategies.planned(
     config, mesh, objective, batch_size, len(train_source), workdir, processes,
     mode == 'train', helpers,

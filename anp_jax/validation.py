@@ -239,11 +239,7 @@ def override(config, key: str, text: str) -> None:
   if type(default) is float and type(value) is int:
     value = float(value)
   check_type(key, value, default)
-  group, _, leaf = key.rpartition('.')
-  target = config
-  for part in group.split('.') if group else ():
-    target = target[part]
-  target[leaf] = value
+  config_lib.put(config, key, value)
 
 
 def expected(key, value, default) -> str:

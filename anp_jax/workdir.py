@@ -8,8 +8,10 @@ import jax
 
 from anp_jax import checkpoint
 from anp_jax import config as config_lib
+from anp_jax.data import vocabulary as vocabulary_lib
 
 CONFIG_FILE = 'config.json'
+LABELS_FILE = 'labels.json'
 MARKER = 'stopped.json'
 
 
@@ -30,8 +32,33 @@ def saved_config(workdir: str) -> dict:
     return json.load(f)
 
 
-def claim(workdir: str, config) -> None:
-  """Writes the run's config into its workdir; refuses one of another run."""
+def labels(workdir: str) -> vocabulary_lib.Vocabulary:
+  """The classes that the workdir's run was trained to name.
+
+  Raises:
+    ConfigError: if its file is missing or is not what `claim` wrote.
+  """
+  path = os.path.join(workdir, LABELS_FILE)
+  try:
+    with open(path) as f:
+      return vocabulary_lib.from_json(json.load(f))
+  except (OSError, ValueError, TypeError, KeyError) as e:
+    raise config_lib.ConfigError(
+      f'cannot read the names of the classes from {path}: {e}'
+    ) from e
+
+
+def claim(workdir: str, config, vocabulary) -> None:
+  """Writes the run's config and classes into its workdir.
+
+  Args:
+    workdir: of the run.
+    config: resolved.
+    vocabulary: of the training data.
+
+  Raises:
+    ConfigError: if the workdir is another run's.
+  """
   used = os.path.isdir(os.path.join(workdir, checkpoint.NEWEST)) and any(
     name.isdigit()
     for name in os.listdir(os.path.join(workdir, checkpoint.NEWEST))
@@ -50,18 +77,23 @@ def claim(workdir: str, config) -> None:
       )
   if jax.process_index() == 0:
     os.makedirs(workdir, exist_ok=True)
-    path = os.path.join(workdir, CONFIG_FILE)
-    with open(path + '.new', 'w') as f:
-      f.write(config_lib.to_json(config))
-    os.replace(path + '.new', path)
+    _write(workdir, CONFIG_FILE, config_lib.to_json(config))
+    text = json.dumps(vocabulary.to_json(), indent=1)
+    _write(workdir, LABELS_FILE, text)
     _unmark(workdir)
 
 
 def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
   """Leaves the file that tells a launcher to start this run again."""
-  path = os.path.join(workdir, MARKER)
+  text = json.dumps({'step': step, 'total': total, 'reason': reason})
+  _write(workdir, MARKER, text)
+
+
+def _write(workdir, name, text):
+  """Writes a file whole, or not at all."""
+  path = os.path.join(workdir, name)
   with open(path + '.new', 'w') as f:
-    json.dump({'step': step, 'total': total, 'reason': reason}, f)
+    f.write(text)
   os.replace(path + '.new', path)
 
 

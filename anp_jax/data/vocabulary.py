@@ -72,6 +72,14 @@ class Vocabulary:
     """SHA-256 of the names and of an order of parts that is not the sorted."""
     return self._digest
 
+  def to_json(self) -> dict:
+    """What `from_json` takes; the parts' order stays."""
+    return {
+      'classes': list(self.names),
+      'adjectives': list(self.adjectives),
+      'nouns': list(self.nouns),
+    }
+
   @functools.cached_property
   def _words(self):
     """The adjective of each class, the noun of each class."""
@@ -98,6 +106,13 @@ class Vocabulary:
     else:
       text = json.dumps([self.names, self.adjectives, self.nouns]).encode()
     return hashlib.sha256(text).hexdigest()
+
+
+def from_json(value: dict) -> Vocabulary:
+  """The vocabulary of which `value` is the `to_json`."""
+  return Vocabulary(
+    tuple(value['classes']), tuple(value['adjectives']), tuple(value['nouns'])
+  )
 
 
 def from_spec(spec: str) -> Vocabulary:

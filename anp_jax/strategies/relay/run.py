@@ -86,7 +86,7 @@ class Ring:
     self._owners = [p for p, count in enumerate(counts) for _ in range(count)]
     self.stations = len(self._owners)
     self.candidates = candidates_lib.create(config, meshes[0].size)
-    source = sources.open_source(config, training=True)
+    self._source = source = sources.open_source(config, training=True)
     self.eval_source = sources.open_source(config, training=False)
     self._objective = objective_lib.create(source.vocabulary)
     checkpoint_lib.check_best_metric(config, self._objective.metric_names)
@@ -107,7 +107,6 @@ class Ring:
     )  # fmt: skip
     self._claim(training)
     parts = itinerary_lib.parts(config, source, self.stations)
-    self._source = source
     self._lock = threading.Lock()  # of the board
     self._lost = set()  # (model, laps): scores that nobody can make any more
     self.spans = spans_lib.Spans(workdir, processes.index)
@@ -236,6 +235,7 @@ class Ring:
       text = store_lib.claim(
         self._workdir, self._config, training, parts=list(self.sizes),
         laps=self.laps.count, models=[c.text for c in self.candidates],
+        vocabulary=self._source.vocabulary,
       )  # fmt: skip
     text = self._processes.gather(text)[0]
     if text:

@@ -17,7 +17,7 @@ _FILE = 'relay.json'
 
 
 def claim(
-  workdir: str, config, training: bool, parts, laps: int, models
+  workdir: str, config, training: bool, parts, laps: int, models, vocabulary
 ) -> str:
   """Takes a workdir for a ring, unless another run's is there.
 
@@ -29,6 +29,7 @@ def claim(
     parts: examples of each station's part.
     laps: of each model.
     models: their texts.
+    vocabulary: of the training data.
 
   Returns:
     Why the workdir cannot be had; '' if it can.
@@ -51,7 +52,7 @@ def claim(
   elif not training:
     return f'{workdir} has no checkpoint of a ring to evaluate'
   if training:
-    workdir_lib.claim(workdir, config)
+    workdir_lib.claim(workdir, config, vocabulary)
     with open(path + '.new', 'w') as f:
       json.dump(now, f, indent=1)
     os.replace(path + '.new', path)

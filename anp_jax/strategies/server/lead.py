@@ -66,7 +66,7 @@ class Lead:
     self._eval_source = sources.open_source(config, training=False)
     if config.checkpoint.keep_best:
       checkpoint_lib.check_best_metric(config, setup.objective.metric_names)
-    workdir_lib.claim(workdir, config)
+    workdir_lib.claim(workdir, config, setup.source.vocabulary)
     self._checkpoints = checkpoint_lib.Checkpoints(
       workdir, config, sources.fingerprint(setup.source), setup.parts.like
     )
