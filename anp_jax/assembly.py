@@ -70,7 +70,7 @@ def create(
   schedule_of = (config, batch_size, examples, total)
   optimizer = optimizer_lib.create(*schedule_of)
   model = models.create(
-    config, objective.classes, mesh_lib.platform(mesh), mesh_lib.DATA
+    config, objective.outputs, mesh_lib.platform(mesh), mesh_lib.DATA
   )
   init = state_lib.Init(model, optimizer, config)
   one = state_lib.abstract(init, config, mesh)
@@ -88,7 +88,7 @@ def create(
       model, objective, optimizer, optimizer_lib.schedule(*schedule_of), *parts
     ),
     eval_step=step_lib.make_eval_step(model, objective, *parts),
-    predict_step=step_lib.make_predict_step(model, *parts),
+    predict_step=step_lib.make_predict_step(model, objective, *parts),
     gradient=step_lib.make_gradient(model, objective, *parts),
   )
 

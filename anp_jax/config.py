@@ -108,14 +108,19 @@ def base() -> ml_collections.ConfigDict:
   d.max_damaged = 0.01  # share of unreadable examples at which a run stops
   d.prefetch = 2  # batches that wait on the device
   d.threads = 0  # decoding threads; 0: as many as cores
+  d.held_out = ()  # pairs of which training shows no example, as ('red_car',)
+  d.imbalance = 1.0  # largest class over smallest that training is cut to
+  d.balance = 'none'  # sample: all classes equally often; weights: of the loss
   d.synthetic_examples = 1280  # a split, for source=synthetic
   d.synthetic_classes = 1000
 
   c.model = m = ml_collections.ConfigDict()
   # resnet18 to resnet152, lenet, cifar10_full, two_convolutions, or
-  # package.module:Class, called (images, train). All keys but the name, kernels
-  # and the two dtypes are the ResNets'.
+  # package.module:Class, called (images, train). All keys but the name, head,
+  # head_weights, kernels and the two dtypes are the ResNets'.
   m.name = 'resnet50'
+  m.head = 'joint'  # multitask, factored: how outputs name pairs; see heads.py
+  m.head_weights = (1.0, 0.5, 0.5)  # of multitask's losses: pair, adj., noun
   m.version = 'v1.5'  # where a bottleneck strides: v1.5 3x3, v1 first 1x1
   m.kernels = (500, 1500)  # of the layers of two_convolutions
   m.width = 64  # channels of the first stage

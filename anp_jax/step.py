@@ -25,7 +25,7 @@ _LARGE = 2**15  # elements
 
 def metric_names(objective) -> tuple[str, ...]:
   """Names of the values of a train step's metrics, in order."""
-  return (*_train_names(objective), 'grad_norm', 'learning_rate', 'damaged',
+  return (*objective.train_names, 'grad_norm', 'learning_rate', 'damaged',
           'finite', 'vote')  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def make_train_step(
     are all finite; `vote` is the largest vote of any process.
   """
   whole = strategy.whole(like)
-  names = _train_names(objective)
+  names = objective.train_names
   norm = functools.partial(_norm, platform=mesh_lib.platform(mesh))
   divided = jax.tree.map(lambda s: any(s.sharding.spec), like.params)
 
@@ -182,42 +182,44 @@ def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
     (params, stats, batch) -> (names..., weight) sums over the global batch as
     a dict of () float arrays; rows of weight 0 count for nothing.
   """
-  logits_of = _logits(model, strategy, config)
+  outputs_of = _outputs(model, strategy, config)
 
   def shard(params, stats, batch):
-    logits = logits_of(params, stats, batch)
-    values = objective.metrics(logits, batch['label'])
-    sums = _weighted_sums(values, batch['weight'].astype(logits.dtype))
+    outputs = outputs_of(params, stats, batch)
+    values = objective.metrics(outputs, batch['label'])
+    sums = _weighted_sums(values, batch['weight'].astype(outputs.dtype))
     return strategy.scores(sums)
 
   return _evaluating(shard, P(), mesh, like)
 
 
-def make_predict_step(model, strategy, config, mesh, like) -> Callable:
+def make_predict_step(
+  model, objective, strategy, config, mesh, like
+) -> Callable:  # fmt: skip
   """The jitted step of prediction.
 
   Returns:
-    (params, stats, batch) -> (batch, classes) probabilities.
+    (params, stats, batch) -> probabilities as of `objective.Objective.scores`.
   """
-  logits_of = _logits(model, strategy, config)
+  outputs_of = _outputs(model, strategy, config)
 
   def shard(params, stats, batch):
-    return jax.nn.softmax(logits_of(params, stats, batch))
+    return objective.scores(outputs_of(params, stats, batch))
 
   return _evaluating(shard, P(mesh_lib.BATCH), mesh, like)
 
 
-def _logits(model, strategy, config):
-  """(params, stats, batch) -> (batch, classes), of one device's part."""
+def _outputs(model, strategy, config):
+  """(params, stats, batch) -> (batch, outputs), of one device's part."""
 
-  def logits(params, stats, batch):
+  def outputs(params, stats, batch):
     images = _normalised(batch['image'], config)
     variables = {'params': strategy.gather(params), **stats}
     with strategy.convolutions():
       found = model.apply(variables, images, False)
     return found.astype(config.model.param_dtype)
 
-  return logits
+  return outputs
 
 
 def _evaluating(shard, out_specs, mesh, like):
@@ -307,17 +309,17 @@ def _loss_fn(model, objective, strategy, config):
       config.data.cutmix,
     )  # fmt: skip
     with strategy.convolutions():
-      logits, new_stats = model.apply(
+      outputs, new_stats = model.apply(
         {'params': params, **stats},
         images,
         True,
         mutable=list(stats),
         rngs={'dropout': jax.random.fold_in(dropout, batch['row'][0])},
       )
-    logits = logits.astype(wide)
-    losses = objective.loss(logits, targets)
+    outputs = outputs.astype(wide)
+    losses = objective.loss(outputs, targets)
     weight = batch['weight'].astype(wide)
-    values = {'loss': losses} | objective.train_metrics(logits, batch['label'])
+    values = {'loss': losses} | objective.train_metrics(outputs, batch['label'])
     return (losses * weight).sum(), (_weighted_sums(values, weight), new_stats)
 
   return loss_fn
@@ -334,11 +336,6 @@ def _weighted_sums(values, weight):
     k: jnp.where(weight > 0, v * weight, 0).sum() for k, v in values.items()
   }
   return sums | {'weight': weight.sum()}
-
-
-def _train_names(objective):
-  parts = ('adjective_top1', 'noun_top1') if objective.noun_ids else ()
-  return ('loss', 'anp_top1', *parts)
 
 
 def _split_counts(stats):

@@ -96,9 +96,7 @@ def _run(config, workdir, mode, which, processes, crew=None):
   eval_source = sources.open_source(config, training=False)
   _check_names(train_source, eval_source)
   marks.mark('data set')
-  objective = objective_lib.create(
-    train_source.vocabulary, config.label_smoothing
-  )
+  objective = objective_lib.create(train_source.vocabulary, config)
   if config.checkpoint.keep_best:
     checkpoint_lib.check_best_metric(config, objective.metric_names)
   if mode == 'train':

@@ -52,11 +52,11 @@ class Trained:
   @property
   def objective(self) -> objective_lib.Objective:
     """What its outputs mean."""
-    return objective_lib.create(self.vocabulary, self.config.label_smoothing)
+    return objective_lib.create(self.vocabulary, self.config)
 
   def model(self, platform: str):
     """The Flax module, for devices of a platform: 'cpu', 'gpu', 'tpu'."""
-    return models.create(self.config, self.objective.classes, platform)
+    return models.create(self.config, self.objective.outputs, platform)
 
 
 def load(path: str, which: str = 'newest') -> Trained:

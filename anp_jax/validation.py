@@ -38,8 +38,10 @@ _CHOICES = {
   'model.dtype': ('float32', 'bfloat16', 'float64'),
   'model.param_dtype': ('float32', 'float64'),
   'model.version': ('v1.5', 'v1'),
+  'model.head': ('joint', 'multitask', 'factored'),
   'data.augment': ('crop', 'scale', 'none'),
   'data.decode': ('fast', 'exact'),
+  'data.balance': ('none', 'sample', 'weights'),
   'data.cache': ('none', 'encoded', 'decoded'),
   'checkpoint.on_error': ('stop', 'continue'),
   'checkpoint.best_metric': (
@@ -200,6 +202,14 @@ def validate(config) -> None:
   _check(
     len(kernels) == 2 and all(type(k) is int and k > 0 for k in kernels),
     'model.kernels', kernels, 'two whole numbers above 0',
+  )  # fmt: skip
+  weights = have['model.head_weights']
+  _check(
+    len(weights) == 3
+    and all(type(w) in (int, float) and w >= 0 for w in weights)
+    and weights[0] > 0,
+    'model.head_weights', weights,
+    'three numbers, of which the first is above 0 and none below',
   )  # fmt: skip
   name = have['model.name']
   if ':' not in name and name not in MODELS:

@@ -30,7 +30,7 @@ def alone(config, index, sizes, laps=3, devices=1):
   whole = one.copy_and_resolve_references()
   whole.duration = f'{total} steps'
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  objective = objective_lib.create(source.vocabulary, one.label_smoothing)
+  objective = objective_lib.create(source.vocabulary, one)
   made = assembly.create(whole, mesh, objective, one.batch_size, len(source))
   state = state_lib.create(made.init, made.like)
   feeds = []

@@ -45,7 +45,7 @@ def parts(name, data, model, helpers=(), **overrides):
   validation.validate(config)
   mesh = mesh_lib.create(config, jax.devices()[: data * model])
   strategies.check_batch(config, BATCH, mesh)
-  objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), 0.0)
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), config)
   made = assembly.create(config, mesh, objective, BATCH, 640, helpers)
   return made, mesh
 

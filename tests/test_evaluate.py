@@ -124,9 +124,7 @@ def _evaluator(config, devices, average=None, model=None):
   like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
   )
-  objective = objective_lib.create(
-    vocabulary_lib.Vocabulary(NAMES), config.label_smoothing
-  )
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), config)
   eval_step = step_lib.make_eval_step(
     model or _network(),
     objective,

@@ -47,9 +47,7 @@ def _config(**overrides):
 def _parts(config, devices):
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   strategies.check_batch(config, BATCH, mesh)
-  objective = objective_lib.create(
-    vocabulary_lib.Vocabulary(_NAMES), config.label_smoothing
-  )
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
   return assembly.create(config, mesh, objective, BATCH, 640), mesh
 
 

@@ -393,7 +393,7 @@ def test_losses_of_a_hundred_steps():
      'data.resize': '12', 'model.dtype': 'float64',
      'model.param_dtype': 'float64', 'strategy.reduce_dtype': 'float64'},
   )  # fmt: skip
-  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), 0.0)
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
   losses = []
   for devices, shares in ((1, ()), (2, (2, 1)), (4, (1, 2, 3, 4))):
     config.strategy.shares = shares

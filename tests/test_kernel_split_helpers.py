@@ -361,7 +361,7 @@ def test_times_are_put_where_they_belong(near, monkeypatch):
   config = _config(accumulate='2')
   mesh = mesh_lib.create(config, jax.devices()[:1])
   objective = objective_lib.create(
-    vocabulary_lib.Vocabulary(splitting.NAMES), 0.0
+    vocabulary_lib.Vocabulary(splitting.NAMES), config
   )
   found = calibration.measure(
     config, mesh, objective, 8, 80, cluster.Processes(config), helpers

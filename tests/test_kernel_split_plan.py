@@ -260,7 +260,7 @@ def _measurable(devices, mesh_data=1, **overrides):
   )  # fmt: skip
   config.mesh.data, config.mesh.model = mesh_data, devices
   mesh = mesh_lib.create(config, jax.devices()[: mesh_data * devices])
-  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), 0.0)
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
   return config, mesh, objective, config.batch_size, 80
 
 

@@ -63,7 +63,7 @@ def _config(dtype='float64', **overrides):
 def _parts(config, devices):
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   strategies.check_batch(config, BATCH, mesh)
-  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), 0.0)
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
   return assembly.create(config, mesh, objective, BATCH, 640), mesh
 
 
@@ -84,7 +84,7 @@ def _train(config, devices, steps, change=lambda batch: batch):
   state = state_lib.create(parts.init, parts.like)
   types = jax.tree.map(jax.typeof, state)
   names = step_lib.metric_names(
-    objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), 0.0)
+    objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
   )
   metrics = []
   for i in range(steps):

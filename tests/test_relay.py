@@ -9,6 +9,7 @@ import pytest
 
 from anp_jax import cluster
 from anp_jax import config as config_lib
+from anp_jax import heads
 from anp_jax import objective as objective_lib
 from anp_jax import telemetry
 from anp_jax import train
@@ -423,8 +424,8 @@ def test_ensemble_is_the_mean_of_probabilities(tmp_path):
   for i, part in enumerate(parts):
     (tmp_path / str(i)).mkdir()
     folders.append(str(tmp_path / str(i)))
-    ensemble.keep(folders[-1], part, labels, weights)
-  found = ensemble.score(folders, objective_lib.Objective(5, 0.0, (), ()))
+    ensemble.keep(folders[-1], {'anp': part}, labels, weights)
+  found = ensemble.score(folders, objective_lib.Objective(heads.Joint(5)))
   mean = parts.astype(np.float64).mean(0)
   counted = weights > 0
   hits = (mean.argmax(-1) == labels)[counted]

@@ -85,9 +85,7 @@ def _small(config, **fields):
 
 def _objective(config):
   names = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
-  return objective_lib.create(
-    vocabulary_lib.Vocabulary(names), config.label_smoothing
-  )
+  return objective_lib.create(vocabulary_lib.Vocabulary(names), config)
 
 
 class Run:

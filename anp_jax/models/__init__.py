@@ -21,13 +21,14 @@ def create(config, num_classes: int, platform: str, axis_name=None):
   """The network that config.model names.
 
   A module of the user's own, `package.module:Class`, is a Flax module called
-  with (images, train) that returns logits (batch, num_classes). It is made with
+  with (images, train) that returns (batch, num_classes) numbers, which
+  config.model.head reads: with joint the classes' logits. It is made with
   `num_classes=` and, where it has such fields, `dtype=`, `param_dtype=`,
   `platform=` and `axis_name=`.
 
   Args:
     config: the run's config.
-    num_classes: of the logits.
+    num_classes: outputs, see `objective.Objective.outputs`.
     platform: of the mesh's devices: 'cpu', 'gpu', 'tpu'.
     axis_name: mesh axis that divides the batch, for global batch statistics.
 

@@ -57,11 +57,11 @@ def our_maker(cache: str) -> Callable:
     compile_cache.enable(config)
     mesh = mesh_lib.create(config, jax.devices()[:1])
     source = sources.open_source(config, training=True)
-    objective = objective_lib.create(source.vocabulary, config.label_smoothing)
+    objective = objective_lib.create(source.vocabulary, config)
     schedule_of = (config, case.batch, len(source), 10**6)
     optimizer = optimizer_lib.create(*schedule_of)
     net = models.create(
-      config, objective.classes, mesh_lib.platform(mesh), mesh_lib.DATA
+      config, objective.outputs, mesh_lib.platform(mesh), mesh_lib.DATA
     )
     # Training is of RGB; a gray image is one channel of it here.
     channels = types.SimpleNamespace(

@@ -35,8 +35,8 @@ def main():
   source = sources.open_source(config, training=True)
   size = config.batch_size
   schedule_of = (config, size, len(source), 10000)
-  objective = objective_lib.create(source.vocabulary)
-  model = models.create(config, objective.classes, mesh_lib.platform(mesh))
+  objective = objective_lib.create(source.vocabulary, config)
+  model = models.create(config, objective.outputs, mesh_lib.platform(mesh))
   optimizer = optimizer_lib.create(*schedule_of)
   init = state_lib.Init(model, optimizer, config)
   like = state_lib.abstract(init, config, mesh)

@@ -167,7 +167,7 @@ def _step(config, device):
   """The model, a function that times one step, the program, the layers."""
   mesh = mesh_lib.create(config, [device])
   source = sources.open_source(config, training=True)
-  objective = objective_lib.create(source.vocabulary, config.label_smoothing)
+  objective = objective_lib.create(source.vocabulary, config)
   parts = assembly.create(
     config, mesh, objective, config.batch_size, len(source)
   )

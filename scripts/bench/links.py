@@ -125,7 +125,7 @@ def _measure(flags, strategy, processes, count):
   parts = assembly.create(
     config,
     mesh,
-    objective_lib.create(source.vocabulary, config.label_smoothing),
+    objective_lib.create(source.vocabulary, config),
     config.batch_size,
     len(source),
   )

@@ -84,7 +84,7 @@ def _stepper(config, mesh, batch_size):
   parts = assembly.create(
     config,
     mesh,
-    objective_lib.create(source.vocabulary, config.label_smoothing),
+    objective_lib.create(source.vocabulary, config),
     batch_size,
     len(source),
   )

@@ -54,7 +54,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   parts = assembly.create(
     config,
     mesh,
-    objective_lib.create(source.vocabulary, config.label_smoothing),
+    objective_lib.create(source.vocabulary, config),
     config.batch_size,
     len(source),
   )

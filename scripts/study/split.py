@@ -97,7 +97,7 @@ def measure(
     )
   strategies.check_batch(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
-  objective = objective_lib.create(source.vocabulary, config.label_smoothing)
+  objective = objective_lib.create(source.vocabulary, config)
   size = config.batch_size
   about = (objective, size, len(source))
   timing, kinds = calibration.begin(config, mesh, *about, processes, helpers)

@@ -50,7 +50,7 @@ def planned(
     'mesh': list(mesh.devices.shape),
     'helpers': [h.name for h in helpers],
     'images': [rows, config.accumulate],
-    'classes': objective.classes,
+    'outputs': objective.outputs,
     'reduce_dtype': config.strategy.reduce_dtype,
     'model': json.loads(config.model.to_json()),
     'image_size': config.data.image_size,

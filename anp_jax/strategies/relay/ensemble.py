@@ -9,18 +9,18 @@ _FILE = 'validation.npz'
 _CHUNK = 4096  # examples
 
 
-def keep(folder: str, probabilities, labels, weights) -> None:
+def keep(folder: str, scores: dict, labels, weights) -> None:
   """Writes what a model makes of the validation set.
 
   Args:
     folder: of the model.
-    probabilities: (n, classes) float.
+    scores: probabilities (n, ...) by name, see `objective.Objective.scores`.
     labels: (n,) int32.
     weights: (n,) float32: 0 of an example that cannot be read.
   """
   path = os.path.join(folder, _FILE)
   with open(path + '.new', 'wb') as f:
-    np.savez(f, probabilities=probabilities, labels=labels, weights=weights)
+    np.savez(f, **scores, labels=labels, weights=weights)
   os.replace(path + '.new', path)
 
 
@@ -34,19 +34,26 @@ def score(folders: list[str], objective) -> dict[str, float]:
   Returns:
     Name to mean over the examples of weight 1.
   """
-  total = None
+  totals = {}
   for folder in folders:
     with np.load(os.path.join(folder, _FILE)) as found:
-      part = found['probabilities'].astype(np.float64)
-      total = part if total is None else total + part
-      labels, weights = found['labels'], found['weights']
+      scores = dict(found)
+    labels, weights = scores.pop('labels'), scores.pop('weights')
+    for name, part in scores.items():
+      totals[name] = totals.get(name, 0.0) + part.astype(np.float64)
+  means = {
+    name: (total / len(folders)).astype(np.float32)
+    for name, total in totals.items()
+  }
   # Of a probability of 0 the logarithm would be infinite.
-  logits = np.log(np.maximum(total / len(folders), 1e-30)).astype(np.float32)
+  logits = np.log(np.maximum(means['anp'], 1e-30))
   sums = {}
   for start in range(0, len(labels), _CHUNK):
     cut = slice(start, start + _CHUNK)
-    values = objective.metrics(
-      jnp.asarray(logits[cut]), jnp.asarray(labels[cut])
+    values = objective.measures(
+      jnp.asarray(logits[cut]),
+      {name: jnp.asarray(mean[cut]) for name, mean in means.items()},
+      jnp.asarray(labels[cut]),
     )
     for name, value in values.items():
       sums[name] = sums.get(name, 0.0) + float(

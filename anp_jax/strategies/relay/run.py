@@ -88,7 +88,7 @@ class Ring:
     self.candidates = candidates_lib.create(config, meshes[0].size)
     self._source = source = sources.open_source(config, training=True)
     self.eval_source = sources.open_source(config, training=False)
-    self._objective = objective_lib.create(source.vocabulary)
+    self._objective = objective_lib.create(source.vocabulary, config)
     checkpoint_lib.check_best_metric(config, self._objective.metric_names)
     self.sizes = itinerary_lib.sizes(config, len(source), self.stations)
     self.laps = board_lib.Laps(
@@ -202,9 +202,9 @@ class Ring:
     """Says that a model cannot go on."""
     self._to_lead('failed', {'model': model, 'step': step, 'text': text})
 
-  def keep_probabilities(self, model, probabilities, labels, weights) -> None:
+  def keep_probabilities(self, model, scores, labels, weights) -> None:
     """Keeps what a model that is done makes of the validation set."""
-    ensemble.keep(self.store.folder(model), probabilities, labels, weights)
+    ensemble.keep(self.store.folder(model), scores, labels, weights)
 
   def fate(self, parcel) -> str:
     """What becomes of a model at station 0; see `Board.decide`."""

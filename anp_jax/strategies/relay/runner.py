@@ -76,7 +76,7 @@ class Runner:
     # filled up than in one.
     whole = config.copy_and_resolve_references()
     whole.duration = f'{self.itinerary.total} steps'
-    objective = objective_lib.create(part.vocabulary, config.label_smoothing)
+    objective = objective_lib.create(part.vocabulary, config)
     self._parts = assembly.create(
       whole, mesh, objective, config.batch_size, sum(sizes)
     )
@@ -190,8 +190,8 @@ class Runner:
       source: of the validation set.
 
     Returns:
-      probabilities (n, classes), labels (n,) int32 and weights (n,) float32, 0
-      for examples that cannot be read; NumPy.
+      probabilities (n, ...) by name, labels (n,) int32 and weights (n,)
+      float32, 0 for examples that cannot be read; NumPy.
     """
     params, stats = self._placed(evaluated, self.like.evaluated())
     found = []
@@ -202,7 +202,7 @@ class Runner:
           (program(params, stats, batch), batch['label'], batch['weight'])
         )
       )
-    return tuple(np.concatenate(x)[: len(source)] for x in zip(*found))
+    return jax.tree.map(lambda *x: np.concatenate(x)[: len(source)], *found)
 
   def close(self) -> None:
     """Ends the stream; a later visit opens it again."""

@@ -76,7 +76,7 @@ def create(config, source=None) -> Setup:
   """
   source = source or sources.open_source(config, training=True)
   mesh = mesh_lib.create(config, jax.local_devices())
-  objective = objective_lib.create(source.vocabulary, config.label_smoothing)
+  objective = objective_lib.create(source.vocabulary, config)
   size, examples = config.batch_size, len(source)
   parts = assembly.create(config, mesh, objective, size, examples)
   dtype = config.model.param_dtype
