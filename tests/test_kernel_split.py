@@ -269,6 +269,20 @@ def test_a_resnet_is_that_of_the_unsplit_network(x64):
   _same(found, _trained(*_parts('sync', 1, 1, **overrides)), TIGHT)
 
 
+def test_no_sum_is_in_a_narrower_dtype():
+  parts, mesh = _parts(
+    'kernel_split', 1, 2,
+    **{'model.dtype': 'bfloat16', 'model.param_dtype': 'float32',
+       'strategy.reduce_dtype': 'float32', 'strategy.shares': (1, 1)},
+  )  # fmt: skip
+  state = state_lib.create(parts.init, parts.like)
+  text = parts.train_step.lower(state, _batch(mesh, 0)).as_text()
+  summed = collectives.sums(collectives.totals(collectives.asked(text)))
+  assert set(summed) == {'float32'}
+  # That of the second convolution's maps, 8 images of 4 x 4 x 6, among them.
+  assert summed['float32'] > 8 * 16 * 6
+
+
 def test_nothing_is_sent_within_a_branch():
   """Devices take different ones, and would wait for each other for ever."""
   parts, mesh = _parts(

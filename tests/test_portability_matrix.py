@@ -140,15 +140,29 @@ def test_steps_compile(network, strategy, target):
   )
 
 
+# Of the convolutions: numbers in an image's results, and in all kernels.
+SPLIT = {
+  'lenet': (20 * 24**2 + 50 * 8**2, 25 * (3 * 20 + 20 * 50)),
+  'cifar10_full': (
+    32 * 32**2 + 32 * 16**2 + 64 * 8**2,
+    25 * (3 * 32 + 32 * 32 + 32 * 64),
+  ),
+  # The activations that fvcore counts; all parameters without the classifier's
+  # and those of batch norm.
+  'resnet50': (11_113_984, 25_557_032 - 2049 * 1000 - 53_120),
+}
+
+
 @pytest.mark.parametrize('target', TARGETS)
-def test_split_convolutions_compile(target):
-  found = _compiled('cifar10_full', 'kernel_split', target, model=2)
-  images = 64 // (TARGETS[target] // 2)  # a device's
-  results = 32 * 32**2 + 32 * 16**2 + 64 * 8**2  # features of each image
-  kernels = 25 * (3 * 32 + 32 * 32 + 32 * 64)
+@pytest.mark.parametrize('network', SPLIT)
+def test_split_convolutions_compile(network, target):
+  found = _compiled(network, 'kernel_split', target, model=2)
+  results, kernels = SPLIT[network]
+  devices = TARGETS[target] // 2  # that divide the batch
+  images = 32 if network == 'resnet50' else 64 // devices
   for step, want in (
     ('train', images * results + kernels),
-    ('eval', found['eval']['images'] * results // (TARGETS[target] // 2)),
+    ('eval', found['eval']['images'] * results // devices),
   ):
     assert _gathered(found[step]['asked']) == want
     assert not any(r['conditional'] for r in found[step]['asked'])

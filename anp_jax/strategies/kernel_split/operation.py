@@ -106,7 +106,11 @@ def _split_backward(convolve, counts, saved, dy):
 
   # Apart: of a network's first convolution nobody asks for that of x, and what
   # nobody asks for is neither computed nor summed.
-  dx = lax.psum(_switch(counts, of_x, dy), _AXIS)
+  dx = _switch(counts, of_x, dy)
+  # What a device has was rounded to the computation's dtype already; a sum in
+  # bfloat16 would round once more for each device.
+  wide = jnp.promote_types(dx.dtype, jnp.float32)
+  dx = lax.psum(dx.astype(wide), _AXIS).astype(dx.dtype)
   return dx, _switch(counts, of_kernel, dy)
 
 
