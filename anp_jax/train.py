@@ -23,6 +23,7 @@ from anp_jax import summary
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
+from anp_jax.data import balance
 from anp_jax.data import damage
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
@@ -96,7 +97,9 @@ def _run(config, workdir, mode, which, processes, crew=None):
   eval_source = sources.open_source(config, training=False)
   _check_names(train_source, eval_source)
   marks.mark('data set')
-  objective = objective_lib.create(train_source.vocabulary, config)
+  objective = objective_lib.create(
+    train_source.vocabulary, config, balance.class_weights(config, train_source)
+  )
   if config.checkpoint.keep_best:
     checkpoint_lib.check_best_metric(config, objective.metric_names)
   if mode == 'train':

@@ -5,6 +5,7 @@ import math
 import os
 import re
 
+from anp_jax import checks
 from anp_jax import config as config_lib
 
 SOURCES = (
@@ -18,10 +19,9 @@ OPTIMIZERS = (
   'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
 )  # fmt: skip
 SCHEDULES = ('constant', 'cosine', 'step', 'exponential', 'polynomial')
-# Devices beside the mesh, of this process or all of the others.
-_HELPER = re.compile(r'(cpu|gpu|cuda|rocm|tpu):[0-9]{1,4}|processes')
 STRATEGIES = ('sync', 'invariant', 'local', 'server', 'kernel_split', 'relay')
-SHARDING_RULES = ('replicate', 'fsdp')
+
+_check = checks.check
 
 # Of these keys, the values that are allowed (None: checked elsewhere).
 _CHOICES = {
@@ -175,20 +175,9 @@ def validate(config) -> None:
     shards, 'a power of two, 2 or more',
   )  # fmt: skip
   _validate_data(have)
-  _validate_sharding(have['sharding'])
-  if have['strategy.name'] == 'server':
-    _validate_server(have)
-  if have['strategy.name'] == 'kernel_split':
-    _validate_kernel_split(have)
-  else:
-    _check(
-      not have['strategy.helpers'], 'strategy.helpers',
-      have['strategy.helpers'], '() where strategy.name is not kernel_split',
-    )  # fmt: skip
-  if have['strategy.name'] in ('kernel_split', 'relay'):
-    _validate_shares(have)
-  if have['strategy.name'] == 'relay':
-    _validate_relay(have)
+  checks.examples(have)
+  checks.sharding(have['sharding'])
+  checks.strategy(have)
   for key in ('mesh.data', 'mesh.model'):
     _check(
       have[key] == -1 or have[key] > 0, key, have[key], 'a count of devices, '
@@ -273,11 +262,6 @@ def check_type(key, value, default) -> None:
     raise config_lib.ConfigError(expected(key, value, default))
 
 
-def _check(good, key, value, expected) -> None:
-  if not good:
-    raise config_lib.ConfigError(f'config.{key}={value!r}: expected {expected}')
-
-
 def _validate_data(have) -> None:
   source = have['data.source']
   names = [s for s in SOURCES if s != 'tfds:NAME']
@@ -313,91 +297,3 @@ def _validate_data(have) -> None:
     _check(have['data.scale_range'][0] >= have['data.image_size'],
            'data.scale_range', have['data.scale_range'],
            'at least data.image_size')  # fmt: skip
-
-
-def _validate_server(have) -> None:
-  name = have['optimizer.name']
-  _check(
-    name not in ('lars', 'lamb'), 'optimizer.name', name,
-    'another one where strategy.name is server: its trust ratios are norms of '
-    'whole layers, and a server has a slice',
-  )  # fmt: skip
-  mode = have['strategy.mode']
-  backups = have['strategy.backup_workers']
-  _check(
-    not backups or mode == 'synchronous', 'strategy.backup_workers', backups,
-    f"0 where strategy.mode is '{mode}': nobody is waited for there",
-  )  # fmt: skip
-  rules = have['sharding']
-  _check(
-    all(rule == 'replicate' for _, rule in rules), 'sharding', rules,
-    "'replicate' where strategy.name is server: the servers divide the state",
-  )  # fmt: skip
-  pair = [have['strategy.tls_certificate'], have['strategy.tls_key']]
-  _check(
-    all(pair) or not any(pair), 'strategy.tls_key', pair[1],
-    'both tls_certificate and tls_key, or none',
-  )  # fmt: skip
-  for key in ('strategy.tls_certificate', 'strategy.tls_key'):
-    path = have[key]
-    _check(not path or os.path.isfile(path), key, path, 'a file that exists')
-
-
-def _validate_shares(have) -> None:
-  shares = have['strategy.shares']
-  good = all(isinstance(s, int | float) and s >= 0 for s in shares)
-  _check(
-    good and (not shares or sum(shares) > 0), 'strategy.shares', shares,
-    'a number for each device, 0 or more and not all 0, or () for equal ones',
-  )  # fmt: skip
-
-
-def _validate_relay(have) -> None:
-  models = have['strategy.models']
-  _check(
-    models and all(isinstance(m, str) for m in models), 'strategy.models',
-    models, "texts such as ('seed=1', 'seed=2; model.width=32')",
-  )  # fmt: skip
-  halving = have['strategy.halving']
-  _check(halving != 1, 'strategy.halving', halving, '0, or 2 or more')
-
-
-def _validate_kernel_split(have) -> None:
-  helpers = have['strategy.helpers']
-  good = all(isinstance(h, str) and _HELPER.fullmatch(h) for h in helpers)
-  _check(
-    good and len(set(helpers)) == len(helpers), 'strategy.helpers', helpers,
-    "each once, of this process as in ('cpu:0', 'gpu:1'), or 'processes'",
-  )  # fmt: skip
-  pattern = have['strategy.split_layers']
-  try:
-    re.compile(pattern)
-  except re.error:
-    _check(False, 'strategy.split_layers', pattern, 'a regular expression')
-  _check(
-    not (have['strategy.plan'] and have['strategy.shares']), 'strategy.shares',
-    have['strategy.shares'], '() where strategy.plan is given',
-  )  # fmt: skip
-  rules = have['sharding']
-  _check(
-    all(rule == 'replicate' for _, rule in rules), 'sharding', rules,
-    "'replicate' where strategy.name is kernel_split",
-  )  # fmt: skip
-
-
-def _validate_sharding(rules) -> None:
-  for rule in rules:
-    good = isinstance(rule, tuple | list) and len(rule) == 2
-    _check(good, 'sharding', rules, "pairs such as (('.*', 'fsdp'),)")
-    pattern, name = rule
-    try:
-      re.compile(pattern)
-    except (re.error, TypeError):
-      raise config_lib.ConfigError(
-        f'config.sharding: {pattern!r} is not a regular expression'
-      ) from None
-    if name not in SHARDING_RULES:
-      raise config_lib.ConfigError(
-        f'config.sharding: rule {name!r}: expected one of '
-        f'{", ".join(SHARDING_RULES)}{config_lib.nearest(name, SHARDING_RULES)}'
-      )

@@ -4,6 +4,9 @@ Position p of the endless stream belongs to epoch p // size; each epoch is a
 permutation of its own. Any process can therefore read any part
 of the stream, and a resumed run needs nothing but its step.
 
+Where all classes are to be seen equally often, each has a permutation of its
+own.
+
 The permutation is a Feistel network (Luby and Rackoff 1988) over the next power
 of four, walked until it falls inside the set (Black and Rogaway 2002).
 """
@@ -14,6 +17,7 @@ _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Arrays, since NumPy warns when a scalar product wraps around.
 _SALTS = np.arange(1, _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
+_CLASSES = 3  # of random numbers; others have 0 to 2, see `uniform`
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -61,22 +65,59 @@ def shuffled(positions: np.ndarray, seed: int, size: int) -> np.ndarray:
     (n,) int64 in [0, size); every example once within each epoch.
   """
   positions = np.asarray(positions, np.int64)
-  if size == 1:
-    return np.zeros_like(positions)
-  half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
-  mask = np.uint64((1 << int(half)) - 1)
   epochs = (positions // size).astype(np.uint64)
   keys = mix(epochs * _GOLDEN + _key(seed, 0))
-  result = (positions % size).astype(np.uint64)
+  return _permuted(positions % size, keys, np.full(len(positions), size))
+
+
+def balanced(positions: np.ndarray, seed: int, counts: np.ndarray):
+  """Which example stands at each position where classes come equally often.
+
+  An epoch is as long as that of `shuffled`. After any number of epochs the
+  classes that have examples have come equally often, to 1; and a class's
+  examples, each once before one comes again, equally often, to 1.
+
+  Args:
+    positions: (n,) int64, at least 0.
+    seed: of the run.
+    counts: (classes,) int, examples of each class.
+
+  Returns:
+    classes (n,) int64, and which of the class's examples, (n,) int64 from 0.
+  """
+  positions = np.asarray(positions, np.int64)
+  counts = np.asarray(counts, np.int64)
+  size = int(counts.sum())
+  present = np.flatnonzero(counts)
+  # Shuffled within its epoch, a place names a class and that class's turn.
+  places = positions // size * size + shuffled(positions, seed, size)
+  classes = present[places % len(present)]
+  turns = places // len(present)
+  sizes = counts[classes]
+  rounds = (turns // sizes).astype(np.uint64)
+  keys = mix(rounds * _GOLDEN + _key(seed, _CLASSES))
+  keys = mix(keys + classes.astype(np.uint64) * _GOLDEN)
+  return classes, _permuted(turns % sizes, keys, sizes)
+
+
+def _permuted(values, keys, sizes):
+  """Each value in [0, size) by the permutation of its key; all (n,)."""
+  # Bits of size - 1, which a float64 tells exactly up to 2^53.
+  bits = np.frexp(np.float64(sizes - 1))[1]
+  half = np.maximum(1, (bits + 1) // 2).astype(np.uint64)
+  mask = (np.uint64(1) << half) - np.uint64(1)
+  sizes = sizes.astype(np.uint64)
+  result = values.astype(np.uint64)
   outside = np.arange(len(result))
   while outside.size:  # under four turns on average
-    left = result[outside] >> half
-    right = result[outside] & mask
+    shift, low, key = half[outside], mask[outside], keys[outside]
+    left = result[outside] >> shift
+    right = result[outside] & low
     for i in range(_ROUNDS):
-      salt = keys[outside] + _SALTS[i]
-      left, right = right, left ^ (mix(right * _GOLDEN ^ salt) & mask)
-    result[outside] = (left << half) | right
-    outside = outside[result[outside] >= np.uint64(size)]
+      salt = key + _SALTS[i]
+      left, right = right, left ^ (mix(right * _GOLDEN ^ salt) & low)
+    result[outside] = (left << shift) | right
+    outside = outside[result[outside] >= sizes[outside]]
   return result.astype(np.int64)
 
 

@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 from anp_jax.data import augment
+from anp_jax.data import balance
 from anp_jax.data import damage
 from anp_jax.data import decode as decode_lib
 from anp_jax.data import order
@@ -39,6 +40,7 @@ class Plan:
     start: first step.
     tickets: count of a batch in this stream -> (step, rows of its global
       batch); None: the steps from `start` on, `rows` of each.
+    sampler: of the order of training; None: each example once an epoch.
   """
 
   config: object
@@ -48,6 +50,7 @@ class Plan:
   training: bool
   start: int = 0
   tickets: Callable[[int], tuple[int, np.ndarray]] | None = None
+  sampler: balance.Sampler | None = None
 
   @property
   def steps(self) -> int | None:
@@ -68,7 +71,10 @@ class Plan:
     step, rows = self.where(count)
     positions = step * self.batch_size + rows
     if self.training:
-      indices = order.shuffled(positions, self.config.seed, self.size)
+      if self.sampler:
+        indices = self.sampler.indices(positions, self.config.seed)
+      else:
+        indices = order.shuffled(positions, self.config.seed, self.size)
       return positions, indices, np.ones(len(indices), np.float32)
     weights = (positions < self.size).astype(np.float32)
     return positions, np.minimum(positions, self.size - 1), weights

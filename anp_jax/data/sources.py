@@ -17,6 +17,7 @@ from anp_jax.data import cache
 from anp_jax.data import digits
 from anp_jax.data import listing
 from anp_jax.data import shards
+from anp_jax.data import subset
 from anp_jax.data import vocabulary
 
 _CHUNK = 256  # records that a pass over all of them holds at a time
@@ -67,8 +68,11 @@ def fingerprint(source: Source) -> dict:
 def open_source(config, training: bool) -> Source:
   """The split of config.data that is trained or evaluated on.
 
+  That of training without what config.data.held_out and imbalance leave out.
+
   Raises:
-    ConfigError: if it does not exist or is empty, naming the path.
+    ConfigError: if it does not exist or is empty, naming the path; of what is
+      left out as `subset.wrap`.
   """
   d = config.data
   split, other = d.train_split, d.eval_split
@@ -86,6 +90,8 @@ def open_source(config, training: bool) -> Source:
     source = _tfds_source(config, split)
   if not len(source):
     raise config_lib.ConfigError(f'{source.name} has no examples')
+  if training:
+    source = subset.wrap(source, config)
   return cache.wrap(source, config)
 
 

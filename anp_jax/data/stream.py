@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from anp_jax.data import balance
 from anp_jax.data import damage
 from anp_jax.data import feed
 from anp_jax.data import pipeline
@@ -50,8 +51,9 @@ class Stream:
       )  # fmt: skip
       return feed.Feed(batches, config.data.prefetch)
     plan = pipeline.Plan(
-      config, len(source), batch_size, rows, training=True, tickets=where
-    )
+      config, len(source), batch_size, rows, training=True, tickets=where,
+      sampler=balance.sampler(config, source),
+    )  # fmt: skip
     return self._on_device(source, plan, rows, part)
 
   def evaluation(self, source) -> feed.Feed:
@@ -64,7 +66,10 @@ class Stream:
   def _feed(self, source, batch_size, start, training):
     config, sharding = self._config, self._sharding
     rows = feed.local_rows(sharding, batch_size)
-    plan = pipeline.Plan(config, len(source), batch_size, rows, training, start)
+    plan = pipeline.Plan(
+      config, len(source), batch_size, rows, training, start,
+      sampler=balance.sampler(config, source) if training else None,
+    )  # fmt: skip
     if source.kind == 'synthetic':
       batches = feed.synthetic(
         config, len(source.vocabulary), sharding, batch_size, start,

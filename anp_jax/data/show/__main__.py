@@ -17,6 +17,7 @@ import numpy as np
 
 from anp_jax import command_line
 from anp_jax import config as config_lib
+from anp_jax.data import balance
 from anp_jax.data import lexicons
 from anp_jax.data import order
 from anp_jax.data import pipeline
@@ -88,6 +89,7 @@ def examples(config, source, training: bool, count: int, step: int = 0) -> dict:
   plan = _OneBatch(
     config, len(source), _batch_size(config), rows, training,
     step if training else 0,
+    sampler=balance.sampler(config, source) if training else None,
   )  # fmt: skip
   (batch,) = pipeline.batches(source, plan)
   return batch

@@ -8,6 +8,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import order
+from anp_jax.data import subset
 from anp_jax.strategies import shares as shares_lib
 
 
@@ -52,47 +53,14 @@ def sizes(config, examples: int, stations: int) -> tuple[int, ...]:
   return found
 
 
-class Part:
-  """A station's part of a source; itself a `sources.Source`."""
-
-  def __init__(self, source, number: int, indices: np.ndarray):
-    """Wraps a source.
-
-    Args:
-      source: whole.
-      number: of the part.
-      indices: (n,) of its examples.
-    """
-    self.kind = source.kind
-    self.vocabulary = source.vocabulary
-    self.name = f'{source.name}, part {number}'
-    self._source = source
-    self._indices = indices
-
-  def __len__(self):
-    return len(self._indices)
-
-  def read(self, indices):
-    """See `sources.Source.read`."""
-    return self._source.read(self._indices[np.asarray(indices)])
-
-  def labels(self):
-    """See `sources.Source.labels`."""
-    return self._source.labels()[self._indices]
-
-  def where(self, index):
-    """See `sources.Source.where`."""
-    return self._source.where(int(self._indices[index]))
-
-
-def parts(config, source, stations: int) -> list[Part]:
+def parts(config, source, stations: int) -> list[subset.Subset]:
   """The parts of a training set, one a station; as `sizes` raises."""
   counts = sizes(config, len(source), stations)
   # Synthetic examples have no label before they are made.
   synthetic = source.kind == 'synthetic'
   labels = np.zeros(len(source)) if synthetic else source.labels()
   return [
-    Part(source, number, indices)
+    subset.Subset(source, indices, f'{source.name}, part {number}')
     for number, indices in enumerate(partition(labels, counts))
   ]
 

@@ -57,7 +57,7 @@ class Runner:
     Args:
       candidate: `candidates.Candidate`.
       mesh: of the station's devices.
-      part: `itinerary.Part` that the station holds.
+      part: `subset.Subset` that the station holds.
       number: of the station.
       sizes: examples of each part.
       laps: of a model that goes on to the end.

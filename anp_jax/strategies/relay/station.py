@@ -116,7 +116,7 @@ class Station:
     Args:
       number: of the station.
       mesh: of its devices.
-      part: `itinerary.Part` that it holds.
+      part: `subset.Subset` that it holds.
       run: the process's `run.Ring`.
       choose: see `Inbox.take`.
     """

@@ -9,6 +9,7 @@ from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import optimizer as optimizer_lib
 from anp_jax import strategies
+from anp_jax.data import balance
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
 from anp_jax.strategies.server import gradient as gradient_lib
@@ -76,7 +77,9 @@ def create(config, source=None) -> Setup:
   """
   source = source or sources.open_source(config, training=True)
   mesh = mesh_lib.create(config, jax.local_devices())
-  objective = objective_lib.create(source.vocabulary, config)
+  objective = objective_lib.create(
+    source.vocabulary, config, balance.class_weights(config, source)
+  )
   size, examples = config.batch_size, len(source)
   parts = assembly.create(config, mesh, objective, size, examples)
   dtype = config.model.param_dtype
