@@ -101,6 +101,30 @@ def test_uniform_golden():
   ]
 
 
+def test_balanced_golden():
+  classes, members = order.balanced(np.arange(12), 0, np.array([1, 0, 3, 8]))
+  assert classes.tolist() == [3, 3, 0, 0, 3, 3, 2, 0, 0, 2, 2, 2]
+  assert members.tolist() == [3, 6, 0, 0, 5, 7, 0, 0, 0, 1, 0, 2]
+
+
+def test_classes_in_turn_and_their_examples_in_turn():
+  """All counts follow from the lengths, at any place of the stream."""
+  counts = np.array([5, 0, 1, 9, 2])
+  classes, members = order.balanced(np.arange(17 * 40), 3, counts)
+  for epochs in (1, 3, 40):
+    upto = 17 * epochs
+    for label in (0, 2, 3, 4):
+      mine = members[:upto][classes[:upto] == label]
+      assert abs(len(mine) - upto / 4) < 1
+      assert set(mine) <= set(range(counts[label]))
+      seen = np.bincount(mine, minlength=counts[label])
+      assert np.ptp(seen) <= 1
+  some = np.random.default_rng(0).permutation(17 * 40)[:100]
+  again = order.balanced(some, 3, counts)
+  np.testing.assert_array_equal(again[0], classes[some])
+  np.testing.assert_array_equal(again[1], members[some])
+
+
 @pytest.mark.parametrize('size', _SIZES)
 def test_every_epoch_is_a_permutation(size):
   got = order.shuffled(np.arange(4 * size), 5, size)

@@ -420,16 +420,25 @@ def test_ensemble_is_the_mean_of_probabilities(tmp_path):
   weights = np.ones(50, np.float32)
   weights[7] = 0
   parts = random.dirichlet(np.ones(5), (3, 50)).astype(np.float32)
+  nouns = random.dirichlet(np.ones(3), (3, 50)).astype(np.float32)
   folders = []
   for i, part in enumerate(parts):
     (tmp_path / str(i)).mkdir()
     folders.append(str(tmp_path / str(i)))
-    ensemble.keep(folders[-1], {'anp': part}, labels, weights)
-  found = ensemble.score(folders, objective_lib.Objective(heads.Joint(5)))
+    scores = {'anp': part, 'noun': nouns[i]}
+    ensemble.keep(folders[-1], scores, labels, weights)
+  ids = (0, 1, 2, 1, 0)
+  objective = objective_lib.Objective(
+    heads.Joint(5, (heads.Part('noun', 3, ids),))
+  )
+  found = ensemble.score(folders, objective)
   mean = parts.astype(np.float64).mean(0)
   counted = weights > 0
   hits = (mean.argmax(-1) == labels)[counted]
   assert found['anp_top1'] == pytest.approx(hits.mean(), rel=1e-6)
+  # A noun's probabilities are averaged too, not made of the pairs'.
+  hits = (nouns.mean(0).argmax(-1) == np.array(ids)[labels])[counted]
+  assert found['noun_top1'] == pytest.approx(hits.mean(), rel=1e-6)
   loss = -np.log(mean[np.arange(50), labels])[counted].mean()
   assert found['loss'] == pytest.approx(loss, rel=1e-5)  # float32 logarithms
 
