@@ -42,8 +42,12 @@ def introduce(to, config, mesh, like, train, evaluated) -> None:
     )
   devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
   size = f'{_count(like.params) / 1e6:.2f} M parameters'
+  head, balance = config.model.head, config.data.balance
+  head = '' if head == 'joint' else f', head {head}'
+  if balance != 'none':
+    classes += f', balanced by {balance}'
   for text in (
-    f'model    {config.model.name}, {size}, {config.model.dtype}',
+    f'model    {config.model.name}, {size}, {config.model.dtype}{head}',
     f'data     {config.data.source}: {len(train)} training and '
     f'{len(evaluated)} validation images, {classes}',
     f'devices  {devices}, {config.batch_size} images a step',

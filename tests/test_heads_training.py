@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
+from sklearn.utils import class_weight
 
 from anp_jax import assembly
 from anp_jax import command_line
@@ -11,7 +13,9 @@ from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import state as state_lib
+from anp_jax import telemetry
 from anp_jax import train
+from anp_jax import trained
 from anp_jax import validation
 from anp_jax.data import vocabulary as vocabulary_lib
 from tests import serving
@@ -112,11 +116,12 @@ def test_one_update_equals_one_by_hand(x64, head, devices):
 
 @pytest.fixture(scope='module')
 def pairs(tmp_path_factory):
-  """64 and 32 images whose colour tells the pair."""
+  """64 and 36 images whose colour tells the pair."""
   random = np.random.default_rng(0)
   arrays = {'class_names': np.array(PAIRS)}
-  for split, count in (('train', 64), ('validation', 32)):
-    labels = np.arange(count) % 6
+  sizes = {'train': (24, 16, 10, 6, 5, 3), 'validation': (6,) * 6}
+  for split, counts in sizes.items():
+    labels, count = np.repeat(np.arange(6), counts), sum(counts)
     images = random.integers(0, 100, (count, 16, 16, 3))
     images[..., 0] += 50 * WORDS[0][labels][:, None, None]
     images[..., 1] += 50 * WORDS[1][labels][:, None, None]
@@ -134,6 +139,35 @@ def _run_config(path, **overrides):
     'data.mixup': 0.2, 'label_smoothing': 0.1, 'ema': 0.5,
     'duration': '6 steps', **overrides,
   })  # fmt: skip
+
+
+def test_loss_of_a_run_is_weighted(pairs, tmp_path, monkeypatch):
+  """One step on all examples, of classes of unlike sizes."""
+  found = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: found)
+  config = _run_config(pairs, **{
+    'model.head': 'joint', 'data.held_out': (), 'data.balance': 'weights',
+    'data.mixup': 0.0, 'label_smoothing': 0.0, 'ema': 0.0,
+    'data.augment': 'none', 'batch_size': 64, 'duration': '1 steps',
+    'schedule.warmup': '0 steps', 'optimizer.learning_rate': 0.0,
+    'optimizer.weight_decay': 0.0,
+  })  # fmt: skip
+  train.run(config, str(tmp_path))
+  (line,) = [r for r in telemetry.read(str(tmp_path)) if r['kind'] == 'train']
+  # With a learning rate of 0 the network is still the one that it saw.
+  network = trained.load(str(tmp_path))
+  with np.load(pairs) as arrays:
+    images, labels = arrays['train_images'], arrays['train_labels']
+  images = (images - np.array(config.data.mean)) / np.array(config.data.std)
+  logits = network.model('cpu').apply(
+    {'params': network.params}, np.float32(images), False
+  )
+  losses = -special.log_softmax(np.float64(logits), 1)[np.arange(64), labels]
+  weights = class_weight.compute_sample_weight('balanced', labels)
+  assert weights.max() > 3
+  # float32.
+  assert line['loss'] == pytest.approx((weights * losses).mean(), rel=1e-5)
+  assert line['loss'] != pytest.approx(losses.mean(), rel=1e-4)
 
 
 @pytest.fixture(scope='module')
@@ -163,12 +197,14 @@ def plain(pairs, tmp_path_factory):
   ],
 )  # fmt: skip
 def test_strategies_train_what_sync_does(
-  pairs, plain, tmp_path, monkeypatch, overrides
+  pairs, plain, tmp_path, monkeypatch, capsys, overrides
 ):  # fmt: skip
   found = jax.devices()[:2]
   monkeypatch.setattr(jax, 'devices', lambda: found)
   scores = train.run(_run_config(pairs, **overrides), str(tmp_path))
   assert scores.keys() == plain.keys() >= {'noun_top1', 'adjective_top1'}
+  text = capsys.readouterr().out
+  assert ', head factored\n' in text and ', balanced by sample\n' in text
   # float32 sums in another order, over six steps.
   assert scores['loss'] == pytest.approx(plain['loss'], rel=1e-4)
 
