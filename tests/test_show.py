@@ -116,6 +116,16 @@ def test_training_examples_are_those_of_the_steps(tmp_path, config, kind):
   assert shown['image'].shape == (20, 32, 32, 3)
 
 
+def test_balanced_classes_are_shown_equally_often(tmp_path, config):
+  _save_arrays(tmp_path / 'set.npz', [0] * 57 + [1] * 2 + [2])
+  config.data.source = 'arrays'
+  config.data.path = str(tmp_path / 'set.npz')
+  config.data.balance = 'sample'
+  source = sources.open_source(config, training=True)
+  labels = show.examples(config, source, True, 60)['label']
+  assert np.bincount(labels).tolist() == [20, 20, 20]
+
+
 def test_batch_size_of_a_device_counts_where_there_is_no_other(tmp_path):
   flags = _save_arrays(tmp_path / 'set.npz', [0] * 100)
   sheets = []
