@@ -6,7 +6,8 @@ trains ResNet-50 on the embedded set anp_shapes (60 pairs, 48 px, chance 2 %).
 Variants, as in --config=configs/resnet_anp.py:demo
 
   demo       ResNet-18 at 48 px: minutes on two CPU cores
-  zero_shot  the same, of whose 60 pairs six are named without an example
+  zero_shot  the same, of whose 60 pairs six are named without an example: 31 %
+             of their images right (chance 2 %), 98 % of those of the others
   paper      the recipe of Torres et al. 2017 for 224 px photographs
   modern     the recipe to start from on accelerators, 224 px, bfloat16
   tiny       seconds; for tests
