@@ -1,11 +1,10 @@
 """Images kept in memory: the files as they are, or decoded and made smaller."""
 
-import io
 import threading
 
 import numpy as np
 
-from anp_jax.data import colours
+from anp_jax.data import decode_pillow
 
 
 def wrap(source, config):
@@ -81,14 +80,4 @@ class Decoded(Encoded):
     self._shorter = shorter
 
   def _prepared(self, image):
-    from PIL import Image
-
-    with Image.open(io.BytesIO(image)) as opened:
-      # Twice, since the last pixels of a smaller scale hang over the edge.
-      opened.draft('RGB', (2 * self._shorter, 2 * self._shorter))
-      decoded = colours.rgb(opened)
-    share = self._shorter / min(decoded.size)
-    if share < 1:
-      size = [max(round(side * share), self._shorter) for side in decoded.size]
-      decoded = decoded.resize(size, Image.Resampling.BILINEAR)
-    return np.asarray(decoded)
+    return decode_pillow.shrunk(image, self._shorter)

@@ -19,6 +19,7 @@ from anp_jax.data import tensorflow_cpu
 
 _MOST_READERS = 8  # each holds the files of a batch
 _JPEG = b'\xff\xd8\xff'
+_VIEW = 9  # numbers that say how an example is cut
 
 
 def batches(source, plan, registry, one_by_one, threads: int) -> Iterator:
@@ -112,7 +113,7 @@ class _Graph:
       lambda step: me()._read(int(step)), [step], [tf.string, tf.int32]
     )
     files.set_shape([len(plan.rows)])
-    views.set_shape([len(plan.rows), 7])
+    views.set_shape([len(plan.rows), _VIEW])
     return files, views
 
   def _read(self, step):
@@ -123,7 +124,7 @@ class _Graph:
     return np.array(files, object), self._views(positions, files)
 
   def _views(self, positions, files):
-    """(n, 7) int32: box, decoder, whether both sides shrink, flip."""
+    """(n, 9) int32: box, columns around, decoder, whether to shrink, flip."""
     sizes = np.array([image_bytes.size(file) for file in files])
     views = self._plan.views(positions, sizes)
     boxes = views.boxes.astype(np.int32)
@@ -133,14 +134,19 @@ class _Graph:
     jpeg = np.array([file.startswith(_JPEG) for file in files])
     decoders = np.where(jpeg, 1 + halvings, 0)
     shrink = (boxes[:, 2:] >= self._side).all(1)
-    columns = (boxes.T, decoders[None], shrink[None], views.flips[None])
+    # Halved colour at a box's edge lies between its own and the next beyond it.
+    left, end = boxes[:, 1] >> halvings, boxes[:, 1::2].sum(1) >> halvings
+    whole = -(-sizes[:, 1] >> halvings)
+    around = jpeg * np.array([left > 0, end < whole])
+    columns = (boxes.T, around, decoders[None], shrink[None], views.flips[None])
     return np.concatenate(columns).T.astype(np.int32)
 
   def _cut(self, file, view):
     """The box of a file as (size, size, 3) uint8."""
     tf, side = self._tf, self._side
-    box, (decoder, shrink, flip) = view[:4], tf.unstack(view[4:])
-    image = _decode_box(file, box, decoder)
+    box, around = view[:4], view[4:6]
+    decoder, shrink, flip = tf.unstack(view[6:])
+    image = _decode_box(file, box, around, decoder)
     if self._exact:
       # The triangle filter as Pillow has it; twice the time of decoding.
       image = tf.image.resize(image, (side, side), antialias=True)
@@ -152,11 +158,12 @@ class _Graph:
     return tf.cond(flip > 0, lambda: tf.reverse(image, [1]), lambda: image)
 
 
-def _decode_box(file, box, decoder):
+def _decode_box(file, box, around, decoder):
   """The box (top, left, height, width) of an image, (h, w, 3) uint8.
 
   Decoder k above 0 takes a JPEG at 1 / 2 ** (k - 1) of its scale, which the
-  format offers almost for nothing; 0 takes any format.
+  format offers almost for nothing, with `around` columns more at its left and
+  right, which are cut off; 0 takes any format.
   """
   tf = tensorflow_cpu.load()
 
@@ -166,12 +173,19 @@ def _decode_box(file, box, decoder):
     return image[top : top + height, left : left + width]
 
   def jpeg(halvings):
-    # Decoding only the box saves the inverse transform of the rest. As Pillow
-    # decodes, to the bit; the default is off by some grey levels.
-    return lambda: tf.image.decode_and_crop_jpeg(
-      file, box // 2**halvings if halvings else box, channels=3,
-      ratio=2**halvings, dct_method='INTEGER_ACCURATE',
-    )  # fmt: skip
+    def decode():
+      top, left, height, width = tf.unstack(box // 2**halvings)
+      before, after = tf.unstack(around)
+      wider = [top, left - before, height, before + width + after]
+      # Decoding only the box saves the inverse transform of the rest. As Pillow
+      # decodes, to the bit; the default is off by some grey levels.
+      image = tf.image.decode_and_crop_jpeg(
+        file, wider, channels=3, ratio=2**halvings,
+        dct_method='INTEGER_ACCURATE',
+      )  # fmt: skip
+      return image[:, before : before + width]
+
+    return decode
 
   scales = [jpeg(halvings) for halvings in range(augment.MAX_HALVINGS + 1)]
   image = tf.switch_case(decoder, [whole, *scales])

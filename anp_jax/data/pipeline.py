@@ -19,6 +19,7 @@ from anp_jax.data import augment
 from anp_jax.data import balance
 from anp_jax.data import damage
 from anp_jax.data import decode as decode_lib
+from anp_jax.data import decode_pillow
 from anp_jax.data import order
 from anp_jax.data import sources
 
@@ -127,7 +128,7 @@ def _pixels(plan, one_by_one):
 
   def decode(image, position):
     views = plan.views(np.array([position]), np.array([image.shape[:2]]))
-    return _cut(image, views.boxes[0], views.flips[0], side)
+    return decode_pillow.cut(image, views.boxes[0], views.flips[0], side)
 
   for step in steps:
     yield one_by_one(step, decode)
@@ -171,16 +172,3 @@ def _one_by_one(source, plan, registry, pool, step, decode):
     np.array(labels, np.int32),
     np.array(weights, np.float32),
   )
-
-
-def _cut(image, box, flip, side):
-  """One view of (height, width, 3) uint8 as (side, side, 3) uint8."""
-  from PIL import Image
-
-  top, left, height, width = (int(v) for v in box)
-  image = np.asarray(image)[top : top + height, left : left + width]
-  if image.shape[:2] != (side, side):
-    image = np.asarray(
-      Image.fromarray(image).resize((side, side), Image.Resampling.BILINEAR)
-    )
-  return image[:, ::-1] if flip else image

@@ -12,6 +12,7 @@ from PIL import ImageFile
 
 from anp_jax.data import colours
 from anp_jax.data import image_bytes
+from anp_jax.data import orientation
 
 # What a file can be, from the worst on. None of them: a whole colour picture
 # that stands upright, in a format that training reads.
@@ -33,16 +34,6 @@ _SUFFIXES = {
 _GREY = ('1', 'L', 'LA', *colours.DEEP)
 # Others, such as floats, have no 8-bit colours that all agree on.
 _MODES = (*_GREY, 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr')
-_UPRIGHT = {
-  2: Image.Transpose.FLIP_LEFT_RIGHT,
-  3: Image.Transpose.ROTATE_180,
-  4: Image.Transpose.FLIP_TOP_BOTTOM,
-  5: Image.Transpose.TRANSPOSE,
-  6: Image.Transpose.ROTATE_270,
-  7: Image.Transpose.TRANSVERSE,
-  8: Image.Transpose.ROTATE_90,
-}
-_ORIENTATION = 0x0112
 
 # It tells the user of tags; the verdict is told by us.
 logging.getLogger('PIL').setLevel(logging.CRITICAL)
@@ -129,7 +120,7 @@ def convert(data: bytes) -> bytes:
       image = _decode(data, name)
     except Exception:
       image = _decode(data, name, tolerant=True)
-    turn = _UPRIGHT.get(_orientation(image))
+    turn = orientation.turn(image)
     pixels = colours.rgb(image)
   except Exception as e:
     raise ValueError(_text(e)) from e
@@ -156,7 +147,7 @@ def _kinds(image, size, name, fault, file_name):
     'truncated': fault == 'truncated',
     'placeholder': few and fault != 'truncated',
     'format': fault == 'format',
-    'rotated': _orientation(image) in _UPRIGHT,
+    'rotated': orientation.turn(image) is not None,
     'cmyk': image.mode == 'CMYK',
     'alpha': image.mode in ('RGBA', 'LA', 'PA') or 'transparency' in image.info,
     'grey': image.mode in _GREY,
@@ -184,18 +175,6 @@ def _quietly():
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
     yield
-
-
-def _orientation(image):
-  # Not image.getexif(): it also believes XMP, which programs that turn
-  # pictures forget to change. (TIFF is turned while it is loaded.)
-  try:
-    with _quietly():
-      exif = Image.Exif()
-      exif.load(image.info.get('exif') or b'')
-      return exif.get(_ORIENTATION, 1)
-  except Exception:  # a damaged directory
-    return 1
 
 
 def _text(error):

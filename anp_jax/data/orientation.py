@@ -1,0 +1,35 @@
+"""How a photograph is turned to stand upright, as its EXIF data say."""
+
+import warnings
+
+from PIL import Image
+
+_TURNS = {
+  2: Image.Transpose.FLIP_LEFT_RIGHT,
+  3: Image.Transpose.ROTATE_180,
+  4: Image.Transpose.FLIP_TOP_BOTTOM,
+  5: Image.Transpose.TRANSPOSE,
+  6: Image.Transpose.ROTATE_270,
+  7: Image.Transpose.TRANSVERSE,
+  8: Image.Transpose.ROTATE_90,
+}
+_TAG = 0x0112
+
+
+def turn(image: Image.Image) -> Image.Transpose | None:
+  """What makes an opened image upright; None: it is, or nothing says so."""
+  # Not image.getexif(): it also believes XMP, which programs that turn
+  # pictures forget to change. (TIFF is turned while it is loaded.)
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')
+      exif = Image.Exif()
+      exif.load(image.info.get('exif') or b'')
+      return _TURNS.get(exif.get(_TAG))
+  except Exception:  # noqa: BLE001 - a damaged directory
+    return None
+
+
+def swaps_sides(turn: Image.Transpose | None) -> bool:
+  """Whether height and width change places."""
+  return turn in (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])
