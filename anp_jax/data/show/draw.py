@@ -50,6 +50,17 @@ def fitted(text: str, width: float, measure: Callable[[str], float]) -> str:
   return result
 
 
+def typeface(name: str, size: int) -> ImageFont.FreeTypeFont:
+  """The type of the charts, for sheets.
+
+  Args:
+    name: of a file that matplotlib has, such as 'DejaVuSans'.
+    size: pixels.
+  """
+  folder = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf')
+  return ImageFont.truetype(os.path.join(folder, f'{name}.ttf'), size)
+
+
 def sheet(
   path: str,
   images: np.ndarray,
@@ -83,7 +94,7 @@ def sheet(
   height = top + -(-len(images) // columns) * pitch - _GAP + _MARGIN
   canvas = Image.new('RGB', (width + 2 * _MARGIN, height), 'white')
   draw = ImageDraw.Draw(canvas)
-  fonts = _font('DejaVuSans-Bold', 16), _font('DejaVuSans', 12)
+  fonts = typeface('DejaVuSans-Bold', 16), typeface('DejaVuSans', 12)
   for i, (line, color) in enumerate(title):
     font = fonts[i > 0]
     line = fitted(stats.printable(line), width, font.getlength)
@@ -213,9 +224,3 @@ def _scale(axis, name, numbers):
   limit = most * (most / lowest) ** 0.12 if wide else most * 1.12
   getattr(axis, f'set_{name}lim')(lowest, limit)
   return lowest
-
-
-def _font(name, size):
-  """The type of the charts, for sheets."""
-  folder = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf')
-  return ImageFont.truetype(os.path.join(folder, f'{name}.ttf'), size)

@@ -1,0 +1,1 @@
+"""Naming image files with a trained network, from paths to a table."""
