@@ -11,6 +11,7 @@ Ends with 0 if a file was named, 1 if none could be, 2 for a bad argument.
 """
 
 import argparse
+from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import os
@@ -48,6 +49,26 @@ def main(argv: list[str]) -> int:
     return 130
   progress.end()
   return 0 if progress.named else 1
+
+
+def named(network, batches: Iterable) -> Iterator[tuple]:
+  """Names batch after batch; one is read while the device has the next.
+
+  Args:
+    network: `predicting.network.Network`.
+    batches: as from `predicting.files.batches`.
+
+  Yields:
+    (batch, its `predicting.network.Names`; None where it has no files).
+  """
+  pending = None
+  for batch in batches:
+    started = network.start(batch.images) if batch.files else None
+    if pending:
+      yield _finished(network, *pending)
+    pending = batch, started
+  if pending:
+    yield _finished(network, *pending)
 
 
 def _parse(arguments):
@@ -174,24 +195,12 @@ def _run(flags, progress):
       stream = stack.enter_context(open(flags.output, 'wb'))
     stack.enter_context(contextlib.closing(batches))
     write = rows_lib.writer(flags.format, stream, table.columns)
-    for batch, names in _named(network, batches):
+    for batch, names in named(network, batches):
       rows = [table.of(f, names, i) for i, f in enumerate(batch.files)]
       write([row for own in rows for row in own])
       sheet.add(batch, rows)
       progress.add(len(batch.files), batch.unreadable)
   sheet.write(trained, progress)
-
-
-def _named(network, batches) -> Iterator:
-  """(batch, what it shows): one is read while the device has the next."""
-  pending = None
-  for batch in batches:
-    started = network.start(batch.images) if batch.files else None
-    if pending:
-      yield _finished(network, *pending)
-    pending = batch, started
-  if pending:
-    yield _finished(network, *pending)
 
 
 def _finished(network, batch, started):
