@@ -27,7 +27,7 @@ class Assembly:
   Attributes:
     total: steps of the whole run.
     model: the network.
-    init: () -> new TrainState, see `state.Init`.
+    init: (given) -> new TrainState, see `state.Init`.
     like: TrainState of jax.ShapeDtypeStruct, with shardings.
     one: the same of one network; `like` may be of a group's each.
     scored: TrainState -> that of the one network that evaluation sees.

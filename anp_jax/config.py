@@ -130,6 +130,11 @@ def base() -> ml_collections.ConfigDict:
   m.norm_momentum = 0.9  # of the running statistics
   m.zero_init = True  # last scale of each block starts at zero
 
+  c.init = i = ml_collections.ConfigDict()
+  # What a new run begins with: .safetensors of a ResNet, or a run's workdir or
+  # checkpoint; '': random weights. See docs/use.md.
+  i['from'] = ''
+
   c.optimizer = o = ml_collections.ConfigDict()
   o.name = 'nesterov'
   o.learning_rate = 0.05  # at the peak of the schedule
@@ -141,6 +146,9 @@ def base() -> ml_collections.ConfigDict:
   o.weight_decay = 5e-4  # of kernels only; in the gradient, or decoupled
   o.clip_norm = 0.0  # largest global norm of the gradient; 0: no limit
   o.clip_value = 0.0  # largest element of the gradient; 0: no limit
+  # Ordered (regex of the parameter's path, factor of its learning rate) pairs;
+  # the first match wins, none: 1. Of 0: frozen. As in (('stem|stage1', 0),).
+  o.multipliers = ()
 
   c.schedule = s = ml_collections.ConfigDict()
   s.name = 'cosine'

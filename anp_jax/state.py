@@ -37,7 +37,7 @@ class TrainState:
 
 
 class Init:
-  """() -> new TrainState, a pure function of the config.
+  """(given) -> new TrainState, a pure function of the config.
 
   Attributes:
     order: paths of the parameters, as `mesh.path_name` gives them, in the order
@@ -49,26 +49,40 @@ class Init:
     self._model, self._optimizer, self._config = model, optimizer, config
     self.order = ()
 
-  def __call__(self) -> TrainState:
-    """A new state, each leaf whole."""
-    side, dtype = self._config.data.image_size, self._config.model.dtype
-    key = jax.random.key(self._config.seed)
-    images = jnp.zeros((1, side, side, 3), dtype)
-    variables = dict(self._model.init({'params': key}, images, False))
-    params = variables.pop('params')
+  def __call__(self, given=()) -> TrainState:
+    """A new state, each leaf whole.
+
+    Args:
+      given: path in the network's variables, as 'params/head/kernel', to the
+        array that stands there instead of the random one.
+    """
+    made = variables(self._model, self._config)
+    given = dict(given)
+    made = jax.tree_util.tree_map_with_path(
+      lambda path, leaf: given.get(mesh_lib.path_name(path), leaf), made
+    )
+    params = made.pop('params')
     # A pytree's own order is the alphabet's.
     self.order = tuple(traverse_util.flatten_dict(params, sep='/'))
     average = {}
     if self._config.ema:
       # A copy: one buffer must not be donated twice.
-      average = jax.tree.map(jnp.array, {'params': params, 'stats': variables})
+      average = jax.tree.map(jnp.array, {'params': params, 'stats': made})
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
-      stats=variables,
+      stats=made,
       opt_state=self._optimizer.init(params),
       average=average,
     )
+
+
+def variables(model, config) -> dict:
+  """A network's random variables by collection, 'params' among them."""
+  side, dtype = config.data.image_size, config.model.dtype
+  key = jax.random.key(config.seed)
+  images = jnp.zeros((1, side, side, 3), dtype)
+  return dict(model.init({'params': key}, images, False))
 
 
 def abstract(init, config, mesh) -> TrainState:
@@ -83,10 +97,16 @@ def abstract(init, config, mesh) -> TrainState:
   )
 
 
-def create(init, like: TrainState) -> TrainState:
-  """A new state, each shard made where it lies."""
+def create(init, like: TrainState, given=()) -> TrainState:
+  """A new state, each shard made where it lies.
+
+  Args:
+    init: (given) -> new TrainState.
+    like: it, of shapes with shardings.
+    given: see `Init`; an argument of the program, not a constant in it.
+  """
   shardings = jax.tree.map(lambda s: s.sharding, like)
-  return jax.jit(init, out_shardings=shardings)()
+  return jax.jit(init, out_shardings=shardings)(given)
 
 
 def ema_decay(decay: float, step):

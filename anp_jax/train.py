@@ -27,6 +27,7 @@ from anp_jax.data import balance
 from anp_jax.data import damage
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
+from anp_jax.weights import start
 
 
 class NotFinite(cluster.Failed, ArithmeticError):
@@ -127,6 +128,10 @@ def _run(config, workdir, mode, which, processes, crew=None):
   if mode == 'evaluate' and restored is None:
     raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
   step = restored[1] if restored else 0
+  weights, taken = ({}, []) if restored else start.given(
+    config, parts, objective, train_source.vocabulary.names, workdir,
+    processes.gather,
+  )  # fmt: skip
   marks.mark('model, checkpoint')
 
   # The data stream, which begins where the state stands.
@@ -134,7 +139,10 @@ def _run(config, workdir, mode, which, processes, crew=None):
   stream = stream_lib.Stream(config, sharding, processes.vote)
   training = mode == 'train' and step < total
   feed = stream.train(train_source, batch_size, step) if training else None
-  state = restored[0] if restored else state_lib.create(parts.init, parts.like)
+  state = restored[0] if restored else state_lib.create(
+    parts.init, parts.like, weights
+  )  # fmt: skip
+  del weights
   marks.mark('state')
 
   def evaluated():
@@ -158,7 +166,7 @@ def _run(config, workdir, mode, which, processes, crew=None):
   )
   telemetry.note(f'workdir  {workdir}')
   summary.introduce(telemetry, config, mesh, one, train_source, eval_source)
-  for line in [*(f'helper   {h.name}' for h in helpers), *lines]:
+  for line in [*(f'helper   {h.name}' for h in helpers), *lines, *taken]:
     telemetry.note(line)
   every = {
     name: config_lib.steps(config[name].every, batch_size, len(train_source))

@@ -59,7 +59,9 @@ class Local(sync.Sync):
     """All groups begin alike; see `sync.Sync.start`."""
     copies = functools.partial(_copies, self._config.groups)
     # A copy: one buffer must not be donated twice.
-    return lambda: self._state(init(), copies, jnp.array, jnp.zeros_like)
+    return lambda given=(): self._state(
+      init(given), copies, jnp.array, jnp.zeros_like
+    )
 
   def whole(self, like):
     """Of all groups; see `sync.Sync.whole`."""

@@ -150,7 +150,7 @@ class Sync:
     return vote
 
   def start(self, init):
-    """() -> a run's new state, from that for one network."""
+    """(given) -> a run's new state, from that for one network."""
     return init
 
   def whole(self, like):

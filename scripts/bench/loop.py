@@ -79,8 +79,8 @@ def main():
     feed.close()
     return _OneBatch(kept['batch'])
 
-  def keep_state(init, like, create=train.state_lib.create):
-    kept['state'] = create(init, like)
+  def keep_state(init, like, given, create=train.state_lib.create):
+    kept['state'] = create(init, like, given)
     # The loop donates its own; this one is for the calls without a loop.
     return jax.tree.map(lambda x: x.copy(), kept['state'])
 

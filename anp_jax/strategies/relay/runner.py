@@ -17,6 +17,7 @@ from anp_jax import strategies
 from anp_jax.data import stream as stream_lib
 from anp_jax.strategies import wire
 from anp_jax.strategies.relay import itinerary as itinerary_lib
+from anp_jax.weights import start
 
 
 class NotFinite(ArithmeticError):
@@ -77,6 +78,7 @@ class Runner:
     whole = config.copy_and_resolve_references()
     whole.duration = f'{self.itinerary.total} steps'
     objective = objective_lib.create(part.vocabulary, config)
+    self._objective = objective
     self._parts = assembly.create(
       whole, mesh, objective, config.batch_size, sum(sizes)
     )
@@ -93,9 +95,17 @@ class Runner:
     self._feed = self._next = None
     self._compiled = {}
 
-  def new(self) -> state_lib.TrainState:
-    """The state with which the model begins."""
-    return self._program('init')()
+  def new(self, folder: str) -> state_lib.TrainState:
+    """The state with which the model begins.
+
+    Args:
+      folder: of the model, see `weights.start.given`.
+    """
+    given, _ = start.given(
+      self.config, self._parts, self._objective, self._part.vocabulary.names,
+      folder,
+    )  # fmt: skip
+    return self._program('init', given)(given)
 
   def place(self, state) -> state_lib.TrainState:
     """A state from another station, or its bytes, on this one's devices."""
@@ -122,8 +132,9 @@ class Runner:
     batch = assembly.abstract_batch(self.config, self._mesh, size)
     for name in ('eval_step', 'predict_step'):
       self._program(name, *self.like.evaluated(), batch)
-    if begins:
-      self._program('init')
+    # One that takes weights is compiled with their shapes, when it has them.
+    if begins and not self.config.init['from']:
+      self._program('init', {})
 
   def train(self, state, step: int, count: int, stopped, after):
     """Makes the steps of a visit; `prepare` comes first.

@@ -227,7 +227,7 @@ class Station:
     spans = run.spans
     with spans.during(self.number, 'prepare', parcel.model, visit.lap):
       if parcel.state is None:
-        state = runner.new()
+        state = runner.new(run.store.folder(parcel.model))
       else:
         state = runner.place(parcel.state)
       runner.prepare(visit.first, len(run.eval_source), False)

@@ -12,7 +12,6 @@ from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax import evaluate
 from anp_jax import report
-from anp_jax import state as state_lib
 from anp_jax import summary
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
@@ -96,17 +95,19 @@ class Lead:
       self._checkpoints.wait()
     self._end_term()
     restored = self._checkpoints.restore()
-    like, total = self._parts.like, self._parts.total
-    state = restored[0] if restored else state_lib.create(
-      self._parts.init, like
-    )  # fmt: skip
+    total = self._parts.total
+    taken = []
+    if restored:
+      state = restored[0]
+    else:
+      state, taken = self._setup.start(self._workdir)
     version = int(state.step)
     self._telemetry = summary.telemetry(
       self._config, self._workdir, self._setup.mesh, total,
       self._config.batch_size, len(self._setup.source), version,
       lambda: self._updated or time.monotonic(),
     )  # fmt: skip
-    self._introduce(version, total)
+    self._introduce(version, total, taken)
     # Stopped before, or in, the evaluation of its last step.
     scored = version == total or version % self._every['eval'] == 0
     if version and scored and not summary.is_scored(self._workdir, version):
@@ -242,7 +243,7 @@ class Lead:
       self._telemetry.close()
     self._term = None
 
-  def _introduce(self, version, total):
+  def _introduce(self, version, total, taken):
     note, setup, s = self._telemetry.note, self._setup, self._config.strategy
     note(f'workdir  {self._workdir}')
     summary.introduce(
@@ -253,6 +254,8 @@ class Lead:
       f'server   {s.mode}: {self._workers} workers, {s.servers} servers'
       f'{" of their own" if s.dedicated else " beside them"}, {s.wire_dtype}'
     )
+    for line in taken:
+      note(line)
     if version == total:
       note(
         f'{self._workdir} is finished: step {version} of {total}; '

@@ -35,7 +35,6 @@ def replay(config, records: list[dict], version: int):
     ConfigError: if the log does not tell all of that.
   """
   # Heavy: only once the input is known to be good.
-  from anp_jax import state as state_lib
   from anp_jax.strategies.server import setup as setup_lib
   from anp_jax.strategies.server import shard as shard_lib
 
@@ -51,8 +50,7 @@ def replay(config, records: list[dict], version: int):
     _settle(config, part)
     setup = setup_lib.create(config)
     if state is None:
-      like = setup.parts.like
-      state = jax.device_get(state_lib.create(setup.parts.init, like))
+      state = jax.device_get(setup.start()[0])
     first = int(state.step)
     taken = [updates[n] for n in range(first, stop)]
     states = _replayed(setup, part['shards'], state, taken)

@@ -8,6 +8,7 @@ from anp_jax import assembly
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import optimizer as optimizer_lib
+from anp_jax import state as state_lib
 from anp_jax import strategies
 from anp_jax.data import balance
 from anp_jax.data import sources
@@ -15,6 +16,7 @@ from anp_jax.data import stream as stream_lib
 from anp_jax.strategies.server import gradient as gradient_lib
 from anp_jax.strategies.server import layout
 from anp_jax.strategies.server import shard as shard_lib
+from anp_jax.weights import start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,22 @@ class Setup:
   slices: list[layout.Slice]
   shards: list[shard_lib.Shard]
   schedule: object
+
+  def start(self, folder: str = ''):
+    """A new state, and lines about the weights that it begins with.
+
+    Args:
+      folder: see `weights.start.given`.
+
+    Raises:
+      ConfigError: if what config.init names does not fit.
+    """
+    parts = self.parts
+    names = self.source.vocabulary.names
+    given, lines = start.given(
+      self.config, parts, self.objective, names, folder
+    )
+    return state_lib.create(parts.init, parts.like, given), lines
 
   def program(self, shards: int) -> gradient_lib.Program:
     """The compiled gradient of one of `shards` parts of a batch.

@@ -1,0 +1,131 @@
+"""Names of a ResNet's tensors: ours, torchvision's (and timm's), transformers'.
+
+Ours are paths in the variables of `models.resnet`, such as
+'params/stage1_block2/conv1/kernel' and 'batch_stats/stem_norm/mean'. Theirs
+count blocks from 0; their kernels are (out, in, height, width), and dense ones
+(out, in).
+"""
+
+from collections.abc import Iterable
+import re
+
+import numpy as np
+
+TORCHVISION = 'torchvision and timm'
+TRANSFORMERS = 'transformers'
+# The classifier of each, of which another data set has another.
+CLASSIFIERS = {TORCHVISION: 'fc.', TRANSFORMERS: 'classifier.'}
+# Counts of training steps, which only a momentum of None would read.
+UNUSED = 'num_batches_tracked'
+
+_LEAVES = {
+  'kernel': 'weight', 'scale': 'weight', 'bias': 'bias',
+  'mean': 'running_mean', 'var': 'running_var',
+}  # fmt: skip
+_PATH = re.compile(
+  r'(?:params|batch_stats)/(?:stage(\d+)_block(\d+)/(?=shortcut|conv|norm)'
+  r'|(?=stem|head))(stem|head|shortcut|conv|norm)(?:_(conv|norm))?(\d*)/(\w+)'
+)
+_EMBEDDER = 'embedder.embedder'
+_BLOCK = {
+  TORCHVISION: re.compile(r'layer(\d+)\.(\d+)\.'),
+  TRANSFORMERS: re.compile(r'(?:resnet\.)?encoder\.stages\.(\d+)\.layers\.(\d+)'),
+}  # fmt: skip
+_LAYER = {
+  TORCHVISION: re.compile(r'layer1\.0\.conv(\d+)\.weight'),
+  TRANSFORMERS: re.compile(
+    r'(?:resnet\.)?encoder\.stages\.0\.layers\.0\.layer\.(\d+)\.convolution'
+  ),
+}
+# Axes, by their number.
+_KERNEL_TO_THEIRS = {4: (3, 2, 0, 1), 2: (1, 0)}
+_KERNEL_TO_OURS = {4: (2, 3, 1, 0), 2: (1, 0)}
+
+
+def find(names: Iterable[str]) -> str | None:
+  """Which naming a file's tensors have: one of the two, or None."""
+  names = set(names)
+  if 'conv1.weight' in names and 'bn1.weight' in names:
+    return TORCHVISION
+  if any(f'{_EMBEDDER}.convolution.weight' in name for name in names):
+    return TRANSFORMERS
+  return None
+
+
+def theirs(name: str, naming: str, prefix: str = 'resnet.') -> str:
+  """The name that a tensor of ours has in a naming.
+
+  Args:
+    name: path in the variables of a `models.resnet.ResNet`.
+    naming: TORCHVISION or TRANSFORMERS.
+    prefix: of transformers' backbone: '' in a bare ResNetModel.
+
+  Raises:
+    ValueError: if no ResNet has a tensor of that name.
+  """
+  match = _PATH.fullmatch(name)
+  if not match or match[6] not in _LEAVES:
+    raise ValueError(f'{name} is not of a ResNet')
+  stage, block, part, kind, number, leaf = match.groups()
+  kind = kind or part
+  if naming == TORCHVISION:
+    module = {
+      'head': 'fc',
+      'stem': 'conv1' if kind == 'conv' else 'bn1',
+      'shortcut': f'downsample.{int(kind == "norm")}',
+      'conv': f'conv{number}',
+      'norm': f'bn{number}',
+    }[part]
+    place = f'layer{stage}.{int(block) - 1}.' if stage else ''
+  else:
+    layer = 'convolution' if kind == 'conv' else 'normalization'
+    module = {
+      'head': 'classifier.1',
+      'stem': f'{prefix}{_EMBEDDER}.{layer}',
+      'shortcut': f'shortcut.{layer}',
+    }.get(part) or f'layer.{int(number) - 1}.{layer}'
+    place = ''
+    if stage:
+      place = f'{prefix}encoder.stages.{int(stage) - 1}.layers.{int(block) - 1}.'
+  return f'{place}{module}.{_LEAVES[leaf]}'
+
+
+def to_theirs(name: str, value: np.ndarray) -> np.ndarray:
+  """A tensor of ours with its axes in their order."""
+  if name.endswith('/kernel'):
+    return value.transpose(_KERNEL_TO_THEIRS[value.ndim])
+  return value
+
+
+def to_ours(name: str, value: np.ndarray) -> np.ndarray:
+  """A tensor of theirs, by our name, with its axes in our order."""
+  if name.endswith('/kernel') and value.ndim in _KERNEL_TO_OURS:
+    return value.transpose(_KERNEL_TO_OURS[value.ndim])
+  return value
+
+
+def shape_of_theirs(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+  """The shape that a tensor of ours has in their order of axes."""
+  if name.endswith('/kernel') and len(shape) in _KERNEL_TO_THEIRS:
+    return tuple(shape[i] for i in _KERNEL_TO_THEIRS[len(shape)])
+  return tuple(shape)
+
+
+def is_inside(name: str, naming: str) -> bool:
+  """Whether a tensor of theirs belongs to the network below its classifier."""
+  if naming == TORCHVISION:
+    return bool(re.match(r'(conv1|bn1|layer\d+)\.', name))
+  return bool(re.match(r'(resnet\.)?(embedder|encoder)\.', name))
+
+
+def describe(names: Iterable[str], naming: str) -> str:
+  """What ResNet a file holds, by its tensors' names: its blocks a stage."""
+  blocks, layers = {}, set()
+  for name in names:
+    if found := _BLOCK[naming].match(name):
+      stage, block = int(found[1]), int(found[2])
+      blocks[stage] = max(blocks.get(stage, 0), block + 1)
+    if found := _LAYER[naming].match(name):
+      layers.add(found[1])
+  counts = ', '.join(str(blocks[stage]) for stage in sorted(blocks)) or 'no'
+  return f'{counts} blocks of {len(layers)} convolutions'

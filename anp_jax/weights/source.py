@@ -1,0 +1,146 @@
+"""A file or a checkpoint with weights, read by our names for its tensors."""
+
+from collections.abc import Mapping
+import dataclasses
+import os
+
+from flax import traverse_util
+import numpy as np
+import safetensors
+
+from anp_jax import config as config_lib
+from anp_jax.weights import naming as naming_lib
+
+_FILE = 'model.safetensors'  # in a folder of transformers
+_PICKLES = ('.pt', '.pth', '.bin', '.ckpt', '.pkl')
+# What `safetensors` calls the types that weights can have.
+_FLOATS = ('F64', 'F32', 'F16', 'BF16')
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """What there is to begin with.
+
+  Attributes:
+    path: that was read.
+    what: its kind, for people.
+    tensors: our name to (their name, array in our order of axes).
+    others: names in the source for which there is none of ours.
+    classes: names in order, where the source knows them; else ().
+  """
+
+  path: str
+  what: str
+  tensors: Mapping[str, tuple[str, np.ndarray]]
+  others: tuple[str, ...]
+  classes: tuple[str, ...]
+
+
+def read(path: str, config, names) -> Source:
+  """Reads a .safetensors file, a folder with one, or a checkpoint of ours.
+
+  Args:
+    path: as config.init.from has it.
+    config: of the run that begins.
+    names: of its network's tensors, for example 'params/head/kernel'.
+
+  Raises:
+    ConfigError: for what cannot be read, or is of another architecture.
+  """
+  path = os.path.expanduser(path)
+  inside = os.path.join(path, _FILE)
+  if os.path.isfile(inside):
+    path = inside
+  if os.path.isfile(path):
+    return _of_file(path, config, names)
+  if os.path.isdir(path):
+    return _of_checkpoint(path, config)
+  raise config_lib.ConfigError(
+    f'config.init.from={path!r}: expected a .safetensors file or the workdir '
+    'of a run, and there is neither'
+  )
+
+
+def _of_checkpoint(path, config):
+  from anp_jax import trained as trained_lib
+
+  trained = trained_lib.load(path)
+  for key in ('name', 'version'):
+    have, want = trained.config.model[key], config.model[key]
+    if have != want and (key == 'name' or config.model.name.startswith('resnet')):
+      raise config_lib.ConfigError(
+        f'config.init.from={path!r} holds weights of model.{key}={have!r}, but '
+        f'config.model.{key}={want!r}'
+      )
+  flat = traverse_util.flatten_dict(
+    {'params': trained.params, **trained.stats}, sep='/'
+  )
+  return Source(
+    path=trained.folder,
+    what=f'checkpoint of step {trained.step}',
+    tensors={name: (name, np.asarray(value)) for name, value in flat.items()},
+    others=(),
+    classes=tuple(trained.vocabulary.names),
+  )
+
+
+def _of_file(path, config, names):
+  if path.endswith(_PICKLES):
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r}: expected a .safetensors file; a pickle can '
+      'run any code, so save its tensors with safetensors.torch.save_file'
+    )
+  if not config.model.name.startswith('resnet'):
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r}: a .safetensors file has weights of a ResNet, '
+      f'but config.model.name={config.model.name!r}; expected a ResNet, or a '
+      'checkpoint of the same network'
+    )
+  try:
+    with safetensors.safe_open(path, framework='numpy') as file:
+      return _of_tensors(path, file, names, config)
+  except (safetensors.SafetensorError, OSError) as e:
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r} cannot be read: {str(e).splitlines()[0]}'
+    ) from e
+
+
+def _of_tensors(path, file, names, config):
+  have = set(file.keys())
+  naming = naming_lib.find(have)
+  if naming is None:
+    some = ', '.join(sorted(have)[:3]) or 'none'
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r}: expected the tensors of a ResNet, named as '
+      f'in {naming_lib.TORCHVISION} or in {naming_lib.TRANSFORMERS}; '
+      f'its first are {some}'
+    )
+  prefix = 'resnet.' if any(n.startswith('resnet.') for n in have) else ''
+  ours = {naming_lib.theirs(n, naming, prefix): n for n in names}
+  others = {n for n in have - set(ours) if not n.endswith(naming_lib.UNUSED)}
+  missing = sorted(
+    n
+    for n in set(ours) - have
+    if not n.startswith(naming_lib.CLASSIFIERS[naming])
+  )
+  foreign = sorted(n for n in others if naming_lib.is_inside(n, naming))
+  if missing or foreign:
+    what = f'has no {missing[0]}' if missing else f'has {foreign[0]} too'
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r} {what}: it holds a network of '
+      f'{naming_lib.describe(have, naming)}, but {config.model.name} has '
+      f'{naming_lib.describe(ours, naming)}'
+    )
+  tensors = {}
+  for theirs in sorted(set(ours) & have):
+    kind = file.get_slice(theirs).get_dtype()
+    if kind not in _FLOATS:
+      raise config_lib.ConfigError(
+        f'config.init.from={path!r}: {theirs} is {kind}, expected one of '
+        f'{", ".join(_FLOATS)}'
+      )
+    name = ours[theirs]
+    value = naming_lib.to_ours(name, file.get_tensor(theirs))
+    tensors[name] = (theirs, value)
+  return Source(path, f'in the naming of {naming}', tensors,
+                tuple(sorted(others)), ())  # fmt: skip
