@@ -87,6 +87,13 @@ def tensors(network, dtype=None):
   }  # fmt: skip
 
 
+def images(count, side=64, seed=0):
+  """(count, side, side, 3) float32 of coarse noise, which tells them apart."""
+  random = np.random.default_rng(seed)
+  coarse = 2 * random.normal(size=(count, side // 8, side // 8, 3))
+  return coarse.repeat(8, 1).repeat(8, 2).astype(np.float32)
+
+
 def pixels(images):
   """(batch, height, width, 3) as PyTorch has it."""
   return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
@@ -95,17 +102,19 @@ def pixels(images):
 def _random(network):
   """Random scales and statistics: at 1 and 0 a swap would not show.
 
-  Scales are low, so that 50 blocks leave logits of order one.
+  Scales are low, so that 50 blocks leave logits of order one to ten.
   """
   torch.manual_seed(0)
   with torch.no_grad():
     for name, value in network.state_dict().items():
       if value.ndim == 4:
         nn.init.kaiming_normal_(value, mode='fan_out')
+      elif value.ndim == 2:
+        value.normal_(std=0.2)
       elif value.ndim == 1 and value.is_floating_point():
         spread = torch.rand(value.shape)
         if name.endswith('weight'):
-          value.copy_(0.2 + 0.3 * spread)
+          value.copy_(0.3 + 0.3 * spread)
         elif name.endswith('running_var'):
           value.copy_(0.3 + spread / 2)
         else:

@@ -75,15 +75,13 @@ def test_logits_equal_pytorchs(kind, depth, tmp_path):
   variables = traverse_util.unflatten_dict(
     {name: value for name, (_, value) in source.tensors.items()}, sep='/'
   )
-  images = np.random.default_rng(0).normal(size=(3, 64, 64, 3))
-  images = images.astype(np.float32)
+  images = published.images(3)
   want = theirs(published.pixels(images))
   want = getattr(want, 'logits', want).detach().numpy()
   got = jax.jit(lambda v, x: ours.apply(v, x, False))(variables, images)
-  # Logits of order one, through up to 155 float32 convolutions that are summed
-  # in another order: up to 4e-6 was seen.
-  assert 0.1 < want.std() < 10 and want.std(0).max() > 0.01
-  print(f'differs by {np.abs(np.asarray(got) - want).max():.1e}')
+  # Logits of up to 20, through up to 155 float32 convolutions that are summed
+  # in another order: up to 1e-5 was seen.
+  assert 0.1 < want.std() < 20 and want.std(0).max() > 0.01
   assert np.abs(np.asarray(got) - want).max() <= 1e-4
 
 
