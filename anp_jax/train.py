@@ -129,7 +129,7 @@ def _run(config, workdir, mode, which, processes, crew=None):
     raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
   step = restored[1] if restored else 0
   weights, taken = ({}, []) if restored else start.given(
-    config, parts, objective, train_source.vocabulary.names, workdir,
+    config, parts, objective, train_source.vocabulary, workdir,
     processes.gather,
   )  # fmt: skip
   marks.mark('model, checkpoint')

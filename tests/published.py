@@ -79,12 +79,11 @@ def transformers(stages, bottleneck, width, classes=CLASSES, **settings):
 
 def tensors(network, dtype=None):
   """The state_dict as NumPy arrays: copies, which training does not reach."""
-  state = network.state_dict()
-  return {
-    name: np.ascontiguousarray(value.numpy().astype(dtype or value.numpy().dtype))
-    if value.is_floating_point() else value.numpy().copy()
-    for name, value in state.items()
-  }  # fmt: skip
+  found = {}
+  for name, value in network.state_dict().items():
+    kind = dtype if dtype and value.is_floating_point() else None
+    found[name] = np.array(value.numpy(), kind)
+  return found
 
 
 def images(count, side=64, seed=0):

@@ -29,8 +29,10 @@ _PATH = re.compile(
 _EMBEDDER = 'embedder.embedder'
 _BLOCK = {
   TORCHVISION: re.compile(r'layer(\d+)\.(\d+)\.'),
-  TRANSFORMERS: re.compile(r'(?:resnet\.)?encoder\.stages\.(\d+)\.layers\.(\d+)'),
-}  # fmt: skip
+  TRANSFORMERS: re.compile(
+    r'(?:resnet\.)?encoder\.stages\.(\d+)\.layers\.(\d+)'
+  ),
+}
 _LAYER = {
   TORCHVISION: re.compile(r'layer1\.0\.conv(\d+)\.weight'),
   TRANSFORMERS: re.compile(
@@ -86,7 +88,9 @@ def theirs(name: str, naming: str, prefix: str = 'resnet.') -> str:
     }.get(part) or f'layer.{int(number) - 1}.{layer}'
     place = ''
     if stage:
-      place = f'{prefix}encoder.stages.{int(stage) - 1}.layers.{int(block) - 1}.'
+      place = (
+        f'{prefix}encoder.stages.{int(stage) - 1}.layers.{int(block) - 1}.'
+      )
   return f'{place}{module}.{_LEAVES[leaf]}'
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import safetensors
 
 from anp_jax import config as config_lib
+from anp_jax import trained as trained_lib
 from anp_jax.weights import naming as naming_lib
 
 _FILE = 'model.safetensors'  # in a folder of transformers
@@ -26,14 +27,14 @@ class Source:
     what: its kind, for people.
     tensors: our name to (their name, array in our order of axes).
     others: names in the source for which there is none of ours.
-    classes: names in order, where the source knows them; else ().
+    outputs: see `outputs`; None where the source does not say.
   """
 
   path: str
   what: str
   tensors: Mapping[str, tuple[str, np.ndarray]]
   others: tuple[str, ...]
-  classes: tuple[str, ...]
+  outputs: tuple | None
 
 
 def read(path: str, config, names) -> Source:
@@ -61,13 +62,28 @@ def read(path: str, config, names) -> Source:
   )
 
 
-def _of_checkpoint(path, config):
-  from anp_jax import trained as trained_lib
+def outputs(config, vocabulary) -> tuple:
+  """What each output of a network is: of classes, adjectives and nouns.
 
+  Args:
+    config: of its run.
+    vocabulary: of its run.
+  """
+  names = ('class', vocabulary.names)
+  words = (('adj.', vocabulary.adjectives), ('noun', vocabulary.nouns))
+  return {
+    'joint': (names,), 'multitask': (names, *words), 'factored': words,
+  }[config.model.head]  # fmt: skip
+
+
+def _of_checkpoint(path, config):
   trained = trained_lib.load(path)
-  for key in ('name', 'version'):
+  keys = ['name']
+  if config.model.name.startswith('resnet'):
+    keys.append('version')
+  for key in keys:
     have, want = trained.config.model[key], config.model[key]
-    if have != want and (key == 'name' or config.model.name.startswith('resnet')):
+    if have != want:
       raise config_lib.ConfigError(
         f'config.init.from={path!r} holds weights of model.{key}={have!r}, but '
         f'config.model.{key}={want!r}'
@@ -80,7 +96,7 @@ def _of_checkpoint(path, config):
     what=f'checkpoint of step {trained.step}',
     tensors={name: (name, np.asarray(value)) for name, value in flat.items()},
     others=(),
-    classes=tuple(trained.vocabulary.names),
+    outputs=outputs(trained.config, trained.vocabulary),
   )
 
 
@@ -92,8 +108,8 @@ def _of_file(path, config, names):
     )
   if not config.model.name.startswith('resnet'):
     raise config_lib.ConfigError(
-      f'config.init.from={path!r}: a .safetensors file has weights of a ResNet, '
-      f'but config.model.name={config.model.name!r}; expected a ResNet, or a '
+      f'config.init.from={path!r}: a .safetensors file has a ResNet, but '
+      f'config.model.name={config.model.name!r}; expected a ResNet, or a '
       'checkpoint of the same network'
     )
   try:
@@ -142,5 +158,7 @@ def _of_tensors(path, file, names, config):
     name = ours[theirs]
     value = naming_lib.to_ours(name, file.get_tensor(theirs))
     tensors[name] = (theirs, value)
+  # The classes of a published network, whatever they are, are no words.
+  meaning = None if config.model.head == 'joint' else ()
   return Source(path, f'in the naming of {naming}', tensors,
-                tuple(sorted(others)), ())  # fmt: skip
+                tuple(sorted(others)), meaning)  # fmt: skip

@@ -56,7 +56,7 @@ class Matched:
 
 
 def given(
-  config, parts, objective, classes: tuple[str, ...], folder: str = '',
+  config, parts, objective, vocabulary, folder: str = '',
   gather=lambda value: [value],
 ):  # fmt: skip
   """What config.init names, for `state.create`; read by every process.
@@ -65,7 +65,7 @@ def given(
     config: of the run.
     parts: `assembly.Assembly`.
     objective: `objective.Objective`.
-    classes: names, in order.
+    vocabulary: of the training data.
     folder: of the run, where process 0 writes the list of all tensors; '': it
       is not written.
     gather: called with a JSON value, returns that of every process.
@@ -84,8 +84,9 @@ def given(
   problem, matched = '', None
   try:
     source = source_lib.read(path, config, like)
-    head = classifier(config, objective.classes)
-    matched = match(source, like, head, classes)
+    head = classifier(config, objective.outputs)
+    outputs = source_lib.outputs(config, vocabulary)
+    matched = match(source, like, head, outputs)
   except config_lib.ConfigError as e:
     problem = str(e)
   # A process that stops alone would leave the others waiting.
@@ -104,23 +105,23 @@ def given(
   return arrays, [matched.summary()]
 
 
-def match(source, like: dict, head: set[str], classes) -> Matched:
+def match(source, like: dict, head: set[str], outputs) -> Matched:
   """Finds the tensor of a source for each of a network.
 
-  The classifier is taken where its shape fits, but of a source that knows its
-  classes only where they are the run's.
+  The classifier is taken where its shape fits; but of a source that says what
+  its outputs are, only where they are the run's.
 
   Args:
     source: `source.Source`.
     like: our name to array or shape.
     head: names of the classifier's tensors.
-    classes: names of the run's, in order.
+    outputs: of the run, as of `source.outputs`.
 
   Raises:
     ConfigError: naming the file, a tensor and both shapes, for one that is
       missing or has another shape and is not the classifier's.
   """
-  others = bool(source.classes) and source.classes != tuple(classes)
+  others = source.outputs is not None and source.outputs != outputs
   taken, remade, lines = {}, {}, []
   for name, want in like.items():
     theirs, value = source.tensors.get(name, ('', None))
@@ -133,7 +134,7 @@ def match(source, like: dict, head: set[str], classes) -> Matched:
       if value is None:
         why = 'none there'
       elif fits:
-        why = 'other classes'
+        why = 'its outputs are others'
       else:
         why = f'{value.shape} there, {shape} here'
       remade[name] = why

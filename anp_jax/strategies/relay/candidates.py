@@ -9,9 +9,9 @@ _KEY = 'config.strategy.models'
 # Groups and keys that may differ: all that is not of the run or of the parts.
 _OWN = (
   'seed', 'batch_size', 'batch_size_per_device', 'accumulate',
-  'label_smoothing', 'ema', 'init', 'model', 'optimizer', 'schedule', 'data.augment',
-  'data.crop_area', 'data.crop_ratio', 'data.scale_range', 'data.flip',
-  'data.mixup', 'data.cutmix', 'data.mean', 'data.std',
+  'label_smoothing', 'ema', 'init', 'model', 'optimizer', 'schedule',
+  'data.augment', 'data.crop_area', 'data.crop_ratio', 'data.scale_range',
+  'data.flip', 'data.mixup', 'data.cutmix', 'data.mean', 'data.std',
 )  # fmt: skip
 
 

@@ -102,8 +102,7 @@ class Runner:
       folder: of the model, see `weights.start.given`.
     """
     given, _ = start.given(
-      self.config, self._parts, self._objective, self._part.vocabulary.names,
-      folder,
+      self.config, self._parts, self._objective, self._part.vocabulary, folder,
     )  # fmt: skip
     return self._program('init', given)(given)
 

@@ -55,9 +55,8 @@ class Setup:
       ConfigError: if what config.init names does not fit.
     """
     parts = self.parts
-    names = self.source.vocabulary.names
     given, lines = start.given(
-      self.config, parts, self.objective, names, folder
+      self.config, parts, self.objective, self.source.vocabulary, folder
     )
     return state_lib.create(parts.init, parts.like, given), lines
 
