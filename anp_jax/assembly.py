@@ -14,6 +14,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
 from anp_jax import models
+from anp_jax import multipliers
 from anp_jax import optimizer as optimizer_lib
 from anp_jax import state as state_lib
 from anp_jax import step as step_lib
@@ -74,6 +75,7 @@ def create(
   )
   init = state_lib.Init(model, optimizer, config)
   one = state_lib.abstract(init, config, mesh)
+  multipliers.check(config.optimizer.multipliers, one.params)
   specs = jax.tree.map(lambda s: s.sharding.spec, one.params)
   strategy = strategies.create(config, specs, init.order, helpers)
   parts = (strategy, config, mesh, one)

@@ -1,5 +1,6 @@
 """Checks of keys that belong together; see validation.py."""
 
+import math
 import os
 import re
 
@@ -59,17 +60,33 @@ def sharding(rules) -> None:
     good = isinstance(rule, tuple | list) and len(rule) == 2
     check(good, 'sharding', rules, "pairs such as (('.*', 'fsdp'),)")
     pattern, name = rule
-    try:
-      re.compile(pattern)
-    except (re.error, TypeError):
-      raise config_lib.ConfigError(
-        f'config.sharding: {pattern!r} is not a regular expression'
-      ) from None
+    _check_pattern('sharding', pattern)
     if name not in SHARDING_RULES:
       raise config_lib.ConfigError(
         f'config.sharding: rule {name!r}: expected one of '
         f'{", ".join(SHARDING_RULES)}{config_lib.nearest(name, SHARDING_RULES)}'
       )
+
+
+def multipliers(rules) -> None:
+  """Checks the (regex, value) pairs of optimizer.multipliers."""
+  key = 'optimizer.multipliers'
+  for rule in rules:
+    good = isinstance(rule, tuple | list) and len(rule) == 2
+    check(good, key, rules, "pairs such as (('stage1', 0), ('head', 10.0))")
+    pattern, value = rule
+    _check_pattern(key, pattern)
+    good = type(value) in (int, float) and math.isfinite(value) and value >= 0
+    check(good, key, rule, 'a number of 0 or more')
+
+
+def _check_pattern(key, pattern) -> None:
+  try:
+    re.compile(pattern)
+  except (re.error, TypeError):
+    raise config_lib.ConfigError(
+      f'config.{key}: {pattern!r} is not a regular expression'
+    ) from None
 
 
 def _validate_server(have) -> None:

@@ -11,6 +11,8 @@ A gradient goes through these effects, in this order:
 4. The optimizer's direction.
 5. The learning rate. rmsprop and lars apply momentum after it, as their
    authors did, so that a decay of the rate takes time to be felt.
+6. `optimizer.multipliers`: a factor of the whole update of a parameter, hence
+   of its learning rate, by rules; 0 freezes it, see `multipliers`.
 
 Weight decay and trust ratios act on leaves of two or more dimensions only:
 biases and the scales of norm layers are vectors. The rank alone decides, not
@@ -24,6 +26,7 @@ import numpy as np
 import optax
 
 from anp_jax import config as config_lib
+from anp_jax import multipliers
 from anp_jax import validation
 
 # These take weight decay in their own place, not added to the gradient.
@@ -94,7 +97,7 @@ def schedule(
 
 
 def create(
-  config, batch_size: int, examples: int, total_steps: int, norms: bool = True
+  config, batch_size: int, examples: int, total_steps: int, whole: bool = True
 ) -> optax.GradientTransformation:
   """The whole update, from the reduced gradient to what is added to weights.
 
@@ -107,8 +110,8 @@ def create(
     batch_size: images a step, over all devices.
     examples: images an epoch.
     total_steps: steps of the whole run.
-    norms: whether the gradient is clipped by its norm here; not so on a slice
-      of it. The state's structure is the same.
+    whole: whether it is given whole parameters, by their names. Of a slice,
+      effects 2 and 6 are the caller's; the state's structure is the same.
 
   Returns:
     The optax transformation; `update` needs the parameters as well.
@@ -123,10 +126,13 @@ def create(
     effects.append(optax.clip(o.clip_value))
   if o.clip_norm:
     clip = optax.clip_by_global_norm(o.clip_norm)
-    effects.append(clip if norms else optax.identity())
+    effects.append(clip if whole else optax.identity())
   if o.weight_decay and o.name not in _OWN_DECAY:
     effects.append(optax.add_decayed_weights(o.weight_decay, decay_mask))
   effects.append(_optimizer(o, rate))
+  if o.multipliers:
+    scaled = multipliers.scaled(o.multipliers)
+    effects.append(scaled if whole else optax.identity())
   return optax.chain(*effects)
 
 

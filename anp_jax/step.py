@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from anp_jax import mesh as mesh_lib
+from anp_jax import multipliers
 from anp_jax import state as state_lib
 from anp_jax import turns
 from anp_jax.cluster import stopping
@@ -79,7 +80,9 @@ def make_train_step(
     )
     return state, jnp.stack([jnp.asarray(v, weight.dtype) for v in values])
 
-  update = strategy.updates(update, _joined, like)
+  update = _frozen(config, like).keeping(
+    strategy.updates(update, _joined, like)
+  )
 
   shardings = jax.tree.map(lambda s: s.sharding, whole)
   jit = functools.partial(
@@ -121,7 +124,10 @@ def make_gradient(
     (params, stats, step, batch) -> (gradients, stats, weight, sums, damaged,
     vote): sums over the batch, new statistics, and the largest vote.
   """
-  shard = strategy.shards(_shard_step(model, objective, strategy, config))
+  frozen = _frozen(config, like)
+  shard = strategy.shards(
+    _shard_step(model, objective, strategy, config, frozen)
+  )
   whole = strategy.whole(like)
   specs, own = jax.tree.map(lambda s: s.sharding.spec, whole), strategy.own
   return jax.shard_map(
@@ -137,7 +143,8 @@ def make_gradient(
 
 def _make_turns(model, objective, strategy, config, mesh, like):
   """`make_gradient` in two programs, jitted: of a part, and of their sum."""
-  totals = _totals(model, objective, strategy, config)
+  frozen = _frozen(config, like)
+  totals = _totals(model, objective, strategy, config, frozen)
   specs = jax.tree.map(lambda s: s.sharding.spec, like)
   each = P(mesh_lib.BATCH)
 
@@ -154,7 +161,7 @@ def _make_turns(model, objective, strategy, config, mesh, like):
 
   def add(stats, batch, *parts):
     parts = jax.tree.map(lambda x: x[0], parts)
-    return _reduced(strategy, stats, batch, strategy.add(parts))
+    return _reduced(strategy, stats, batch, strategy.add(parts), frozen)
 
   mapped = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
   return (
@@ -236,24 +243,24 @@ def _evaluating(shard, out_specs, mesh, like):
   )
 
 
-def _shard_step(model, objective, strategy, config):
+def _shard_step(model, objective, strategy, config, frozen):
   """One device's part of a step."""
-  totals = _totals(model, objective, strategy, config)
+  totals = _totals(model, objective, strategy, config, frozen)
 
   def shard(params, stats, step, batch):
     params = strategy.gather(params)
     found = strategy.accumulate(
       lambda micro: totals(params, stats, step, micro), batch
     )
-    return _reduced(strategy, stats, batch, found)
+    return _reduced(strategy, stats, batch, found, frozen)
 
   return shard
 
 
-def _totals(model, objective, strategy, config):
+def _totals(model, objective, strategy, config, frozen):
   """(params, stats, step, batch) -> sums of gradients, statistics, metrics."""
   gradient = jax.value_and_grad(
-    _loss_fn(model, objective, strategy, config), has_aux=True
+    _loss_fn(model, objective, strategy, config, frozen), has_aux=True
   )
 
   def totals(params, stats, step, batch):
@@ -264,7 +271,7 @@ def _totals(model, objective, strategy, config):
   return totals
 
 
-def _reduced(strategy, stats, batch, totals):
+def _reduced(strategy, stats, batch, totals, frozen):
   """What `make_gradient` gives, from the totals of one device's batch."""
   grads, new_stats, sums = totals
   weight = sums.pop('weight')
@@ -293,10 +300,14 @@ def _reduced(strategy, stats, batch, totals):
     ),
     stats, new_stats, counts,
   )  # fmt: skip
-  return grads, new_stats, weight, sums, damaged, vote
+  return frozen.mask(grads), new_stats, weight, sums, damaged, vote
 
 
-def _loss_fn(model, objective, strategy, config):
+def _frozen(config, like):
+  return multipliers.Frozen(config.optimizer.multipliers, like.params)
+
+
+def _loss_fn(model, objective, strategy, config, frozen):
   """(params, stats, batch, key) -> sum of losses, (sums, new statistics)."""
 
   def loss_fn(params, stats, batch, key):
@@ -308,9 +319,9 @@ def _loss_fn(model, objective, strategy, config):
       images, targets, batch['row'], mixing, config.data.mixup,
       config.data.cutmix,
     )  # fmt: skip
-    with strategy.convolutions():
+    with strategy.convolutions(), frozen.applied():
       outputs, new_stats = model.apply(
-        {'params': params, **stats},
+        {'params': frozen.hold(params), **stats},
         images,
         True,
         mutable=list(stats),

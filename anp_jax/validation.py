@@ -177,6 +177,7 @@ def validate(config) -> None:
   _validate_data(have)
   checks.examples(have)
   checks.sharding(have['sharding'])
+  checks.multipliers(have['optimizer.multipliers'])
   checks.strategy(have)
   for key in ('mesh.data', 'mesh.model'):
     _check(

@@ -71,6 +71,15 @@ class Flat:
       at += size
     return jax.tree.unflatten(self._tree, leaves)
 
+  def spread(self, value) -> np.ndarray:
+    """The (size,) vector that has in all elements of a leaf one value.
+
+    Args:
+      value: called with the leaf's name, gives a number.
+    """
+    values = np.array([value(name) for name in self.names], self.dtype)
+    return np.repeat(values, self._sizes)
+
   def slices(self, count: int) -> list['Slice']:
     """Cuts the vector into `count` slices of nearly as many elements.
 

@@ -106,7 +106,7 @@ def create(config, source=None) -> Setup:
   )
   slices = flats[0].slices(config.strategy.servers)
   optimizer = optimizer_lib.create(
-    config, size, examples, parts.total, norms=False
+    config, size, examples, parts.total, whole=False
   )
   return Setup(
     config=config,

@@ -11,6 +11,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
+from anp_jax import multipliers
 from anp_jax import state as state_lib
 from anp_jax.strategies.server import layout
 
@@ -58,8 +59,9 @@ class Shard:
   """Makes and updates one server's slices.
 
   The chain is that of `optimizer.create` without its clipping by norm, which
-  the workers have done: what is left looks at single elements (and at the rank
-  of their leaves), so a slice's update is the slice of the whole's update.
+  the workers have done, and without multipliers, of which a slice has a vector:
+  what is left looks at single elements (and at the rank of their leaves), so a
+  slice's update is the slice of the whole's update.
 
   Attributes:
     part: the slice.
@@ -72,7 +74,7 @@ class Shard:
 
     Args:
       config: the run's config.
-      optimizer: the chain, from `optimizer.create` with norms=False.
+      optimizer: the chain, from `optimizer.create` with whole=False.
       flats: (params, stats) as `layout.Flat`.
       part: the slice.
       first: whether this is server 0, which keeps the statistics.
@@ -84,6 +86,10 @@ class Shard:
     self.part = part
     self.stats_size = flats[1].size if first else 0
     self.device = _cpu()
+    rules = config.optimizer.multipliers
+    self._rules = rules
+    frozen = multipliers.Frozen(rules, flats[0].tree(np.zeros(flats[0].size)))
+    self._kept = flats[1].spread(frozen.is_kept)[: self.stats_size] > 0
     self._update = jax.jit(self._updated)
     self._update_stats = jax.jit(self._updated_stats)
 
@@ -172,15 +178,30 @@ class Shard:
       step, state.stats, state.average, jax.device_put(terms, self.device)
     )
     blocks, found = [], [finite]
-    for block, old in zip(self._blocks, state.blocks, strict=True):
+    for block, old, factors in zip(
+      self._blocks, state.blocks, self._factors, strict=True
+    ):
       cut = [block.cut(g, _BLOCK) for g in gradients]
       new, finite = self._update(
-        step, old, jax.device_put(cut, self.device), shares, divisor
+        step, old, jax.device_put(cut, self.device), shares, divisor, factors
       )
       blocks.append(new)
       found.append(finite)
     state = SliceState(step + 1, stats, average, tuple(blocks))
     return state, all(bool(f) for f in found)
+
+  @functools.cached_property
+  def _factors(self):
+    """Of each block, what updates are multiplied by; None without rules."""
+    if not self._rules:
+      return [None] * len(self._blocks)
+    whole = self._flats[0].spread(
+      functools.partial(multipliers.factor, self._rules)
+    )
+    cut = self._cut(whole)
+    return jax.device_put(
+      [block.cut(cut, _BLOCK) for block in self._blocks], self.device
+    )
 
   def _cut(self, vector):
     return vector[self.part.start : self.part.stop]
@@ -202,15 +223,19 @@ class Shard:
     average = stats if self._config.ema else stats[:0]
     return SliceState(jnp.zeros((), jnp.int32), stats, average, tuple(blocks))
 
-  def _updated(self, step, state, gradients, shares, divisor):
+  def _updated(self, step, state, gradients, shares, divisor, factors):
     """A block's update, and whether it is finite."""
     dtype = state.params.dtype
     gradient = sum(s * g.astype(dtype) for s, g in zip(shares, gradients))
     updates, opt_state = self._optimizer.update(
       gradient, state.opt_state, state.params
     )
+    if factors is not None:
+      updates = jnp.where(factors > 0, updates * factors, 0)
     updates = updates / divisor
     params = state.params + updates
+    if factors is not None:  # to the bit, also the sign of a zero
+      params = jnp.where(factors > 0, params, state.params)
     state = BlockState(
       params=params,
       opt_state=opt_state,
@@ -221,7 +246,8 @@ class Shard:
 
   def _updated_stats(self, step, stats, average, terms):
     kept = jnp.asarray(self._config.model.norm_momentum, stats.dtype)
-    stats = kept * stats + sum(terms) / len(terms)
+    new = kept * stats + sum(terms) / len(terms)
+    stats = jnp.where(self._kept, stats, new) if self._kept.any() else new
     return (
       stats, self._averaged(step, average, stats), jnp.isfinite(stats).all()
     )  # fmt: skip
