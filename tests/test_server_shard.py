@@ -211,3 +211,36 @@ def test_whole_chain_is_optax(config):
   like = setup.parts.like.opt_state
   assert jax.tree.structure(found.opt_state) == jax.tree.structure(like)
   assert optax.tree.get(found.opt_state, 'mu') is not None
+
+
+@pytest.mark.parametrize('servers', [1, 2, 3, 5])
+def test_rates_are_multiplied_wherever_slices_end(config, servers):
+  """SGD with decay of matrices, each leaf by its factor, written in NumPy."""
+  config.optimizer.name = 'sgd'
+  config.optimizer.weight_decay = 0.1
+  config.schedule.name = 'constant'
+  config.schedule.warmup = '0 steps'
+  config.optimizer.multipliers = (('norm|conv2/kernel', 0), ('conv', 0.25))
+  setup = _shards(config, servers)
+  found, start, flat = _run(setup), _start(setup), setup.flats[0]
+  factors = {
+    'conv1/kernel': 0.25, 'conv1/bias': 0.25, 'conv2/kernel': 0,
+    'conv2/bias': 0.25, 'norm/scale': 0, 'norm/bias': 0, 'head/kernel': 1,
+    'head/bias': 1,
+  }  # fmt: skip
+  assert set(factors) == set(flat.names)
+  gradients = [flat.tree(gradient) for (gradient,), _ in _gradients(setup)]
+  for name, factor in factors.items():
+    module, leaf = name.split('/')
+    value = start.params[module][leaf]
+    got = found.params[module][leaf]
+    if not factor:
+      assert got.tobytes() == value.tobytes(), name
+      continue
+    for gradient in gradients:
+      step = gradient[module][leaf] + 0.1 * (value.ndim > 1) * value
+      value = value - config.optimizer.learning_rate * factor * step
+    # float32 against float64 over four updates.
+    np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-5)
+  # All parameters of the norm are frozen, and so are its statistics.
+  jax.tree.map(np.testing.assert_array_equal, found.stats, start.stats)
