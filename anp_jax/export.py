@@ -1,0 +1,122 @@
+"""Hands a trained network on: for transformers, and as a program of its own.
+
+python -m anp_jax.export --checkpoint=runs/demo --output=demo
+
+Of a ResNet it writes what `ResNetForImageClassification.from_pretrained` loads:
+model.safetensors, config.json, preprocessor_config.json. Of every network it
+writes model.stablehlo, which JAX runs without this package, with labels.json
+and preprocessing.json.
+"""
+
+import argparse
+import os
+import sys
+
+import jax
+
+from anp_jax import command_line
+from anp_jax import config as config_lib
+
+# Those that have a backend in JAX itself; --platforms takes rocm as well.
+_PLATFORMS = 'cpu,cuda,tpu'
+
+
+def main(argv: list[str]) -> int:
+  """Returns the process's exit status: 0, 2 (bad input), 130 (Ctrl-C)."""
+  try:
+    flags = _parse(argv[1:])
+    # Nothing is computed here, and no accelerator needed.
+    jax.config.update('jax_platforms', 'cpu')
+    for line in export(
+      flags.checkpoint, flags.output, flags.which, flags.platforms
+    ):
+      print(line, flush=True)
+  except (config_lib.ConfigError, OSError) as e:
+    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:
+    print('\ninterrupted', file=sys.stderr)
+    return 130
+  return 0
+
+
+def export(checkpoint: str, folder: str, which: str, platforms):
+  """Writes all files.
+
+  Args:
+    checkpoint: a workdir or a checkpoint in one, see `trained.load`.
+    folder: made if it is missing.
+    which: of a workdir: 'newest', 'best' or a step.
+    platforms: that the program is for, see `weights.program.PLATFORMS`.
+
+  Yields:
+    Lines for people.
+
+  Raises:
+    ConfigError: if the checkpoint cannot be read.
+  """
+  # Heavy: only once the input is known to be good.
+  from anp_jax import trained as trained_lib
+  from anp_jax.weights import huggingface
+  from anp_jax.weights import program
+
+  trained = trained_lib.load(checkpoint, which)
+  m, count = trained.config.model, len(trained.vocabulary)
+  yield f'{trained.folder}: {m.name}, {count} classes, step {trained.step}'
+  os.makedirs(folder, exist_ok=True)
+  refusal = huggingface.refusal(trained.config)
+  if refusal:
+    yield f'nothing for transformers: {refusal}'
+  else:
+    yield from _sizes(folder, huggingface.write(trained, folder))
+  yield from _sizes(folder, program.write(trained, folder, platforms))
+  yield f'{program.NAME} is for {", ".join(platforms)}; any number of images'
+
+
+def _sizes(folder, names):
+  for name in names:
+    path = os.path.join(folder, name)
+    yield f'{path}  {os.path.getsize(path):,} bytes'
+
+
+def _parse(arguments):
+  flags = _parser().parse(arguments)
+  for name in ('checkpoint', 'output'):
+    if not getattr(flags, name):
+      raise config_lib.ConfigError(f'--{name}=DIR is missing')
+  from anp_jax.weights import program
+
+  flags.platforms = tuple(p.strip() for p in flags.platforms.split(','))
+  for name in flags.platforms:
+    if name not in program.PLATFORMS:
+      raise config_lib.ConfigError(
+        f'--platforms: {name!r}: expected some of '
+        f'{",".join(program.PLATFORMS)}'
+        f'{config_lib.nearest(name, program.PLATFORMS)}'
+      )
+  return flags
+
+
+def _parser():
+  parser = command_line.Parser(
+    prog='python -m anp_jax.export',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add('--checkpoint', metavar='DIR', help='a workdir, or a checkpoint in one')
+  add(
+    '--which', default='newest', metavar='NAME',
+    help='of a workdir: newest, best or a step (default: %(default)s)',
+  )  # fmt: skip
+  add('--output', metavar='DIR', help='where the files go; made if missing')
+  add(
+    '--platforms', default=_PLATFORMS, metavar='LIST',
+    help='that the program is for (default: %(default)s)',
+  )  # fmt: skip
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv))
