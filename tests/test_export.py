@@ -190,8 +190,15 @@ def _run_alone(trained, folder, platforms=('cpu', 'cuda', 'tpu')):
   return images, dict(np.load(folder / 'images.npy.npz'))
 
 
-def test_it_runs_with_jax_alone(tmp_path):
-  trained = _trained()
+@pytest.mark.parametrize(
+  'name',
+  [
+    'tests.user_network:WithOurLayers',
+    pytest.param('resnet18', marks=pytest.mark.slow),
+  ],
+)
+def test_it_runs_with_jax_alone(name, tmp_path):
+  trained = _trained(name)
   images, found = _run_alone(trained, tmp_path)
   logits = np.asarray(_logits(trained, images))
   # The same operations in float32, fused otherwise: roundings of 6e-8 of
