@@ -117,3 +117,18 @@ def ema_decay(decay: float, step):
   """
   step = jnp.asarray(step, jnp.float32)
   return jnp.minimum(decay, (1 + step) / (10 + step))
+
+
+def averaged(decay: float, state: TrainState, params, stats) -> dict:
+  """The averages after a step; statistics are averaged like parameters."""
+  if not decay:
+    return {}
+  decay = ema_decay(decay, state.step)
+
+  def one(old, new):
+    if not jnp.issubdtype(new.dtype, jnp.inexact):
+      return new
+    rate = (1 - decay).astype(new.dtype)
+    return old + rate * (new - old)
+
+  return jax.tree.map(one, state.average, {'params': params, 'stats': stats})

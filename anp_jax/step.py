@@ -76,7 +76,7 @@ def make_train_step(
       params=params,
       stats=stats,
       opt_state=opt_state,
-      average=_averaged(config.ema, state, params, stats),
+      average=state_lib.averaged(config.ema, state, params, stats),
     )
     return state, jnp.stack([jnp.asarray(v, weight.dtype) for v in values])
 
@@ -394,18 +394,3 @@ def _norm(tree, platform, divided=None):
   if small:
     parts.append(sums_lib.of_squares(jnp.concatenate(small), platform))
   return jnp.sqrt(sum(parts)) if parts else jnp.zeros(())
-
-
-def _averaged(decay, state, params, stats):
-  """The averages after a step; statistics are averaged like parameters."""
-  if not decay:
-    return {}
-  decay = state_lib.ema_decay(decay, state.step)
-
-  def one(old, new):
-    if not jnp.issubdtype(new.dtype, jnp.inexact):
-      return new
-    rate = (1 - decay).astype(new.dtype)
-    return old + rate * (new - old)
-
-  return jax.tree.map(one, state.average, {'params': params, 'stats': stats})
