@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.models import resnet
+from anp_jax.weights import naming
 
 # With 1,000 classes, as torchvision publishes them.
 PARAMETERS = {
@@ -59,67 +61,16 @@ def test_parameter_counts(depth):
   assert _count(variables['params']) == PARAMETERS[depth]
 
 
-def _their_names(depth):
-  """Our module's path of each convolution and norm, and theirs.
-
-  Ours: stem_conv, stem_norm, stage1_block1/{conv1, norm1, ...,
-  shortcut_conv, shortcut_norm}. Theirs count stages, blocks and layers from 0.
-  """
-  stages, bottleneck = resnet.DEPTHS[depth]
-  layers = 3 if bottleneck else 2
-  embedder = 'resnet.embedder.embedder'
-  names = {
-    ('stem_conv',): f'{embedder}.convolution',
-    ('stem_norm',): f'{embedder}.normalization',
-  }
-  for i, blocks in enumerate(stages):
-    for j in range(blocks):
-      ours = f'stage{i + 1}_block{j + 1}'
-      theirs = f'resnet.encoder.stages.{i}.layers.{j}'
-      for k in range(layers):
-        layer = f'{theirs}.layer.{k}'
-        names[ours, f'conv{k + 1}'] = f'{layer}.convolution'
-        names[ours, f'norm{k + 1}'] = f'{layer}.normalization'
-      # A first block changes the channels, except where both have `width`.
-      if not j and (i or bottleneck):
-        names[ours, 'shortcut_conv'] = f'{theirs}.shortcut.convolution'
-        names[ours, 'shortcut_norm'] = f'{theirs}.shortcut.normalization'
-  return names
-
-
-def _put(tree, path, leaves):
-  for name in path[:-1]:
-    tree = tree.setdefault(name, {})
-  tree.setdefault(path[-1], {}).update(leaves)
-
-
 def _from_theirs(state, depth):
   """Their state_dict as our variables; every entry must be used."""
   # Copies: their training pass writes into the buffers themselves.
   state = {k: v.numpy().copy() for k, v in state.items()}
-  params, stats = {}, {}
-  for ours, theirs in _their_names(depth).items():
-    weight = state.pop(f'{theirs}.weight')
-    if weight.ndim == 4:
-      # (out, in, height, width) to (height, width, in, out).
-      _put(params, ours, {'kernel': weight.transpose(2, 3, 1, 0)})
-      continue
-    _put(params, ours, {'scale': weight, 'bias': state.pop(f'{theirs}.bias')})
-    _put(
-      stats,
-      ours,
-      {
-        'mean': state.pop(f'{theirs}.running_mean'),
-        'var': state.pop(f'{theirs}.running_var'),
-      },
-    )
-    state.pop(f'{theirs}.num_batches_tracked')
-  params['head'] = {
-    'kernel': state.pop('classifier.1.weight').T,
-    'bias': state.pop('classifier.1.bias'),
-  }
-  assert not state, f'not copied: {sorted(state)}'
-  return {'params': params, 'batch_stats': stats}
+  found = {}
+  for name in traverse_util.flatten_dict(dict(_shapes(_net(depth))), sep='/'):
+    value = state.pop(naming.theirs(name, naming.TRANSFORMERS))
+    found[name] = naming.to_ours(name, value)
+  assert all(name.endswith(naming.UNUSED) for name in state), state.keys()
+  return traverse_util.unflatten_dict(found, sep='/')
 
 
 def _their_network(depth, torch, transformers):
@@ -180,8 +131,8 @@ def test_resnet_equals_transformers(depth):
   # The running statistics that the training pass leaves behind. Theirs are of
   # the unbiased variance: n / (n - 1) of ours, n values a channel.
   after = _from_theirs(theirs.state_dict(), depth)['batch_stats']
-  norms = [n for n in _their_names(depth) if 'norm' in n[-1]]
-  for path in norms:
+  leaves = traverse_util.flatten_dict(variables['batch_stats'])
+  for path in {path[:-1] for path in leaves}:
     old, mine, other = variables['batch_stats'], new['batch_stats'], after
     for name in path:
       old, mine, other = old[name], mine[name], other[name]

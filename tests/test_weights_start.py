@@ -1,5 +1,6 @@
 """What a new run begins with: taken, re-made, left over, refused."""
 
+import json
 import os
 import shutil
 
@@ -20,6 +21,7 @@ from anp_jax import trained
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.weights import naming
 from anp_jax.weights import start
+from tests import launching
 from tests import serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -203,6 +205,38 @@ def test_files_that_cannot_be_read(tmp_path):
   _refused(_config(init__from=str(path)), ('.safetensors', 'pickle'))
 
 
+@pytest.mark.parametrize(
+  'told, version, fits',
+  [
+    ({'downsample_in_bottleneck': True}, 'v1', True),
+    ({'downsample_in_bottleneck': True}, 'v1.5', False),
+    ({}, 'v1', False),
+    ({}, 'v1.5', True),
+  ],
+)
+def test_the_version_that_transformers_tells(tmp_path, told, version, fits):
+  """Both have tensors of the same names and shapes."""
+  config = _config(
+    init__from=str(tmp_path), model__name='resnet50', model__version=version
+  )
+  parts, _ = _parts(config)
+  one = start.flat({'params': parts.one.params, **parts.one.stats})
+  tensors = {
+    naming.theirs(n, naming.TRANSFORMERS): np.ones(
+      naming.shape_of_theirs(n, x.shape), np.float32
+    )
+    for n, x in one.items()
+  }
+  safetensors_numpy.save_file(tensors, tmp_path / 'model.safetensors')
+  told = {'model_type': 'resnet', 'layer_type': 'bottleneck', **told}
+  (tmp_path / 'config.json').write_text(json.dumps(told))
+  if fits:
+    assert len(_given(config)[1]) == len(tensors)
+  else:
+    other = 'v1' if version == 'v1.5' else 'v1.5'
+    _refused(config, (repr(other), f'model.version={version!r}'))
+
+
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
 def test_divided_parameters_on_any_number_of_devices(tmp_path, devices):
   path, want = _file(tmp_path)
@@ -333,3 +367,25 @@ def test_models_of_a_ring_begin_with_their_own_weights(pretrained, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, taken.params, want.params)
   kernels = [t.params['conv1']['kernel'] for t in (want, random)]
   assert not np.array_equal(*kernels)
+
+
+@pytest.mark.multiprocess
+def test_processes_begin_with_the_weights(tmp_path):
+  source, run = tmp_path / 'source', tmp_path / 'run'
+  keys = {'duration': '2 steps', 'eval.every': '2 steps'}
+  launching.run(tmp_path, 1, launching.arguments(source, **keys))
+  keys |= {
+    'init.from': source,
+    'optimizer.learning_rate': 0.0,
+    'sharding': "(('.*','fsdp'),)",
+  }
+  launching.run(tmp_path, 2, launching.arguments(run, **keys), devices=2)
+  want, got = trained.load(str(source)), trained.load(str(run))
+  jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
+  # All end where there is nothing, none waits for another.
+  keys['init.from'] = tmp_path / 'nowhere'
+  arguments = launching.arguments(tmp_path / 'other', **keys)
+  with launching.Ranks(tmp_path, 2, arguments) as ranks:
+    assert ranks.wait() == [2, 2]
+    for rank in range(2):
+      assert 'there is neither' in ranks.text(rank)

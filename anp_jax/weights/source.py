@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import json
 import os
 
 from flax import traverse_util
@@ -51,6 +52,7 @@ def read(path: str, config, names) -> Source:
   path = os.path.expanduser(path)
   inside = os.path.join(path, _FILE)
   if os.path.isfile(inside):
+    _check_version(path, config)
     path = inside
   if os.path.isfile(path):
     return _of_file(path, config, names)
@@ -98,6 +100,23 @@ def _of_checkpoint(path, config):
     others=(),
     outputs=outputs(trained.config, trained.vocabulary),
   )
+
+
+def _check_version(folder, config):
+  """Where a bottleneck strides, no tensor tells: transformers' config does."""
+  try:
+    with open(os.path.join(folder, 'config.json'), encoding='utf-8') as f:
+      told = json.load(f)
+  except (OSError, ValueError):
+    return  # a folder of another kind
+  if told.get('layer_type', 'bottleneck') != 'bottleneck':
+    return
+  version = 'v1' if told.get('downsample_in_bottleneck') else 'v1.5'
+  if told.get('model_type') == 'resnet' and config.model.version != version:
+    raise config_lib.ConfigError(
+      f'config.init.from={folder!r} holds a ResNet of version {version!r}, but '
+      f'config.model.version={config.model.version!r}'
+    )
 
 
 def _of_file(path, config, names):
