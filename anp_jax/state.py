@@ -57,13 +57,13 @@ class Init:
         array that stands there instead of the random one.
     """
     made = variables(self._model, self._config)
+    # A pytree's own order is the alphabet's.
+    self.order = tuple(traverse_util.flatten_dict(made['params'], sep='/'))
     given = dict(given)
     made = jax.tree_util.tree_map_with_path(
       lambda path, leaf: given.get(mesh_lib.path_name(path), leaf), made
     )
     params = made.pop('params')
-    # A pytree's own order is the alphabet's.
-    self.order = tuple(traverse_util.flatten_dict(params, sep='/'))
     average = {}
     if self._config.ema:
       # A copy: one buffer must not be donated twice.
