@@ -111,6 +111,8 @@ def _same(old, new, name):
     (_OURS, {'strategy__name': 'local', 'strategy__period': 2,
              'strategy__outer': 'nesterov'}),
     (_FLAX, {'sharding': (('.*', 'fsdp'),), 'accumulate': 2}),
+    (_OURS, {'strategy__name': 'kernel_split', 'strategy__shares': (1, 2),
+             'mesh__data': 1, 'mesh__model': 2}),
   ],
 )  # fmt: skip
 def test_what_is_frozen_stays_to_the_bit(model, keys):
