@@ -227,6 +227,19 @@ def test_the_program_has_every_platform_and_its_weights_once(tmp_path):
   assert alone.platforms == ('tpu',)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['gpu', 'tpu'])
+def test_what_is_lowered_for_accelerators_is_the_same_function(
+  kind, monkeypatch
+):
+  """Their part of the program, computed on a CPU, for any number of images."""
+  monkeypatch.setitem(program.PLATFORMS, 'cpu', kind)
+  trained, images = _trained(), _images(5)
+  found = program.exported(trained, ('cpu',)).call(images)['logits']
+  # Other ways to sum the same float32 products, through 20 convolutions.
+  assert np.abs(found - np.asarray(_logits(trained, images))).max() < 1e-4
+
+
 @pytest.mark.parametrize('head', ['multitask', 'factored'])
 def test_other_heads_give_probabilities_by_name(head, tmp_path):
   trained = _trained('tests.user_network:WithoutDropout', model__head=head)

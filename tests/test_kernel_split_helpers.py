@@ -122,8 +122,11 @@ def _same_step(helpers, whole, keys, **overrides):
     ('WithOurLayers', 1, {'strategy.shares': (1, 1)}, {'accumulate': 2}),
     ('WithLayersUsedTwice', 1, {'strategy.shares': (2, 1)}, {}),
     ('WithMadeKernels', 1, {'strategy.shares': (2, 1)}, {}),
+    # A frozen kernel: what helpers have of its gradient counts for nothing.
+    ('WithoutDropout', 1, {'strategy.shares': (1, 1)},
+     {'optimizer.multipliers': (('conv2', 0), ('conv1', 0.5))}),
   ],
-)
+)  # fmt: skip
 def test_a_step_is_that_of_the_unsplit_network(
   x64, whole, near, network, helpers, keys, more
 ):
