@@ -236,7 +236,7 @@ class _Sheet:
       left_out = progress.named - len(self._images)
       count = f'the first {len(self._images)} of {count}; {left_out:,} left out'
     if progress.unreadable:
-      count += f'; {progress.unreadable:,} files are unreadable'
+      count += f'; {progress.unreadable:,} unreadable'
     self._sheet.write(
       self._path, self._images, self._files, self._bars,
       [f'{trained.config.model.name}, step {trained.step}: {count}',
