@@ -18,15 +18,50 @@ def run(eval_step, state, batches) -> dict[str, float]:
   Returns:
     Name to mean; `examples` counts what was seen.
   """
+  totals = {}
+  for sums in _late(eval_step, state, batches):
+    _add(totals, sums)
+  return _means(totals)
+
+
+def examples(examples_step, state, batches, count: int):
+  """The same means, and what was made of each example.
+
+  Args:
+    examples_step: from `step.make_examples_step`.
+    state: as for `run`.
+    batches: as for `run`, in the order of the source.
+    count: of examples.
+
+  Returns:
+    Name to mean, as `run`; and the rows of `examples.rows` with label and
+    weight, NumPy arrays (count, ...) in the order of the source, on every
+    process. An example that cannot be read has weight 0.
+  """
+  totals, found = {}, []
+  for sums, rows in _late(examples_step, state, batches):
+    _add(totals, sums)
+    found.append(jax.device_get(rows))
+  return _means(totals), {
+    name: np.concatenate([rows[name] for rows in found])[:count]
+    for name in found[0]
+  }
+
+
+def _late(step, state, batches):
+  """What a step gives, one batch late: the device is never waited for."""
   params, stats = state.evaluated()
-  totals, pending = {}, None
+  pending = None
   for batch in batches:
-    sums = eval_step(params, stats, batch)
+    result = step(params, stats, batch)
     if pending is not None:
-      _add(totals, pending)  # one batch late: the device is never waited for
-    pending = sums
+      yield pending
+    pending = result
   if pending is not None:
-    _add(totals, pending)
+    yield pending
+
+
+def _means(totals):
   weight = totals.pop('weight', np.float64(0))
   means = {k: float(v / weight) if weight else math.nan
            for k, v in totals.items()}  # fmt: skip

@@ -12,6 +12,7 @@ from jax import lax
 import jax.numpy as jnp
 import optax
 
+from anp_jax import examples
 from anp_jax import mesh as mesh_lib
 from anp_jax import multipliers
 from anp_jax import state as state_lib
@@ -196,6 +197,32 @@ def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
     values = objective.metrics(outputs, batch['label'])
     sums = _weighted_sums(values, batch['weight'].astype(outputs.dtype))
     return strategy.scores(sums)
+
+  return _evaluating(shard, P(), mesh, like)
+
+
+def make_examples_step(
+  model, objective, strategy, config, mesh, like, held_out=()
+) -> Callable:  # fmt: skip
+  """The jitted step of an evaluation that tells of each example.
+
+  Args as of `make_eval_step`, and held_out: see `examples.rows`.
+
+  Returns:
+    (params, stats, batch) -> (sums as of `make_eval_step`, rows): those of
+    `examples.rows` with label and weight, of the global batch in its order,
+    whole on every device.
+  """
+  outputs_of = _outputs(model, strategy, config)
+
+  def shard(params, stats, batch):
+    outputs, label = outputs_of(params, stats, batch), batch['label']
+    values = objective.metrics(outputs, label)
+    sums = _weighted_sums(values, batch['weight'].astype(outputs.dtype))
+    found = examples.rows(objective, outputs, label, held_out)
+    found |= {'label': label, 'weight': batch['weight']}
+    every = lax.all_gather(found, mesh_lib.BATCH, tiled=True)
+    return strategy.scores(sums), every
 
   return _evaluating(shard, P(), mesh, like)
 

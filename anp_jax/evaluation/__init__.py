@@ -1,0 +1,1 @@
+"""An evaluation in depth: tables, figures and a page, from examples' rows."""

@@ -1,0 +1,139 @@
+"""The folder of an evaluation: scores, tables, figures, examples, a page."""
+
+import csv
+import json
+import os
+import shutil
+
+import numpy as np
+
+from anp_jax.evaluation import figures
+from anp_jax.evaluation import page
+from anp_jax.evaluation import pictures
+from anp_jax.evaluation import results as results_lib
+
+SCORES = 'scores.json'
+EXAMPLES = 'examples'
+PAGE = 'evaluation.md'
+
+
+def write(folder: str, config, source, results, facts: dict) -> dict:
+  """Writes everything about an evaluation; what was there is replaced.
+
+  Args:
+    folder: where it goes; made if it is missing.
+    config: the run's config, which says how images are cut.
+    source: of the examples.
+    results: `results.Results`.
+    facts: what else is known, JSON values by name: step, scores and so on.
+
+  Returns:
+    What scores.json holds: the facts, files by what they show, and examples.
+  """
+  os.makedirs(folder, exist_ok=True)
+  shutil.rmtree(os.path.join(folder, EXAMPLES), ignore_errors=True)
+  said = dict(facts, files={}, examples=[])
+
+  def place(what, name):
+    said['files'][what] = name
+    return os.path.join(folder, name)
+
+  _table(place('classes', 'classes.csv'), results.classes())
+  _table(
+    place('predictions', 'predictions.csv'), _predictions(source, results)
+  )
+  first = results.parts[0]
+  if len(results.seen):
+    for part in results.parts[1:] or results.parts:
+      what = f'confusion_{part.plural}'
+      figures.confusion(place(what, f'{what}.png'), part)
+    figures.calibration(place('calibration', 'calibration.png'), results.parts)
+  if len(results.seen) and results.training is not None:
+    figures.sizes(place('sizes', 'class_sizes.png'), first, results.training)
+  if source.kind != 'synthetic':
+    choice = pictures.choose(results)
+    images = pictures.read(config, source, choice.indices)
+    if choice.pairs:
+      pictures.pairs(
+        place('pairs', 'confused_pairs.png'), results, choice, images
+      )
+    said['examples'] = pictures.save(
+      os.path.join(folder, EXAMPLES), results, source, choice, images
+    )
+  said['confusions'] = [
+    [first.names[label], first.names[predicted], count]
+    for label, predicted, count in first.confusions[:20]
+  ]
+  _text(os.path.join(folder, PAGE), page.text(said, results))
+  # Last, so that a folder with scores is whole.
+  _text(os.path.join(folder, SCORES), json.dumps(said, indent=1))
+  return said
+
+
+def load(folder: str) -> dict:
+  """What `write` returned; {} where the folder holds no whole evaluation."""
+  path = os.path.join(folder, SCORES)
+  if not os.path.exists(path):
+    return {}
+  with open(path) as f:
+    return json.load(f)
+
+
+def _predictions(source, results):
+  """A row for each example, in the order of the source."""
+  rows, known = results.rows, results.vocabulary
+  words = {'adjective': known.adjectives, 'noun': known.nouns}
+  k = rows['classes'].shape[1]
+  for i, where in enumerate(_places(source, len(rows['label']))):
+    row = {'index': i, 'file': where, 'label': known.names[rows['label'][i]]}
+    if not rows['weight'][i]:  # it could not be read
+      yield row
+      continue
+    row |= {
+      'predicted': known.names[rows['classes'][i, 0]],
+      'probability': _rounded(rows['probabilities'][i, 0]),
+      'rank_of_label': int(rows['rank'][i]),
+      'probability_of_label': _rounded(rows['own'][i]),
+      'loss': _rounded(rows['loss'][i]),
+    }
+    for name, names in words.items():
+      if name in rows:
+        row[name] = names[rows[name][i]]
+        row[f'{name}_probability'] = _rounded(rows[f'{name}_probability'][i])
+    for j in range(1, k):
+      row[f'predicted_{j + 1}'] = known.names[rows['classes'][i, j]]
+      row[f'probability_{j + 1}'] = _rounded(rows['probabilities'][i, j])
+    yield row
+
+
+def _places(source, count):
+  if source.kind == 'synthetic':
+    return (f'{source.name}, example {i}' for i in range(count))
+  return (source.where(i) for i in range(count))
+
+
+def _rounded(value):
+  return f'{value:.6g}'
+
+
+def _table(path, rows):
+  """A CSV file; a missing value is an empty cell."""
+  rows = list(rows)
+  columns = max(rows, key=len, default={})
+  with _opened(path) as f:
+    writer = csv.DictWriter(f, columns, lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(
+      {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
+      for row in rows
+    )
+
+
+def _text(path, text):
+  with _opened(path) as f:
+    f.write(text)
+
+
+def _opened(path):
+  # A file's name that is not UTF-8 holds surrogates.
+  return open(path, 'w', newline='', encoding='utf-8', errors='backslashreplace')

@@ -1,0 +1,114 @@
+"""The page of an evaluation as Markdown."""
+
+from anp_jax import telemetry
+
+_EACH = 10  # classes in the tables of the best and the worst
+
+LABELS = {
+  'macro_accuracy': 'macro accuracy', 'ece': 'calibration error',
+  'adjective_macro_accuracy': 'adjective, macro',
+  'adjective_ece': 'adjective, calibration error',
+  'noun_macro_accuracy': 'noun, macro',
+  'noun_ece': 'noun, calibration error',
+  'seen_classes': 'classes trained on',
+  'held_out_classes': 'classes held out',
+  'held_out_among_themselves': 'held out, among themselves',
+}  # fmt: skip
+
+_FIGURES = (
+  ('confusion_classes', 'Confusion of classes'),
+  ('confusion_adjectives', 'Confusion of adjectives'),
+  ('confusion_nouns', 'Confusion of nouns'),
+  ('pairs', 'Most confused pairs'),
+  ('calibration', 'Calibration'),
+  ('sizes', 'Accuracy by class size'),
+)
+
+
+def lines(scores: dict) -> list[tuple[str, str]]:
+  """(label, value) of an evaluation's scores, as people read them."""
+  found = []
+  for name, value in scores.items():
+    if name == 'examples' or value is None:
+      continue
+    label = telemetry.LABELS.get(name, LABELS.get(name, name))
+    text = f'{100 * value:.1f}%' if name in LABELS else telemetry.score(
+      name, value
+    )  # fmt: skip
+    found.append((label, text))
+  return found
+
+
+def figures(files: dict) -> list[tuple[str, str]]:
+  """(title, file) of the figures among an evaluation's files."""
+  return [(title, files[what]) for what, title in _FIGURES if what in files]
+
+
+def text(said: dict, results) -> str:
+  """The text of the page.
+
+  Args:
+    said: what scores.json holds.
+    results: `results.Results`.
+  """
+  parts = [
+    f'# {_plain(said["data"])}',
+    f'Checkpoint of step {said["step"]}, {said["scores"]["examples"]:,} images'
+    + (f', {said["damaged"]:,} of which could not be read'
+       if said['damaged'] else ''),
+    _table(('', ''), lines(said['scores'])),
+    'Macro accuracy is the mean of the accuracies of the classes, whatever '
+    'their sizes. The calibration error (ECE) is the mean distance between '
+    'confidence and accuracy over 15 bins of equal width (Guo et al., 2017).',
+  ]  # fmt: skip
+  if said['confusions']:
+    parts += ['## Most confused', _table(
+      ('class', 'called', 'times'),
+      [(a, b, str(n)) for a, b, n in said['confusions'][:_EACH]],
+    )]  # fmt: skip
+  parts += _best_and_worst(results)
+  for title, file in figures(said['files']):
+    parts += [f'## {title}', f'![{title}]({file})']
+  parts.append(
+    'All classes: [classes.csv](classes.csv). All images: '
+    '[predictions.csv](predictions.csv).'
+  )
+  return '\n\n'.join(parts) + '\n'
+
+
+def _best_and_worst(results):
+  rows = [r for r in results.classes() if r['images']]
+  rows.sort(key=lambda r: (r['recall'], r['f1']))
+  if not rows:
+    return []
+  head = ('class', 'images', 'top-1', 'top-5', 'precision', 'confused with')
+
+  def table(chosen):
+    return _table(head, [
+      (r['class'], str(r['images']), _percent(r['top1']), _percent(r['top5']),
+       _percent(r['precision']), r['most_confused_with'])
+      for r in chosen
+    ])  # fmt: skip
+
+  if len(rows) <= 2 * _EACH:
+    return ['## Classes, the hardest first', table(rows)]
+  return [
+    f'## The {_EACH} hardest classes', table(rows[:_EACH]),
+    f'## The {_EACH} easiest classes', table(rows[: -_EACH - 1 : -1]),
+  ]  # fmt: skip
+
+
+def _percent(value):
+  return '-' if value is None else f'{100 * value:.1f}%'
+
+
+def _table(head, rows):
+  every = [head, ['---'] * len(head), *[map(_plain, row) for row in rows]]
+  return '\n'.join(f'| {" | ".join(row)} |' for row in every)
+
+
+def _plain(text):
+  """A name that Markdown takes for no markup."""
+  for c in '\\`*_[]<>|#':
+    text = text.replace(c, '\\' + c)
+  return text.replace('\n', ' ')

@@ -1,0 +1,196 @@
+"""Examples to look at: which ones, read again as the network saw them."""
+
+import dataclasses
+import os
+
+import matplotlib
+import numpy as np
+from PIL import Image
+from PIL import ImageDraw
+from PIL import ImageFont
+
+from anp_jax import drawing
+from anp_jax.data import pipeline
+from anp_jax.evaluation import results as results_lib
+
+_PAIRS = 8  # of the sheet
+_WRONG, _OTHERS = 5, 3  # images of a pair: confused ones, and of the other name
+_EXAMPLES = 12  # right ones, and as many wrong ones
+# Of the sheet, in pixels.
+_MARGIN, _GAP, _LINE, _SMALL, _LARGE = 16, 6, 20, 72, 112
+_GREY = '#666666'
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """Which examples are shown.
+
+  Attributes:
+    pairs: (label, predicted, count, indices confused so, indices of what
+      predicted looks like), the most frequent first.
+    right: indices of examples that are named right, from all over the set.
+    wrong: indices of the wrong ones that the network is surest of.
+  """
+
+  pairs: list[tuple]
+  right: list[int]
+  wrong: list[int]
+
+  @property
+  def indices(self) -> np.ndarray:
+    """All of them, ascending, each once."""
+    found = {*self.right, *self.wrong}
+    for *_, confused, others in self.pairs:
+      found |= {*confused, *others}
+    return np.array(sorted(found), np.int64)
+
+
+def choose(results: results_lib.Results) -> Choice:
+  """The examples that say most; a function of the rows alone."""
+  part, seen = results.parts[0], results.seen
+  by_confidence = np.argsort(-np.nan_to_num(part.confidence), kind='stable')
+  wrong = by_confidence[~part.hits[by_confidence]]
+  right = np.flatnonzero(part.hits)
+  count = min(_EXAMPLES, len(right))
+  right = right[(np.arange(count) + 0.5).astype(int) * len(right) // max(
+    count, 1)]  # fmt: skip
+  pairs = []
+  for label, predicted, times in part.confusions[:_PAIRS]:
+    both = (part.labels == label) & (part.predicted == predicted)
+    confused = by_confidence[both[by_confidence]][:_WRONG]
+    # As it is where the network knows it.
+    is_other = part.labels == predicted
+    known = by_confidence[(is_other & part.hits)[by_confidence]]
+    others = known if len(known) else np.flatnonzero(is_other)
+    pairs.append(
+      (label, predicted, times, seen[confused].tolist(),
+       seen[others[:_OTHERS]].tolist())
+    )  # fmt: skip
+  return Choice(
+    pairs, seen[right].tolist(), seen[wrong[:_EXAMPLES]].tolist()
+  )  # fmt: skip
+
+
+def read(config, source, indices: np.ndarray) -> dict[int, np.ndarray]:
+  """Examples as evaluation cuts them.
+
+  Args:
+    config: the run's config.
+    source: 'encoded' or 'pixels'.
+    indices: (n,) int64.
+
+  Returns:
+    Index to (size, size, 3) uint8.
+  """
+  if not len(indices):
+    return {}
+  plan = _Chosen(
+    config, len(source), len(indices), np.arange(len(indices)), training=False,
+    chosen=tuple(indices.tolist()),
+  )  # fmt: skip
+  (batch,) = pipeline.batches(source, plan)
+  return dict(zip(indices.tolist(), batch['image']))
+
+
+def pairs(path: str, results, choice: Choice, images: dict) -> None:
+  """Writes the most confused pairs, a row each, with images of both.
+
+  Args:
+    path: of the PNG.
+    results: `results.Results`.
+    choice: from `choose`, with at least one pair.
+    images: from `read`.
+  """
+  names = results.vocabulary.names
+  totals = results.parts[0].counts
+  own = next(iter(images.values())).shape[0]
+  side = own * -(-_SMALL // own) if own < _SMALL else min(own, _LARGE)
+  columns = _WRONG + _OTHERS
+  width = 2 * _MARGIN + columns * (side + _GAP) + 2 * _GAP
+  pitch = side + _LINE + 2 * _GAP
+  top = _MARGIN + 2 * _LINE
+  height = top + len(choice.pairs) * pitch + _MARGIN
+  canvas = Image.new('RGB', (width, height), 'white')
+  draw = ImageDraw.Draw(canvas)
+  bold, plain = _font('DejaVuSans-Bold', 15), _font('DejaVuSans', 12)
+  draw.text((_MARGIN, _MARGIN), 'Most confused pairs', drawing.INK, bold)
+  for row, (label, predicted, times, confused, others) in enumerate(
+    choice.pairs
+  ):
+    y = top + row * pitch
+    texts = (
+      f'{drawing.shortened(names[label], 24)}, called '
+      f'{drawing.shortened(names[predicted], 24)}: {times} of {totals[label]}',
+      drawing.shortened(names[predicted], 24),
+    )
+    second = _MARGIN + _WRONG * (side + _GAP) + 2 * _GAP
+    for x, text, color, shown in (
+      (_MARGIN, texts[0], drawing.INK, confused),
+      (second, texts[1], _GREY, others),
+    ):
+      draw.text((x, y), text, color, plain)
+      for i, index in enumerate(shown):
+        canvas.paste(
+          _resized(images[index], side), (x + i * (side + _GAP), y + _LINE)
+        )
+  canvas.save(path, optimize=True)
+
+
+def save(folder: str, results, source, choice: Choice, images: dict) -> list:
+  """Writes the right and the wrong examples as files of their own.
+
+  Args:
+    folder: where they go; made if it is missing.
+    results: `results.Results`.
+    source: of the examples.
+    choice: from `choose`.
+    images: from `read`.
+
+  Returns:
+    A dict each: file, where, label, predicted, probability, right.
+  """
+  os.makedirs(folder, exist_ok=True)
+  names, rows = results.vocabulary.names, results.rows
+  found = []
+  for index in (*choice.right, *choice.wrong):
+    file = f'{index}.png'
+    Image.fromarray(images[index]).save(os.path.join(folder, file))
+    found.append({
+      'file': file,
+      'where': source.where(index),
+      'label': names[rows['label'][index]],
+      'predicted': names[rows['classes'][index, 0]],
+      'probability': float(rows['probabilities'][index, 0]),
+      'right': index in choice.right,
+    })  # fmt: skip
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen(pipeline.Plan):
+  """One batch of examples that are named."""
+
+  chosen: tuple[int, ...] = ()
+
+  @property
+  def steps(self):
+    return 1
+
+  def indices(self, count):
+    """See `pipeline.Plan.indices`."""
+    chosen = np.array(self.chosen, np.int64)
+    return np.arange(len(chosen)), chosen, np.ones(len(chosen), np.float32)
+
+
+def _resized(image, side):
+  """Small ones pixel by pixel, so that they look as they are."""
+  how = Image.Resampling.LANCZOS
+  if side >= image.shape[0]:
+    how = Image.Resampling.NEAREST
+  return Image.fromarray(image).resize((side, side), how)
+
+
+def _font(name, size):
+  """The type of the figures."""
+  folder = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf')
+  return ImageFont.truetype(os.path.join(folder, f'{name}.ttf'), size)
