@@ -6,6 +6,7 @@ what is measured or compiled is what trains.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 
 from flax import linen as nn
 import jax
@@ -34,6 +35,7 @@ class Assembly:
     scored: TrainState -> that of the one network that evaluation sees.
     train_step: see `step.make_train_step`.
     eval_step: see `step.make_eval_step`.
+    examples_step: classes held out -> see `step.make_examples_step`.
     predict_step: see `step.make_predict_step`.
     gradient: see `step.make_gradient`.
   """
@@ -46,6 +48,7 @@ class Assembly:
   scored: Callable
   train_step: Callable
   eval_step: Callable
+  examples_step: Callable
   predict_step: Callable
   gradient: Callable
 
@@ -90,6 +93,9 @@ def create(
       model, objective, optimizer, optimizer_lib.schedule(*schedule_of), *parts
     ),
     eval_step=step_lib.make_eval_step(model, objective, *parts),
+    examples_step=functools.partial(
+      step_lib.make_examples_step, model, objective, *parts
+    ),
     predict_step=step_lib.make_predict_step(model, objective, *parts),
     gradient=step_lib.make_gradient(model, objective, *parts),
   )

@@ -44,7 +44,7 @@ class Checkpoints:
   """The checkpoints of one workdir."""
 
   def __init__(
-    self, workdir: str, config, fingerprint: dict, like,
+    self, workdir: str, config, fingerprint: dict | None, like,
     gather=lambda value: [value],
   ):  # fmt: skip
     """Opens or creates the folders; nothing is written or changed yet.
@@ -52,7 +52,8 @@ class Checkpoints:
     Args:
       workdir: of the run.
       config: resolved, stored with every checkpoint.
-      fingerprint: of the training data, stored and compared.
+      fingerprint: of the training data, stored and compared; None: nothing is
+        saved, and any data may be scored.
       like: TrainState of jax.ShapeDtypeStruct with shardings: what a restore
         gives, whatever topology wrote it.
       gather: called with a JSON value, returns that of every process.
@@ -326,13 +327,15 @@ class Checkpoints:
     return restored['state']
 
   def _check_meta(self, saved):
-    difference = config_lib.difference(saved['config'], self._config)
+    free = () if self._fingerprint else ('data',)
+    difference = config_lib.difference(saved['config'], self._config, free)
     if difference:
       raise config_lib.ConfigError(
         f'{self._workdir}: {difference}; only these keys may change: '
-        f'{", ".join(config_lib.RESUMABLE)}. Another --workdir starts a new run'
+        f'{", ".join((*free, *config_lib.RESUMABLE))}. Another --workdir '
+        'starts a new run'
       )
-    for key, value in self._fingerprint.items():
+    for key, value in (self._fingerprint or {}).items():
       if saved['data'].get(key) != value:
         raise config_lib.ConfigError(
           f'{self._workdir}: the training data differ in {key!r}: '

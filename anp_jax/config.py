@@ -205,6 +205,7 @@ def base() -> ml_collections.ConfigDict:
   c.eval = e = ml_collections.ConfigDict()
   e.every = '1 epochs'
   e.batch_size = 256  # images over all devices
+  e.examples = True  # the last one tells of each example, for the report
 
   c.checkpoint = k = ml_collections.ConfigDict()
   k.every = '1 epochs'  # also at the end and when stopped
@@ -343,19 +344,20 @@ def window(text: str) -> range:
   return range(int(match[1]), int(match[2])) if match else range(0)
 
 
-def difference(saved: dict, config) -> str:
+def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
   """What keeps a checkpoint's config from being continued; '' if nothing.
 
   Args:
     saved: `flat()` of the run that wrote the checkpoint, after JSON.
     config: the config of this run.
+    free: keys or groups that may differ beside RESUMABLE.
 
   Returns:
-    One line that names the first key that differs and is not in RESUMABLE.
+    One line that names the first key that differs and may not.
   """
   have = json.loads(to_json(config))
   for key in sorted(set(saved) | set(have)):
-    if any(key == r or key.startswith(r + '.') for r in RESUMABLE):
+    if any(key == r or key.startswith(r + '.') for r in (*RESUMABLE, *free)):
       continue
     if key == 'data.cache' and 'decoded' not in (saved.get(key), have.get(key)):
       continue  # the same files, from memory or not

@@ -5,6 +5,13 @@ import math
 import jax
 import numpy as np
 
+from anp_jax import cluster
+from anp_jax.data import damage
+
+
+class Damaged(cluster.Failed):
+  """More examples cannot be read than config.data.max_damaged allows."""
+
 
 def run(eval_step, state, batches) -> dict[str, float]:
   """Means over all examples of weight 1.
@@ -46,6 +53,25 @@ def examples(examples_step, state, batches, count: int):
     name: np.concatenate([rows[name] for rows in found])[:count]
     for name in found[0]
   }
+
+
+def check_damage(config, source, scores: dict) -> None:
+  """All processes count the same reduced numbers, so all raise or none.
+
+  Args:
+    config: the run's config.
+    source: that was evaluated.
+    scores: from `run` or `examples`.
+
+  Raises:
+    Damaged: if too many examples could not be read.
+  """
+  lost = len(source) - scores['examples']
+  text = damage.excess(
+    config, lost, len(source), source.name, not scores['examples']
+  )
+  if text:
+    raise Damaged(text)
 
 
 def _late(step, state, batches):

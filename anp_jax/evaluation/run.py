@@ -1,0 +1,153 @@
+"""Mode evaluate: a checkpoint, and any examples of classes that it knows."""
+
+import math
+import os
+import re
+
+import jax
+
+from anp_jax import assembly
+from anp_jax import checkpoint as checkpoint_lib
+from anp_jax import compile_cache
+from anp_jax import config as config_lib
+from anp_jax import evaluate
+from anp_jax import mesh as mesh_lib
+from anp_jax import objective as objective_lib
+from anp_jax import report
+from anp_jax import strategies
+from anp_jax import summary
+from anp_jax import workdir as workdir_lib
+from anp_jax.data import relabelled
+from anp_jax.data import sources
+from anp_jax.data import stream as stream_lib
+from anp_jax.evaluation import files
+from anp_jax.evaluation import results as results_lib
+
+FOLDER = 'evaluation'
+_SAME_DATA = ('data.source', 'data.path', 'data.lists', 'data.dir')
+
+
+def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
+  """Scores a checkpoint and writes what there is to see.
+
+  Args:
+    config: of the run; its data may be any others with classes of the run.
+    workdir: of the run.
+    which: checkpoint: 'newest', 'best' or a step.
+    processes: of the evaluation.
+    output: folder for what is written; '': WORKDIR/evaluation/STEP-SPLIT.
+
+  Returns:
+    The metrics, as `evaluate.run`.
+
+  Raises:
+    ConfigError: if there is no checkpoint, or data that do not fit it.
+    evaluate.Damaged: if too many examples cannot be read.
+  """
+  processes.check_shared(workdir)
+  compile_cache.enable(config)
+  if not workdir_lib.has_checkpoints(workdir):
+    raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
+  mesh = mesh_lib.create(config, hosts=processes.hosts)
+  batch_size = workdir_lib.batch_size(
+    config, workdir, mesh_lib.batch_devices(mesh)
+  )
+  known = workdir_lib.labels(workdir)
+  source = relabelled.relabelled(
+    sources.open_source(config, training=False), known
+  )
+  objective = objective_lib.create(known, config)
+  # Of a run that nothing is trained of, no schedule matters.
+  still = config.copy_and_resolve_references()
+  still.schedule.warmup = '0 steps'
+  planned, _ = strategies.planned(
+    still, mesh, objective, batch_size, 1, workdir, processes, training=False
+  )
+  parts = assembly.create(planned, mesh, objective, batch_size, 1)
+  checkpoints = checkpoint_lib.Checkpoints(
+    workdir, config, None, parts.like, processes.gather
+  )
+  restored = checkpoints.restore(which)
+  checkpoints.close()
+  if restored is None:
+    raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
+  state, step = restored
+  stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
+  batches = processes.each(stream.evaluation(source), 'evaluating', step)
+  scores, rows = evaluate.examples(
+    parts.examples_step(held_out(config, known)), parts.scored(state), batches,
+    len(source),
+  )  # fmt: skip
+  evaluate.check_damage(config, source, scores)
+  if jax.process_index() == 0:
+    processes.beat('writing', step)
+    folder = output or os.path.join(workdir, FOLDER, _name(
+      config, workdir, step))  # fmt: skip
+    said = write(folder, config, workdir, source, scores, rows, step)
+    summary.print_scores(step, said['scores'])
+    print(f'evaluation: {os.path.join(folder, files.PAGE)}')
+    if report.again(workdir, folder):
+      print(f'report: {report.path(workdir)}')
+  return scores
+
+
+def write(
+  folder: str, config, workdir: str, source, scores: dict, rows: dict, step: int
+) -> dict:  # fmt: skip
+  """Writes the folder of an evaluation; see `files.write`.
+
+  Args:
+    folder: where it goes.
+    config: of the run.
+    workdir: of the run.
+    source: of the examples, with the run's vocabulary.
+    scores: from `evaluate.examples`.
+    rows: likewise.
+    step: of the checkpoint.
+  """
+  known = source.vocabulary
+  results = results_lib.Results(
+    known, rows, workdir_lib.class_sizes(workdir, len(known)),
+    held_out(config, known),
+  )  # fmt: skip
+  every = scores | results.scores()
+  return files.write(folder, config, source, results, {
+    'step': step,
+    'data': source.name,
+    'damaged': len(source) - scores['examples'],
+    'scores': {
+      name: value if math.isfinite(value) else None
+      for name, value in every.items()
+    },
+  })  # fmt: skip
+
+
+def of_training(workdir: str, config, step: int) -> str:
+  """The folder of the evaluation with which a training ends."""
+  return os.path.join(workdir, FOLDER, f'{step}-{_split(config)}')
+
+
+def held_out(config, known) -> tuple[int, ...]:
+  """Classes that the run had no training examples of."""
+  return ()
+
+
+def _name(config, workdir, step):
+  """STEP-SPLIT; for other data than the run's, also whose."""
+  saved, have = workdir_lib.saved_config(workdir), config_lib.flat(config)
+  name = f'{step}-{_split(config)}'
+  if all(saved.get(key, have[key]) == have[key] for key in _SAME_DATA):
+    return name
+  path = os.path.abspath(os.path.expanduser(config.data.path))
+  own = os.path.basename(path) if config.data.path else config.data.source
+  return f'{name}-of-{_slug(own)}'
+
+
+def _split(config):
+  # A split file by its name; '.' is all of a folder.
+  name = os.path.basename(config.data.eval_split.removesuffix('.txt'))
+  return _slug(name) or 'all'
+
+
+def _slug(text):
+  return re.sub(r'[^\w-]+', '-', text).strip('-')
