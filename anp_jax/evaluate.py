@@ -56,7 +56,7 @@ def examples(examples_step, state, batches, count: int):
 
 
 def check_damage(config, source, scores: dict) -> None:
-  """All processes count the same reduced numbers, so all raise or none.
+  """Refuses scores of too few examples.
 
   Args:
     config: the run's config.
@@ -67,9 +67,15 @@ def check_damage(config, source, scores: dict) -> None:
     Damaged: if too many examples could not be read.
   """
   lost = len(source) - scores['examples']
-  text = damage.excess(
-    config, lost, len(source), source.name, not scores['examples']
-  )
+  check_excess(config, lost, len(source), source.name, not scores['examples'])
+
+
+def check_excess(config, damaged, examples, name, all_lost=False) -> None:
+  """Raises Damaged where `damage.excess` says so.
+
+  All processes count the same reduced numbers, so all raise or none.
+  """
+  text = damage.excess(config, damaged, examples, name, all_lost)
   if text:
     raise Damaged(text)
 

@@ -24,9 +24,9 @@ from anp_jax import telemetry as telemetry_lib
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
 from anp_jax.data import balance
-from anp_jax.data import damage
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
+from anp_jax.evaluation import run as evaluation
 from anp_jax.weights import start
 
 
@@ -34,13 +34,9 @@ class NotFinite(cluster.Failed, ArithmeticError):
   """Loss, gradient, update or statistics of a step are NaN or infinite."""
 
 
-class Damaged(cluster.Failed):
-  """More examples cannot be read than config.data.max_damaged allows."""
-
-
 def run(
   config, workdir: str, mode: str = 'train', which: str = 'newest',
-  processes: cluster.Processes | None = None,
+  processes: cluster.Processes | None = None, output: str = '',
 ):  # fmt: skip
   """Trains, or goes on with, the run of a workdir; or scores its checkpoint.
 
@@ -50,6 +46,7 @@ def run(
     mode: 'train' or 'evaluate'.
     which: checkpoint that mode 'evaluate' scores: 'newest', 'best' or a step.
     processes: of the run, from `cluster.start`; None: this one.
+    output: folder for what mode 'evaluate' writes; '': one in the workdir.
 
   Returns:
     The validation metrics of the last evaluation, {} if there was none.
@@ -57,7 +54,7 @@ def run(
   Raises:
     ConfigError: if the config fits neither the devices nor the workdir.
     NotFinite: if a step gave a number that is not finite.
-    Damaged: if too many examples cannot be read.
+    evaluate.Damaged: if too many examples cannot be read.
   """
   if mode == 'train' and config.strategy.name == 'server':
     from anp_jax.strategies.server import run as server  # Flight is imported
@@ -69,18 +66,20 @@ def run(
     processes = processes or cluster.Processes(config)
     return relay.run(config, workdir, processes, mode, which)
   processes = processes or cluster.Processes(config)
-  if mode == 'train' and config.strategy.helpers:
+  if mode == 'evaluate':
+    return evaluation.run(config, workdir, which, processes, output)
+  if config.strategy.helpers:
     from anp_jax.strategies.kernel_split import crew as crew_lib
 
     if processes.index:
       crew_lib.serve(config, processes)
       return {}
     with crew_lib.Crew(config, processes) as crew:
-      return _run(config, workdir, mode, which, crew.processes, crew)
-  return _run(config, workdir, mode, which, processes)
+      return _run(config, workdir, crew.processes, crew)
+  return _run(config, workdir, processes)
 
 
-def _run(config, workdir, mode, which, processes, crew=None):
+def _run(config, workdir, processes, crew=None):
   """`run`, of a strategy that trains one model in step."""
   # Devices, data, model and strategy.
   marks = startup.Marks()
@@ -103,11 +102,11 @@ def _run(config, workdir, mode, which, processes, crew=None):
   )
   if config.checkpoint.keep_best:
     checkpoint_lib.check_best_metric(config, objective.metric_names)
-  if mode == 'train':
-    workdir_lib.claim(workdir, config, train_source.vocabulary)
+  workdir_lib.claim(workdir, config, train_source.vocabulary)
+  workdir_lib.note_class_sizes(workdir, train_source)
   planned, lines = strategies.planned(
     config, mesh, objective, batch_size, len(train_source), workdir, processes,
-    mode == 'train', helpers,
+    True, helpers,
   )  # fmt: skip
   marks.mark('plan')
   parts = assembly.create(
@@ -124,9 +123,7 @@ def _run(config, workdir, mode, which, processes, crew=None):
     parts.like,
     processes.gather,
   )
-  restored = checkpoints.restore(which)
-  if mode == 'evaluate' and restored is None:
-    raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
+  restored = checkpoints.restore()
   step = restored[1] if restored else 0
   weights, taken = ({}, []) if restored else start.given(
     config, parts, objective, train_source.vocabulary, workdir,
@@ -137,7 +134,7 @@ def _run(config, workdir, mode, which, processes, crew=None):
   # The data stream, which begins where the state stands.
   sharding = mesh_lib.batch_sharding(mesh)
   stream = stream_lib.Stream(config, sharding, processes.vote)
-  training = mode == 'train' and step < total
+  training = step < total
   feed = stream.train(train_source, batch_size, step) if training else None
   state = restored[0] if restored else state_lib.create(
     parts.init, parts.like, weights
@@ -148,18 +145,13 @@ def _run(config, workdir, mode, which, processes, crew=None):
   def evaluated():
     batches = stream.evaluation(eval_source)
     batches = processes.each(batches, 'evaluating', step)
-    scores = evaluate.run(eval_step, parts.scored(state), batches)
-    lost = len(eval_source) - scores['examples']
-    _check_damage(
-      config, lost, len(eval_source), eval_source.name, not scores['examples']
+    if step < total or not config.eval.examples:
+      scores = evaluate.run(eval_step, parts.scored(state), batches)
+      evaluate.check_damage(config, eval_source, scores)
+      return scores
+    return evaluation.of_training(
+      config, workdir, parts, parts.scored(state), batches, eval_source, step
     )
-    return scores
-
-  if mode == 'evaluate':
-    scores = evaluated()
-    checkpoints.close()
-    summary.print_scores(step, scores)
-    return scores
 
   telemetry = summary.telemetry(
     config, workdir, mesh, total, batch_size, len(train_source), step
@@ -236,7 +228,7 @@ def _run(config, workdir, mode, which, processes, crew=None):
       telemetry.begin(step + 1)
       readings = _Readings(
         step_lib.metric_names(objective), telemetry, every['log'], total, feed,
-        lambda damaged, steps: _check_damage(
+        lambda damaged, steps: evaluate.check_excess(
           config, damaged, steps * batch_size, train_source.name
         ),
       )  # fmt: skip
@@ -320,13 +312,6 @@ class _Readings:
       self._waited = self._feed.waited
       self._telemetry.train(step, metrics, waited)
     return vote
-
-
-def _check_damage(config, damaged, examples, name, all_lost=False):
-  """All processes count the same reduced numbers, so all raise or none."""
-  text = damage.excess(config, damaged, examples, name, all_lost)
-  if text:
-    raise Damaged(text)
 
 
 def _check_names(train_source, eval_source):

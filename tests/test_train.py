@@ -460,7 +460,7 @@ def test_a_run_goes_on_without_a_broken_file(tmp_path, photographs, caplog):
 def test_too_many_broken_files_end_a_run(tmp_path, photographs):
   photographs.data.max_damaged = 0.0
   _broken(photographs, 'train', [3])
-  with pytest.raises(train.Damaged) as e:
+  with pytest.raises(evaluate.Damaged) as e:
     train.run(photographs, str(tmp_path / 'run'))
   text = str(e.value)
   assert '\n' not in text and 'config.data.max_damaged=0' in text
@@ -470,7 +470,7 @@ def test_too_many_broken_files_end_a_run(tmp_path, photographs):
 def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
   photographs.data.max_damaged = 0.0
   _broken(photographs, 'validation', [3])
-  with pytest.raises(train.Damaged, match='1 of 8 examples of .*validation'):
+  with pytest.raises(evaluate.Damaged, match='1 of 8 examples of .*validation'):
     train.run(photographs, str(tmp_path / 'run'))
   # What was trained until then is kept, for when the file is back.
   assert '6' in os.listdir(tmp_path / 'run' / 'checkpoints')
@@ -478,7 +478,7 @@ def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
 
 def test_an_evaluation_that_can_read_nothing(tmp_path, photographs):
   _broken(photographs, 'validation', range(8))
-  with pytest.raises(train.Damaged, match='8 of 8 examples'):
+  with pytest.raises(evaluate.Damaged, match='8 of 8 examples'):
     train.run(photographs, str(tmp_path / 'run'))
 
 
@@ -491,7 +491,7 @@ def test_rate_is_of_a_thousand_examples_at_least(one, damaged, examples, good):
   if good:
     train._check_damage(one, damaged, examples, 'set')
   else:
-    with pytest.raises(train.Damaged, match=f'{damaged} of {examples}'):
+    with pytest.raises(evaluate.Damaged, match=f'{damaged} of {examples}'):
       train._check_damage(one, damaged, examples, 'set')
 
 

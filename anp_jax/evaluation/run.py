@@ -74,16 +74,14 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   state, step = restored
   stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
   batches = processes.each(stream.evaluation(source), 'evaluating', step)
-  scores, rows = evaluate.examples(
-    parts.examples_step(held_out(config, known)), parts.scored(state), batches,
-    len(source),
-  )  # fmt: skip
-  evaluate.check_damage(config, source, scores)
+  scores, rows = _evaluated(
+    config, parts, parts.scored(state), batches, source
+  )
   if jax.process_index() == 0:
     processes.beat('writing', step)
     folder = output or os.path.join(workdir, FOLDER, _name(
       config, workdir, step))  # fmt: skip
-    said = write(folder, config, workdir, source, scores, rows, step)
+    said = _write(folder, config, workdir, source, scores, rows, step)
     summary.print_scores(step, said['scores'])
     print(f'evaluation: {os.path.join(folder, files.PAGE)}')
     if report.again(workdir, folder):
@@ -91,24 +89,50 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   return scores
 
 
-def write(
-  folder: str, config, workdir: str, source, scores: dict, rows: dict, step: int
-) -> dict:  # fmt: skip
-  """Writes the folder of an evaluation; see `files.write`.
+def of_training(
+  config, workdir: str, parts, scored, batches, source, step: int
+) -> dict:
+  """The evaluation with which a training ends; process 0 writes its folder.
 
   Args:
-    folder: where it goes.
     config: of the run.
     workdir: of the run.
-    source: of the examples, with the run's vocabulary.
-    scores: from `evaluate.examples`.
-    rows: likewise.
-    step: of the checkpoint.
+    parts: `assembly.Assembly` of the run.
+    scored: TrainState that is scored.
+    batches: device batches of the whole split, in order.
+    source: of these.
+    step: of the state.
+
+  Returns:
+    The metrics, as `evaluate.run`.
+
+  Raises:
+    evaluate.Damaged: if too many examples cannot be read.
   """
+  scores, rows = _evaluated(config, parts, scored, batches, source)
+  if jax.process_index() == 0:
+    name = f'{step}-{_split(config)}'
+    folder = os.path.join(workdir, FOLDER, name)
+    _write(folder, config, workdir, source, scores, rows, step)
+  return scores
+
+
+def _evaluated(config, parts, scored, batches, source):
+  """Scores and rows; raises where too many examples are lost."""
+  held_out = _held_out(config, source.vocabulary)
+  scores, rows = evaluate.examples(
+    parts.examples_step(held_out=held_out), scored, batches, len(source)
+  )
+  evaluate.check_damage(config, source, scores)
+  return scores, rows
+
+
+def _write(folder, config, workdir, source, scores, rows, step):
+  """The folder of an evaluation; what its scores.json holds."""
   known = source.vocabulary
   results = results_lib.Results(
     known, rows, workdir_lib.class_sizes(workdir, len(known)),
-    held_out(config, known),
+    _held_out(config, known),
   )  # fmt: skip
   every = scores | results.scores()
   return files.write(folder, config, source, results, {
@@ -122,14 +146,10 @@ def write(
   })  # fmt: skip
 
 
-def of_training(workdir: str, config, step: int) -> str:
-  """The folder of the evaluation with which a training ends."""
-  return os.path.join(workdir, FOLDER, f'{step}-{_split(config)}')
-
-
-def held_out(config, known) -> tuple[int, ...]:
+def _held_out(config, known):
   """Classes that the run had no training examples of."""
-  return ()
+  names = set(config.data.held_out)
+  return tuple(i for i, name in enumerate(known.names) if name in names)
 
 
 def _name(config, workdir, step):
