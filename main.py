@@ -1,7 +1,7 @@
 """Trains or evaluates an image classifier.
 
 python main.py --config=configs/resnet_anp.py:demo --workdir=runs/demo
-python main.py --config=... --workdir=runs/demo --mode=evaluate
+python main.py --workdir=runs/demo --mode=evaluate
 srun python main.py ...    # or mpirun, or see docs/clusters.md
 """
 
@@ -18,9 +18,8 @@ from anp_jax import xla_flags
 flags.DEFINE_string('config', None, 'FILE[:VARIANT]; see configs/.')
 flags.DEFINE_string('workdir', None, 'Folder of the run; a fresh one if unset.')
 flags.DEFINE_enum('mode', 'train', ['train', 'evaluate'], 'What to do.')
-flags.DEFINE_string(
-  'checkpoint', 'newest', 'What --mode=evaluate scores: newest, best or a step.'
-)
+flags.DEFINE_string('checkpoint', 'newest', 'To score: newest, best, a step.')
+flags.DEFINE_string('output', '', 'Where --mode=evaluate writes its files.')
 # Several processes; Slurm, Open MPI and TPU pods need none of these.
 flags.DEFINE_string('coordinator', None, 'HOST:PORT where process 0 is met.')
 flags.DEFINE_integer('num_processes', None, 'Of the run, on all hosts.')
@@ -48,7 +47,8 @@ def main(argv: list[str]) -> int:
       # Heavy: only once the input is known to be good.
       from anp_jax import train
 
-      train.run(config, workdir, chosen.mode, chosen.checkpoint, processes)
+      how = chosen.mode, chosen.checkpoint, processes, chosen.output
+      train.run(config, workdir, *how)
   except KeyboardInterrupt:
     print(f'\ninterrupted; the same command goes on in {workdir}')
     return 130

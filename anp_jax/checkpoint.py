@@ -216,7 +216,7 @@ class Checkpoints:
     meta = {
       'config': config_lib.flat(self._config),
       'data': self._fingerprint,
-      'packages': _versions(),
+      'packages': versions(),
     }
     with _undisturbed():
       self._managers[kind].save(
@@ -373,6 +373,11 @@ class Checkpoints:
     return place
 
 
+def versions() -> dict[str, str]:
+  """Of the packages that decide what a run computes."""
+  return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
 def check_best_metric(config, names) -> None:
   """Refuses, before training, a metric that evaluation will not give.
 
@@ -452,10 +457,6 @@ def _shapes(tree):
     mesh_lib.path_name(path): tuple(leaf.shape)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   }
-
-
-def _versions():
-  return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def _first_line(e):

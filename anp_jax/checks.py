@@ -132,6 +132,10 @@ def _validate_relay(have) -> None:
     models and all(isinstance(m, str) for m in models), 'strategy.models',
     models, "texts such as ('seed=1', 'seed=2; model.width=32')",
   )  # fmt: skip
+  check(
+    not have['log.wandb'], 'log.wandb', have['log.wandb'],
+    "'' where strategy.name is relay: its models have records of their own",
+  )  # fmt: skip
   halving = have['strategy.halving']
   check(halving != 1, 'strategy.halving', halving, '0, or 2 or more')
 

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import json
 import os
 import re
 import time
@@ -58,7 +59,7 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   """The config and the workdir that a command line asks for.
 
   Args:
-    flags: with config, workdir, mode and checkpoint.
+    flags: with config, workdir, mode, checkpoint and output.
     overrides: from `split_overrides`.
     processes: of the run; several cannot each choose a workdir.
 
@@ -68,11 +69,15 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   Raises:
     ConfigError: for a missing flag, or whatever is wrong with the config.
   """
-  if not flags.config:
+  saved = os.path.join(flags.workdir or '', 'config.json')
+  if flags.config:
+    config = load(flags.config, overrides)
+  elif flags.mode == 'evaluate' and flags.workdir and os.path.isfile(saved):
+    config = _saved(saved, overrides)
+  else:
     raise config_lib.ConfigError(
       '--config=FILE[:VARIANT] is missing; see configs/'
     )
-  config = load(flags.config, overrides)
   chosen = flags.checkpoint
   if chosen not in ('newest', 'best') and not chosen.isdigit():
     raise config_lib.ConfigError(
@@ -83,6 +88,20 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
     raise config_lib.ConfigError(
       f'--checkpoint={chosen} is for --mode=evaluate: training goes on from '
       'the newest'
+    )
+  if flags.output and flags.mode != 'evaluate':
+    raise config_lib.ConfigError(
+      f'--output={flags.output} is for --mode=evaluate: training writes into '
+      'its workdir'
+    )
+  if flags.output and config.strategy.name == 'relay':
+    raise config_lib.ConfigError(
+      f'--output={flags.output}: of the models of a ring --mode=evaluate '
+      'writes the leaderboard in the workdir, and no folder'
+    )
+  if os.path.exists(flags.output) and not os.path.isdir(flags.output):
+    raise config_lib.ConfigError(
+      f'--output={flags.output!r} is a file, expected a folder'
     )
   workdir = flags.workdir
   if flags.mode == 'evaluate' and not os.path.isdir(workdir or ''):
@@ -141,6 +160,19 @@ def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:
     raise config_lib.ConfigError(f'{path}: {type(e).__name__}: {text}') from e
   if not isinstance(config, ml_collections.ConfigDict):
     raise config_lib.ConfigError(f'{path}: get_config must return a ConfigDict')
+  for key, text in overrides.items():
+    validation.override(config, key, text)
+  validation.validate(config)
+  return config
+
+
+def _saved(path, overrides):
+  """The config that a run left in its workdir, with overrides."""
+  try:
+    with open(path) as f:
+      config = config_lib.from_flat(json.load(f))
+  except (OSError, ValueError) as e:
+    raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
   for key, text in overrides.items():
     validation.override(config, key, text)
   validation.validate(config)

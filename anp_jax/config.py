@@ -217,6 +217,7 @@ def base() -> ml_collections.ConfigDict:
   c.log = g = ml_collections.ConfigDict()
   g.every = '20 steps'
   g.tensorboard = True
+  g.wandb = ''  # Weights & Biases: offline, online; '': none
 
   c.compile_cache = p = ml_collections.ConfigDict()
   p.dir = 'auto'  # $JAX_COMPILATION_CACHE_DIR/anp_jax, else a cache; '': off

@@ -17,6 +17,11 @@ class Marks:
     self.phases[name] = self.phases.get(name, 0.0) + now - self._last
     self._last = now
 
+  def before(self, name: str) -> float:
+    """Seconds of the phases ahead of one."""
+    names = list(self.phases)
+    return sum(self.phases[n] for n in names[: names.index(name)])
+
   def text(self) -> str:
     """One line: the whole, then each phase."""
     parts = ', '.join(f'{k} {v:.1f}' for k, v in self.phases.items())

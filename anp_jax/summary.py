@@ -1,14 +1,19 @@
 """What a run says of itself, at its start and at its end."""
 
+import collections
+import functools
 import os
+import platform
 import time
 
 import jax
 import numpy as np
 
+from anp_jax import checkpoint
 from anp_jax import config as config_lib
 from anp_jax import report as report_lib
 from anp_jax import telemetry as telemetry_lib
+from anp_jax import weights_and_biases
 
 
 def telemetry(
@@ -26,6 +31,8 @@ def telemetry(
     start_step=step,
     peak_flops=peak * mesh.size,
     tensorboard=config.log.tensorboard,
+    writer=config.log.wandb
+    and functools.partial(weights_and_biases.Writer, workdir, config),
     primary=jax.process_index() == 0,
     clock=clock,
   )
@@ -86,12 +93,25 @@ def report(config, workdir: str, mesh, like) -> None:
     'devices': f'{mesh.size} x {mesh.devices.flat[0].device_kind}',
     'scores': _scored_weights(config),
   }
-  print(report_lib.write(workdir, config_lib.golden(config), facts))
-  print(f'report: {os.path.join(workdir, "report", "report.md")}')
+  text = config_lib.golden(config)
+  print(report_lib.write(workdir, text, facts, _hardware(mesh)))
+  print(f'report: {report_lib.path(workdir)}')
 
 
 def _count(params) -> int:
   return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(params))
+
+
+def _hardware(mesh):
+  """What a run was computed on, and with what, name to text."""
+  kinds = collections.Counter(d.device_kind for d in mesh.devices.flat)
+  return {
+    'devices': ', '.join(f'{n} x {kind}' for kind, n in kinds.items()),
+    'processes': jax.process_count(),
+    'host': f'{platform.node()}, {platform.platform()}',
+    'cores': f'{len(os.sched_getaffinity(0))} of {platform.machine()}',
+    'Python': platform.python_version(),
+  } | checkpoint.versions()
 
 
 def _scored_weights(config):

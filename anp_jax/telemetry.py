@@ -42,6 +42,9 @@ _PEAKS = (
 # caches, compilation) leaves it, and the noise of one interval hardly shows.
 _RECENT = 32
 
+# Kind of a line that says how long something beside the steps has taken.
+_TIME = 'time'
+
 # The parts of the progress line that a narrow terminal keeps, first to last.
 _PRIORITY = (
   'activity', 'step', 'loss', 'anp_top1', 'ETA', 'adjective_top1', 'noun_top1',
@@ -66,7 +69,21 @@ def peak_flops(device_kind: str, dtype: str) -> float:
 
 
 def read(workdir: str) -> list[dict]:
-  """The records of workdir/metrics.jsonl, oldest first; torn lines left out."""
+  """The metrics in workdir/metrics.jsonl, oldest first; torn lines left out."""
+  return [r for r in _records(workdir) if r['kind'] != _TIME]
+
+
+def times(workdir: str) -> dict[str, float]:
+  """Seconds of a run beside its steps: 'start', 'compiling', 'saving', ..."""
+  found = {}
+  for record in _records(workdir):
+    if record['kind'] == _TIME:
+      what = record['what']
+      found[what] = found.get(what, 0.0) + record['seconds']
+  return found
+
+
+def _records(workdir):
   records = []
   try:
     with open(os.path.join(workdir, 'metrics.jsonl'), 'rb') as f:
@@ -98,8 +115,8 @@ class Telemetry:
 
   def __init__(
     self, workdir, *, total_steps, steps_per_epoch, batch_size, start_step=0,
-    flops_per_step=0.0, peak_flops=0.0, tensorboard=True, primary=True,
-    stream=None, clock=time.monotonic,
+    flops_per_step=0.0, peak_flops=0.0, tensorboard=True, writer=None,
+    primary=True, stream=None, clock=time.monotonic,
   ):  # fmt: skip
     """Opens the files; what is after start_step in them is taken back.
 
@@ -112,6 +129,8 @@ class Telemetry:
       flops_per_step: of all devices together.
       peak_flops: FLOP/s of all devices together; 0.0 leaves the MFU out.
       tensorboard: whether to write event files.
+      writer: () -> one more place for the metrics, with `write(kind, step,
+        values)` and `close()`; called where this process writes. None: none.
       primary: whether this is the one process that writes.
       stream: where lines for people go; standard output by default.
       clock: returns seconds that never run backwards.
@@ -119,7 +138,7 @@ class Telemetry:
     self._total_steps = total_steps
     self._steps_per_epoch = steps_per_epoch
     self._batch_size = batch_size
-    self._start_step = self._step = start_step
+    self._start_step = self._step = self._last = start_step
     self._flops_per_step = flops_per_step
     self._peak_flops = peak_flops
     self._clock = clock
@@ -129,6 +148,7 @@ class Telemetry:
     self._intervals = collections.deque(maxlen=_RECENT)  # (steps, seconds)
     self._activity, self._fields = '', {}  # of the progress line
     self._file = self._board = self._stream = self._live = None
+    self._writer = writer() if primary and writer else None
     if primary:
       self._stream = stream or sys.stdout
       # A dumb terminal (an editor's, say) knows no escape codes.
@@ -217,8 +237,16 @@ class Telemetry:
       if not outer:  # a pause within a pause is counted once
         seconds = self._clock() - start
         self._paused += seconds
+        self.spent(what, seconds)
         self._pauses += seconds if what != 'compiling' else 0.0
       self._draw()
+
+  def spent(self, what: str, seconds: float):
+    """Records how long something beside the steps has taken."""
+    if self._file is not None:
+      self._write_line(
+        {'kind': _TIME, 'step': self._last, 'what': what, 'seconds': seconds}
+      )
 
   def note(self, text: str):
     """Prints a line for people, above the live line."""
@@ -229,25 +257,34 @@ class Telemetry:
     """Ends the live line and closes the files; a second call does nothing."""
     if self._live and self._fields:
       self._write('\n')
-    for file in (self._board, self._file):
+    for file in (self._writer, self._board, self._file):
       if file is not None:
         with contextlib.suppress(OSError):  # a full disk
           file.close()
     self._stream = self._live = self._board = self._file = None
+    self._writer = None
 
   def _record(self, kind, step, values):
     values = {name: float(value) for name, value in values.items()}
+    self._last = step
     line = {'kind': kind, 'step': step, 'time': time.time()}
     line['epoch'] = step / self._steps_per_epoch
-    # One write and a flush: a crash tears the last line at most.
-    try:
-      self._file.write(json.dumps(line | values) + '\n')
-      self._file.flush()
-    except OSError as e:  # a full disk: what is trained is worth more
-      self.note(f'metrics.jsonl: step {step} is not recorded: {e.strerror}')
+    self._write_line(line | values)
+    if self._writer:
+      self._writer.write(kind, step, values)
     if self._board:
       for name, value in values.items():
         self._board.add_scalar(f'{kind}/{name}', value, step)
+
+  def _write_line(self, line):
+    # One write and a flush: a crash tears the last line at most.
+    try:
+      self._file.write(json.dumps(line) + '\n')
+      self._file.flush()
+    except OSError as e:  # a full disk: what is trained is worth more
+      self.note(
+        f'metrics.jsonl: step {line["step"]} is not recorded: {e.strerror}'
+      )
 
   def _progress(self, step, values):
     """The parts of the progress line, by name and in order."""
@@ -303,7 +340,9 @@ def cut(workdir: str, start_step: int) -> None:
   """Takes lines after start_step out of metrics.jsonl, torn ones too."""
   path = os.path.join(workdir, 'metrics.jsonl')
   # At step 0 nothing was restored: every line is of a run that left no state.
-  kept = [r for r in read(workdir) if start_step and r['step'] <= start_step]
+  kept = [
+    r for r in _records(workdir) if start_step and r['step'] <= start_step
+  ]
   with open(path + '.tmp', 'w') as f:
     f.writelines(json.dumps(r) + '\n' for r in kept)
     f.flush()

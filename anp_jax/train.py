@@ -21,6 +21,7 @@ from anp_jax import step as step_lib
 from anp_jax import strategies
 from anp_jax import summary
 from anp_jax import telemetry as telemetry_lib
+from anp_jax import weights_and_biases
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
 from anp_jax.data import balance
@@ -56,6 +57,8 @@ def run(
     NotFinite: if a step gave a number that is not finite.
     evaluate.Damaged: if too many examples cannot be read.
   """
+  if mode == 'train':
+    weights_and_biases.check(config)
   if mode == 'train' and config.strategy.name == 'server':
     from anp_jax.strategies.server import run as server  # Flight is imported
 
@@ -225,6 +228,7 @@ def _run(config, workdir, processes, crew=None):
         jax.block_until_ready(values)
         marks.mark('compile and first step')
       telemetry.note(marks.text())
+      telemetry.spent('start', marks.before('first batch'))
       telemetry.begin(step + 1)
       readings = _Readings(
         step_lib.metric_names(objective), telemetry, every['log'], total, feed,

@@ -44,6 +44,7 @@ _CHOICES = {
   'data.balance': ('none', 'sample', 'weights'),
   'data.cache': ('none', 'encoded', 'decoded'),
   'checkpoint.on_error': ('stop', 'continue'),
+  'log.wandb': ('', 'offline', 'online'),
   'checkpoint.best_metric': (
     'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1', 'loss',
   ),
@@ -141,8 +142,9 @@ def validate(config) -> None:
     check_type(key, have[key], default)
   for key, choices in _CHOICES.items():
     if have[key] not in choices:
+      names = ', '.join(c or "''" for c in choices)
       raise config_lib.ConfigError(
-        f'config.{key}={have[key]!r}: expected one of {", ".join(choices)}'
+        f'config.{key}={have[key]!r}: expected one of {names}'
         f'{config_lib.nearest(have[key], choices)}'
       )
   for key in _POSITIVE:

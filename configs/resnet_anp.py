@@ -93,6 +93,7 @@ VARIANTS = {
     'schedule.warmup': '2 steps',
     'eval.every': '6 steps',
     'eval.batch_size': 32,
+    'eval.examples': False,
     'checkpoint.every': '4 steps',
     'log.every': '2 steps',
   },

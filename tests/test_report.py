@@ -59,7 +59,7 @@ def _write(workdir, records, summary=None):
 @pytest.fixture
 def no_figure(monkeypatch):
   """For tests of the numbers alone: drawing takes half a second."""
-  monkeypatch.setattr(report, '_plot', lambda *_: None)
+  monkeypatch.setattr(report.curves, 'plot', lambda *_: None)
 
 
 def test_scores_equal_those_of_the_jsonl(tmp_path, no_figure):
@@ -138,7 +138,9 @@ def test_the_same_run_gives_the_same_files(tmp_path):
     folder = tmp_path / 'report'
     found.append({p.name: p.read_bytes() for p in sorted(folder.iterdir())})
   assert found[0] == found[1]
-  assert list(found[0]) == ['curves.png', 'report.md']
+  assert list(found[0]) == [
+    'curves.png', 'index.html', 'report.md', 'run.json',
+  ]  # fmt: skip
 
 
 def test_a_run_without_evaluation(tmp_path):

@@ -89,7 +89,12 @@ def test_rates_wait_and_mfu_are_closed_forms(tmp_path):
   clock.now += 8
   t.train(40, {'loss': 1.0}, input_wait=2.0)
   t.close()
-  first, second = _lines(tmp_path)
+  first, pause, second = _lines(tmp_path)
+  assert pause == {
+    'kind': 'time', 'step': 20, 'what': 'evaluating', 'seconds': 10,
+  }  # fmt: skip
+  assert telemetry.times(str(tmp_path)) == {'evaluating': 10}
+  assert telemetry.read(str(tmp_path)) == [first, second]
   assert first['images_per_second'] == 20 * 32 / 5
   assert first['input_wait'] == 0.1
   assert first['mfu'] == pytest.approx(20 * 3e9 / 5 / 1e10, rel=1e-15)

@@ -14,6 +14,7 @@ from PIL import Image
 import pytest
 
 from anp_jax import config as config_lib
+from anp_jax import evaluate
 from anp_jax import report
 from anp_jax import telemetry
 from anp_jax import train
@@ -73,7 +74,7 @@ def test_run_leaves_what_a_person_expects(tmp_path, one, capsys):
     'tensorboard',
   }  # fmt: skip
   assert {p.name for p in (tmp_path / 'report').iterdir()} == {
-    'curves.png', 'report.md',
+    'curves.png', 'index.html', 'report.md', 'run.json',
   }  # fmt: skip
   kept = {p.name for p in (tmp_path / 'checkpoints').iterdir()}
   assert {'8', '12'} == {k for k in kept if k.isdigit()}
@@ -489,10 +490,10 @@ def test_an_evaluation_that_can_read_nothing(tmp_path, photographs):
 def test_rate_is_of_a_thousand_examples_at_least(one, damaged, examples, good):
   one.data.max_damaged = 0.01
   if good:
-    train._check_damage(one, damaged, examples, 'set')
+    evaluate.check_excess(one, damaged, examples, 'set')
   else:
     with pytest.raises(evaluate.Damaged, match=f'{damaged} of {examples}'):
-      train._check_damage(one, damaged, examples, 'set')
+      evaluate.check_excess(one, damaged, examples, 'set')
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def confusion(path: str, part: results_lib.Part) -> None:
         )  # fmt: skip
     bar = figure.colorbar(drawn, shrink=0.6, aspect=30)
     drawing.percent(bar.ax.yaxis)
-    bar.set_label(f'share of the {part.name}\'s examples')
+    bar.set_label(f"share of the {part.name}'s examples")
     bar.outline.set_visible(False)
 
 

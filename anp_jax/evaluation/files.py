@@ -5,16 +5,9 @@ import json
 import os
 import shutil
 
-import numpy as np
-
 from anp_jax.evaluation import figures
 from anp_jax.evaluation import page
 from anp_jax.evaluation import pictures
-from anp_jax.evaluation import results as results_lib
-
-SCORES = 'scores.json'
-EXAMPLES = 'examples'
-PAGE = 'evaluation.md'
 
 
 def write(folder: str, config, source, results, facts: dict) -> dict:
@@ -31,7 +24,7 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
     What scores.json holds: the facts, files by what they show, and examples.
   """
   os.makedirs(folder, exist_ok=True)
-  shutil.rmtree(os.path.join(folder, EXAMPLES), ignore_errors=True)
+  shutil.rmtree(os.path.join(folder, page.EXAMPLES), ignore_errors=True)
   said = dict(facts, files={}, examples=[])
 
   def place(what, name):
@@ -39,9 +32,7 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
     return os.path.join(folder, name)
 
   _table(place('classes', 'classes.csv'), results.classes())
-  _table(
-    place('predictions', 'predictions.csv'), _predictions(source, results)
-  )
+  _table(place('predictions', 'predictions.csv'), _predictions(source, results))
   first = results.parts[0]
   if len(results.seen):
     for part in results.parts[1:] or results.parts:
@@ -58,25 +49,16 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
         place('pairs', 'confused_pairs.png'), results, choice, images
       )
     said['examples'] = pictures.save(
-      os.path.join(folder, EXAMPLES), results, source, choice, images
+      os.path.join(folder, page.EXAMPLES), results, source, choice, images
     )
   said['confusions'] = [
     [first.names[label], first.names[predicted], count]
     for label, predicted, count in first.confusions[:20]
   ]
-  _text(os.path.join(folder, PAGE), page.text(said, results))
+  _text(os.path.join(folder, page.PAGE), page.text(said, results))
   # Last, so that a folder with scores is whole.
-  _text(os.path.join(folder, SCORES), json.dumps(said, indent=1))
+  _text(os.path.join(folder, page.SCORES), json.dumps(said, indent=1))
   return said
-
-
-def load(folder: str) -> dict:
-  """What `write` returned; {} where the folder holds no whole evaluation."""
-  path = os.path.join(folder, SCORES)
-  if not os.path.exists(path):
-    return {}
-  with open(path) as f:
-    return json.load(f)
 
 
 def _predictions(source, results):
@@ -136,4 +118,6 @@ def _text(path, text):
 
 def _opened(path):
   # A file's name that is not UTF-8 holds surrogates.
-  return open(path, 'w', newline='', encoding='utf-8', errors='backslashreplace')
+  return open(
+    path, 'w', newline='', encoding='utf-8', errors='backslashreplace'
+  )

@@ -1,7 +1,13 @@
-"""The page of an evaluation as Markdown."""
+"""The page of an evaluation as Markdown, and what other pages take of it."""
+
+import json
+import os
 
 from anp_jax import telemetry
 
+FOLDER = 'evaluation'  # in a workdir, with a folder for each
+# Of an evaluation's folder.
+SCORES, PAGE, EXAMPLES = 'scores.json', 'evaluation.md', 'examples'
 _EACH = 10  # classes in the tables of the best and the worst
 
 LABELS = {
@@ -23,6 +29,15 @@ _FIGURES = (
   ('calibration', 'Calibration'),
   ('sizes', 'Accuracy by class size'),
 )
+
+
+def load(folder: str) -> dict:
+  """What `files.write` returned; {} where there is no whole evaluation."""
+  path = os.path.join(folder, SCORES)
+  if not os.path.exists(path):
+    return {}
+  with open(path) as f:
+    return json.load(f)
 
 
 def lines(scores: dict) -> list[tuple[str, str]]:

@@ -21,9 +21,9 @@ from anp_jax.data import relabelled
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
 from anp_jax.evaluation import files
+from anp_jax.evaluation import page
 from anp_jax.evaluation import results as results_lib
 
-FOLDER = 'evaluation'
 _SAME_DATA = ('data.source', 'data.path', 'data.lists', 'data.dir')
 
 
@@ -74,16 +74,14 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   state, step = restored
   stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
   batches = processes.each(stream.evaluation(source), 'evaluating', step)
-  scores, rows = _evaluated(
-    config, parts, parts.scored(state), batches, source
-  )
+  scores, rows = _evaluated(config, parts, parts.scored(state), batches, source)
   if jax.process_index() == 0:
     processes.beat('writing', step)
-    folder = output or os.path.join(workdir, FOLDER, _name(
+    folder = output or os.path.join(workdir, page.FOLDER, _name(
       config, workdir, step))  # fmt: skip
     said = _write(folder, config, workdir, source, scores, rows, step)
     summary.print_scores(step, said['scores'])
-    print(f'evaluation: {os.path.join(folder, files.PAGE)}')
+    print(f'evaluation: {os.path.join(folder, page.PAGE)}')
     if report.again(workdir, folder):
       print(f'report: {report.path(workdir)}')
   return scores
@@ -112,7 +110,7 @@ def of_training(
   scores, rows = _evaluated(config, parts, scored, batches, source)
   if jax.process_index() == 0:
     name = f'{step}-{_split(config)}'
-    folder = os.path.join(workdir, FOLDER, name)
+    folder = os.path.join(workdir, page.FOLDER, name)
     _write(folder, config, workdir, source, scores, rows, step)
   return scores
 

@@ -16,6 +16,7 @@ from anp_jax import summary
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
 from anp_jax.data import sources
+from anp_jax.evaluation import run as evaluation
 from anp_jax.strategies import wire
 from anp_jax.strategies.server import desk as desk_lib
 from anp_jax.strategies.server import keeper as keeper_lib
@@ -66,6 +67,7 @@ class Lead:
     if config.checkpoint.keep_best:
       checkpoint_lib.check_best_metric(config, setup.objective.metric_names)
     workdir_lib.claim(workdir, config, setup.source.vocabulary)
+    workdir_lib.note_class_sizes(workdir, setup.source)
     self._checkpoints = checkpoint_lib.Checkpoints(
       workdir, config, sources.fingerprint(setup.source), setup.parts.like
     )
@@ -317,10 +319,18 @@ class Lead:
       self._score(version, state, idle)
 
   def _score(self, version, state, idle):
+    start = time.monotonic()
+    source, parts = self._eval_source, self._parts
     with idle:
-      batches = self._stream.evaluation(self._eval_source)
+      batches = self._stream.evaluation(source)
       batches = self._processes.each(batches, 'evaluating', version)
-      scores = evaluate.run(self._parts.eval_step, state, batches)
+      if version == parts.total and self._config.eval.examples:
+        scores = evaluation.of_training(
+          self._config, self._workdir, parts, state, batches, source, version
+        )
+      else:
+        scores = evaluate.run(parts.eval_step, state, batches)
+    self._telemetry.spent('evaluating', time.monotonic() - start)
     self._telemetry.evaluation(version, scores)
     self._checkpoints.save_best(version, state, scores)
     self._scores = scores

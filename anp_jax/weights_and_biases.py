@@ -1,0 +1,95 @@
+"""Weights & Biases as one more place for a run's metrics; never needed."""
+
+import contextlib
+import importlib.util
+import os
+import secrets
+
+from absl import logging
+
+from anp_jax import config as config_lib
+
+_FOLDER = 'wandb'  # in the workdir, where the package too puts what it writes
+_ID_FILE = 'run_id'
+_PATIENCE = 30.0  # seconds for a server, at the start and at the end
+
+
+def check(config) -> None:
+  """Refuses config.log.wandb where the package is missing.
+
+  Raises:
+    ConfigError: that names the command which brings it.
+  """
+  if config.log.wandb and importlib.util.find_spec('wandb') is None:
+    raise config_lib.ConfigError(
+      f'config.log.wandb={config.log.wandb!r} needs a package that is not '
+      'installed: pip install wandb'
+    )
+
+
+class Writer:
+  """Sends metrics on; whatever goes wrong there, the run goes on."""
+
+  def __init__(self, workdir: str, config):
+    """Begins, or goes on with, the W&B run of a workdir.
+
+    Args:
+      workdir: of the run; nothing is written outside of it.
+      config: resolved; config.log.wandb is 'offline' or 'online'.
+    """
+    folder = os.path.abspath(os.path.join(workdir, _FOLDER))
+    os.makedirs(folder, exist_ok=True)
+    # Read as it is imported. Its settings stay where a person has them.
+    for kind in ('CACHE', 'DATA', 'ARTIFACT'):
+      os.environ[f'WANDB_{kind}_DIR'] = os.path.join(folder, kind.lower())
+    import wandb  # heavy, and optional
+
+    def begin(mode):
+      return wandb.init(
+        project=os.environ.get('WANDB_PROJECT', 'anp_jax'),
+        name=os.path.basename(os.path.abspath(workdir)),
+        id=_run_id(folder),
+        resume='allow',
+        dir=os.path.abspath(workdir),
+        mode=mode,
+        config=config_lib.flat(config),
+        settings=wandb.Settings(
+          console='off',
+          silent=True,
+          disable_git=True,
+          x_save_requirements=False,
+          init_timeout=_PATIENCE,
+          login_timeout=_PATIENCE,
+          finish_timeout=_PATIENCE,
+        ),
+      )
+
+    try:
+      self._run = begin(config.log.wandb)
+    except Exception as e:  # noqa: BLE001 - no key, no network, no server
+      text = (str(e).splitlines() or [type(e).__name__])[0]
+      logging.warning(
+        'Weights & Biases cannot be reached, metrics go to %s for `wandb '
+        'sync`: %s', folder, text,
+      )  # fmt: skip
+      self._run = begin('offline')
+
+  def write(self, kind: str, step: int, values: dict[str, float]) -> None:
+    """Adds metrics, named as in TensorBoard."""
+    with contextlib.suppress(Exception):  # its service may have died
+      self._run.log({f'{kind}/{k}': v for k, v in values.items()}, step=step)
+
+  def close(self) -> None:
+    """Ends the W&B run; waits for the server no longer than half a minute."""
+    with contextlib.suppress(Exception):
+      self._run.finish()
+
+
+def _run_id(folder):
+  """Of the workdir: a run that goes on is the same one there."""
+  path = os.path.join(folder, _ID_FILE)
+  if not os.path.exists(path):
+    with open(path, 'w') as f:
+      f.write(secrets.token_hex(8))
+  with open(path) as f:
+    return f.read()
