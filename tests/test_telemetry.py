@@ -150,7 +150,7 @@ def test_eta_after_a_resume_uses_this_process_only(tmp_path):
     clock.now += 5
   clock.now += 10
   t.train(910, {}, 0.0)  # 1.5 s a step with the pause, 90 to go
-  assert _lines(tmp_path)[0]['images_per_second'] == 32
+  assert telemetry.read(str(tmp_path))[0]['images_per_second'] == 32
   assert stream.getvalue().endswith('ETA 2:15\n')
 
 
@@ -395,6 +395,6 @@ def test_rates_begin_after_the_first_step(tmp_path):
   t.train(1, {'loss': 2.0}, 0.0)  # nothing to tell a rate from
   clock.now += 4
   t.train(20, {}, 0.0)
-  first, second = _lines(tmp_path)
+  first, second = telemetry.read(str(tmp_path))
   assert first['loss'] == 2 and 'images_per_second' not in first
   assert second['images_per_second'] == 19 * 32 / 4

@@ -43,10 +43,10 @@ def load(folder: str) -> dict:
 def lines(scores: dict) -> list[tuple[str, str]]:
   """(label, value) of an evaluation's scores, as people read them."""
   found = []
-  for name, value in scores.items():
-    if name == 'examples' or value is None:
+  for name, label in (telemetry.LABELS | LABELS).items():
+    value = scores.get(name)
+    if value is None:
       continue
-    label = telemetry.LABELS.get(name, LABELS.get(name, name))
     text = f'{100 * value:.1f}%' if name in LABELS else telemetry.score(
       name, value
     )  # fmt: skip

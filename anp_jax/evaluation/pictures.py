@@ -29,7 +29,8 @@ class Choice:
     pairs: (label, predicted, count, indices confused so, indices of what
       predicted looks like), the most frequent first.
     right: indices of examples that are named right, from all over the set.
-    wrong: indices of the wrong ones that the network is surest of.
+    wrong: indices of the wrong ones that the network is surest of, one of each
+      pair of label and prediction.
   """
 
   pairs: list[tuple]
@@ -66,8 +67,14 @@ def choose(results: results_lib.Results) -> Choice:
       (label, predicted, times, seen[confused].tolist(),
        seen[others[:_OTHERS]].tolist())
     )  # fmt: skip
+  # One of each pair, or a frequent confusion would be all there is.
+  _, firsts = np.unique(
+    np.stack((part.labels[wrong], part.predicted[wrong])), axis=1,
+    return_index=True,
+  )  # fmt: skip
+  wrong = wrong[np.sort(firsts)[:_EXAMPLES]]
   return Choice(
-    pairs, seen[right].tolist(), seen[wrong[:_EXAMPLES]].tolist()
+    pairs, seen[right].tolist(), seen[wrong].tolist()
   )  # fmt: skip
 
 

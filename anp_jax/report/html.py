@@ -36,20 +36,21 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .5rem; }
 p { margin: .4rem 0; } .soft { color: var(--soft); font-size: .9rem; }
 nav { margin: .5rem 0 0; font-size: .95rem; }
 nav a { margin-right: .9rem; white-space: nowrap; color: inherit; }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; margin-top: .9rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem 1rem .25rem 0;
-  border-bottom: 1px solid var(--line); vertical-align: top;
-  overflow-wrap: anywhere; }
-th { font-weight: 600; } .numbers td + td, .numbers th + th {
+  border-bottom: 1px solid var(--line); vertical-align: top; }
+td { overflow-wrap: break-word; } th { font-weight: 600; white-space: nowrap; }
+ .numbers td, .numbers th + th {
   text-align: right; padding-left: .6rem; white-space: nowrap; }
 figure { margin: 0; padding: .5rem; background: #fff; border-radius: .5rem;
   border: 1px solid var(--line); overflow-x: auto; }
 figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
-figure.large img { min-width: 34rem; }
+figure img { min-width: min(30rem, 160%); }
 .figures { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
-.figures > div { min-width: 0; }
+.figures > div { min-width: 0; } .figures > .row { grid-column: 1 / -1; }
+.beside { display: flex; flex-wrap: wrap; gap: 0 4rem; }
 .examples { display: grid; gap: .8rem;
   grid-template-columns: repeat(auto-fill, minmax(8.2rem, 1fr)); }
 .examples div { background: var(--card); border-radius: .5rem; padding: .5rem;
@@ -88,9 +89,9 @@ def page(
   """
   said = evaluation_page.load(evaluation) if evaluation else {}
   sections = [
-    ('Scores', _table(scores, 'numbers') if scores else '<p>None.</p>'),
+    ('Scores', _table(scores, css='numbers') if scores else '<p>None.</p>'),
     ('Curves', _figure(curves, 'Loss, accuracy, learning rate and images/s '
-                       'over the epochs', large=True)),
+                       'over the epochs')),
     ('Time', _times(times) + _table(facts)),
   ]  # fmt: skip
   if said:
@@ -169,22 +170,26 @@ def _evaluation(said, folder):
   confusions = said['confusions'][:_CONFUSED]
   if confusions:
     rows = [(a, b, str(n)) for a, b, n in confusions]
-    parts.append('<h3>Most confused</h3>')
-    parts.append(_table([('class', 'called', 'times'), *rows], head=True))
+    parts.append(_table([('most confused', 'called', 'times'), *rows], True))
   drawn = []
   for title, file in evaluation_page.figures(said['files']):
     path = os.path.join(folder, file)
+    # Matrices stand side by side, what is wide by itself.
+    css = '' if 'confusion_' in file else ' class="row"'
     drawn.append(
-      f'<div><h3>{_safe(title)}</h3>{_figure(path, title, large=True)}</div>'
+      f'<div{css}><h3>{_safe(title)}</h3>{_figure(path, title)}</div>'
     )
-  return ''.join([*parts, f'<div class="figures">{"".join(drawn)}</div>'])
+  return (
+    f'{parts[0]}<div class="beside">{"".join(parts[1:])}</div>'
+    f'<div class="figures">{"".join(drawn)}</div>'
+  )
 
 
 def _examples(said, folder):
   groups = []
   for is_right, title, note in (
     (True, 'Right', 'From all over the set.'),
-    (False, 'Wrong', 'Those that the network is surest of.'),
+    (False, 'Wrong', 'Those that the network is surest of, one of a kind.'),
   ):
     cards = [
       _card(example, folder)
@@ -214,7 +219,7 @@ def _card(example, folder):
   )
 
 
-def _table(rows, css='', head=False):
+def _table(rows, head=False, css=''):
   """Rows of texts; the first is a head where its first cell is empty."""
   if not rows:
     return ''
@@ -232,14 +237,11 @@ def _table(rows, css='', head=False):
   )
 
 
-def _figure(path, title, large=False):
+def _figure(path, title):
   if not os.path.exists(path):
     return ''
-  css = ' class="large"' if large else ''
-  data, kind = _picture(path)
-  return (
-    f'<figure{css}><img src="{_uri(data, kind)}" alt="{_safe(title)}"></figure>'
-  )
+  uri = _uri(*_picture(path))
+  return f'<figure><img src="{uri}" alt="{_safe(title)}"></figure>'
 
 
 def _picture(path):
