@@ -14,6 +14,7 @@ from anp_jax import config as config_lib
 from anp_jax import report as report_lib
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import weights_and_biases
+from anp_jax.evaluation import page as evaluation_page
 
 
 def telemetry(
@@ -81,9 +82,9 @@ def print_scores(step: int, scores: dict) -> None:
   """Prints the scores of a checkpoint, on one process."""
   if jax.process_index() == 0:
     print(f'checkpoint of step {step}, {scores["examples"]} images')
-    for name, value in scores.items():
-      if name != 'examples':
-        print(f'  {name:16} {telemetry_lib.score(name, value)}')
+    for name in (*telemetry_lib.LABELS, *evaluation_page.LABELS):
+      if scores.get(name) is not None:
+        print(f'  {name:16} {evaluation_page.score(name, scores[name])}')
 
 
 def report(config, workdir: str, mesh, like) -> None:

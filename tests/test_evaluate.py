@@ -79,14 +79,20 @@ def _batches(mesh, padding=0):
     yield jax.device_put(batch, mesh_lib.batch_sharding(mesh))
 
 
-def _recount(config, variables):
-  """Each metric's mean, one example at a time, in float64."""
+def _logits(config, variables):
+  """(examples, classes) float64 logits, and labels."""
   params, stats = variables
   images, labels = _examples()
   pixels = (np.float64(images) - config.data.mean) / np.float64(config.data.std)
-  logits = np.float64(
-    _network().apply({'params': params, **stats}, np.float32(pixels), False)
+  found = _network().apply(
+    {'params': params, **stats}, np.float32(pixels), False
   )
+  return np.float64(found), labels
+
+
+def _recount(config, variables):
+  """Each metric's mean, one example at a time, in float64."""
+  logits, labels = _logits(config, variables)
   rows = []
   for scores, label in zip(logits, labels):
     e = np.exp(scores - scores.max())
@@ -107,7 +113,10 @@ def _recount(config, variables):
   return dict(zip(METRICS, np.mean(rows, 0)))
 
 
-def _evaluator(config, devices, average=None, model=None):
+def _evaluator(
+  config, devices, average=None, model=None, make=step_lib.make_eval_step,
+  **more,
+):  # fmt: skip
   """The eval step and a state of `_variables(0)`, with averages if given."""
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   params, stats = _variables(0)
@@ -125,13 +134,14 @@ def _evaluator(config, devices, average=None, model=None):
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
   )
   objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), config)
-  eval_step = step_lib.make_eval_step(
+  eval_step = make(
     model or _network(),
     objective,
     strategies.create(config, specs),
     config,
     mesh,
     like,
+    **more,
   )
   return eval_step, state, mesh
 
@@ -154,6 +164,60 @@ def test_every_example_once_on_any_number_of_devices(small, devices):
   # Whatever the padding holds.
   got = evaluate.run(eval_step, state, _batches(mesh, padding=201))
   _assert_scores(got, want)
+
+
+def _rows(config, held_out):
+  """What is told of each example, one at a time, in float64."""
+  logits, labels = _logits(config, _variables(0))
+  found = []
+  for scores, label in zip(logits, labels):
+    e = np.exp(scores - scores.max())
+    softmax = e / e.sum()
+    order = np.argsort(-scores)
+    adjective = [softmax[ADJECTIVE_IDS == i].sum() for i in range(3)]
+    noun = [softmax[NOUN_IDS == i].sum() for i in range(4)]
+    found.append({
+      'label': label, 'weight': 1, 'classes': order[:5],
+      'probabilities': softmax[order[:5]],
+      'rank': order.tolist().index(label) + 1, 'own': softmax[label],
+      'loss': -np.log(softmax[label]),
+      'adjective': np.argmax(adjective), 'adjective_probability': max(adjective),
+      'noun': np.argmax(noun), 'noun_probability': max(noun),
+      'held_out': max(held_out, key=lambda i: scores[i]),
+    })  # fmt: skip
+  return {name: np.stack([row[name] for row in found]) for name in found[0]}
+
+
+@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+def test_rows_of_each_example_on_any_number_of_devices(small, devices):
+  held_out = (3, 7, 8)
+  step, state, mesh = _evaluator(
+    small, devices, make=step_lib.make_examples_step, held_out=held_out
+  )
+  scores, rows = evaluate.examples(step, state, _batches(mesh, 201), EXAMPLES)
+  _assert_scores(scores, _recount(small, _variables(0)))
+  want = _rows(small, held_out)
+  assert rows.keys() == want.keys()
+  for name, values in want.items():
+    if values.dtype.kind == 'f':
+      # Softmax in float32 of logits of order ten.
+      np.testing.assert_allclose(
+        rows[name], values, rtol=2e-5, atol=1e-7, err_msg=name
+      )
+    else:
+      np.testing.assert_array_equal(rows[name], values, err_msg=name)
+
+
+def test_an_example_that_cannot_be_scored_is_never_right(small):
+  step, state, mesh = _evaluator(
+    small, 2, model=_NanOnBlank(), make=step_lib.make_examples_step
+  )
+  batches = list(_batches(mesh))
+  batches[0] = dict(batches[0], image=jnp.zeros_like(batches[0]['image']))
+  _, rows = evaluate.examples(step, state, batches, EXAMPLES)
+  assert (rows['rank'][:BATCH] == len(NAMES)).all()
+  assert np.isnan(rows['own'][:BATCH]).all()
+  assert np.isfinite(rows['own'][BATCH:]).all()
 
 
 def test_averaged_weights_and_statistics_are_what_is_scored(small):

@@ -44,14 +44,16 @@ def lines(scores: dict) -> list[tuple[str, str]]:
   """(label, value) of an evaluation's scores, as people read them."""
   found = []
   for name, label in (telemetry.LABELS | LABELS).items():
-    value = scores.get(name)
-    if value is None:
-      continue
-    text = f'{100 * value:.1f}%' if name in LABELS else telemetry.score(
-      name, value
-    )  # fmt: skip
-    found.append((label, text))
+    if scores.get(name) is not None:
+      found.append((label, score(name, scores[name])))
   return found
+
+
+def score(name: str, value: float) -> str:
+  """A score's value for people."""
+  if name in LABELS:
+    return f'{100 * value:.1f}%'
+  return telemetry.score(name, value)
 
 
 def figures(files: dict) -> list[tuple[str, str]]:
