@@ -181,7 +181,8 @@ def _rows(config, held_out):
       'probabilities': softmax[order[:5]],
       'rank': order.tolist().index(label) + 1, 'own': softmax[label],
       'loss': -np.log(softmax[label]),
-      'adjective': np.argmax(adjective), 'adjective_probability': max(adjective),
+      'adjective': np.argmax(adjective),
+      'adjective_probability': max(adjective),
       'noun': np.argmax(noun), 'noun_probability': max(noun),
       'held_out': max(held_out, key=lambda i: scores[i]),
     })  # fmt: skip

