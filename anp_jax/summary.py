@@ -83,7 +83,7 @@ def print_scores(step: int, scores: dict) -> None:
   if jax.process_index() == 0:
     print(f'checkpoint of step {step}, {scores["examples"]} images')
     for name in (*telemetry_lib.LABELS, *evaluation_page.LABELS):
-      if scores.get(name) is not None:
+      if name in scores:
         print(f'  {name:16} {evaluation_page.score(name, scores[name])}')
 
 

@@ -1,9 +1,11 @@
 """Mode evaluate: a checkpoint, and any examples of classes that it knows."""
 
+import contextlib
 import math
 import os
 import re
 
+from absl import logging
 import jax
 
 from anp_jax import assembly
@@ -79,11 +81,13 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
     processes.beat('writing', step)
     folder = output or os.path.join(workdir, page.FOLDER, _name(
       config, workdir, step))  # fmt: skip
-    said = _write(folder, config, workdir, source, scores, rows, step)
-    summary.print_scores(step, said['scores'])
-    print(f'evaluation: {os.path.join(folder, page.PAGE)}')
-    if report.again(workdir, folder):
-      print(f'report: {report.path(workdir)}')
+    results = _results(config, workdir, source, rows)
+    summary.print_scores(step, scores | results.scores())
+    with _written(folder):
+      _write(folder, config, source, results, scores, step)
+      print(f'evaluation: {os.path.join(folder, page.PAGE)}')
+      if report.again(workdir, folder):
+        print(f'report: {report.path(workdir)}')
   return scores
 
 
@@ -111,7 +115,9 @@ def of_training(
   if jax.process_index() == 0:
     name = f'{step}-{_split(config)}'
     folder = os.path.join(workdir, page.FOLDER, name)
-    _write(folder, config, workdir, source, scores, rows, step)
+    with _written(folder):
+      results = _results(config, workdir, source, rows)
+      _write(folder, config, source, results, scores, step)
   return scores
 
 
@@ -125,21 +131,32 @@ def _evaluated(config, parts, scored, batches, source):
   return scores, rows
 
 
-def _write(folder, config, workdir, source, scores, rows, step):
-  """The folder of an evaluation; what its scores.json holds."""
+@contextlib.contextmanager
+def _written(folder):
+  """A full disk costs the files, and not what was computed."""
+  try:
+    yield
+  except OSError as e:
+    logging.error('%s is not written: %s', folder, e.strerror or e)
+
+
+def _results(config, workdir, source, rows):
   known = source.vocabulary
-  results = results_lib.Results(
+  return results_lib.Results(
     known, rows, workdir_lib.class_sizes(workdir, len(known)),
     _held_out(config, known),
   )  # fmt: skip
-  every = scores | results.scores()
-  return files.write(folder, config, source, results, {
+
+
+def _write(folder, config, source, results, scores, step):
+  """The folder of an evaluation."""
+  files.write(folder, config, source, results, {
     'step': step,
     'data': source.name,
     'damaged': len(source) - scores['examples'],
     'scores': {
       name: value if math.isfinite(value) else None
-      for name, value in every.items()
+      for name, value in (scores | results.scores()).items()
     },
   })  # fmt: skip
 
