@@ -22,7 +22,6 @@ from anp_jax.data import mix
 from anp_jax.models.layers import sums as sums_lib
 
 P = mesh_lib.P
-_LARGE = 2**15  # elements
 
 
 def metric_names(objective) -> tuple[str, ...]:
@@ -54,7 +53,7 @@ def make_train_step(
   """
   whole = strategy.whole(like)
   names = objective.train_names
-  norm = functools.partial(_norm, platform=mesh_lib.platform(mesh))
+  norm = functools.partial(sums_lib.norm, platform=mesh_lib.platform(mesh))
   divided = jax.tree.map(lambda s: any(s.sharding.spec), like.params)
 
   def update(state, reduced):
@@ -206,7 +205,7 @@ def make_examples_step(
 ) -> Callable:  # fmt: skip
   """The jitted step of an evaluation that tells of each example.
 
-  Args as of `make_eval_step`, and held_out: see `examples.rows`.
+  Args as of `make_eval_step`; held_out as of `examples.rows`.
 
   Returns:
     (params, stats, batch) -> (sums as of `make_eval_step`, rows): those of
@@ -395,29 +394,3 @@ def _joined(values, weight):
   *_, damaged, finite, vote = values.T
   last = jnp.stack([damaged.sum(), finite.min(), vote.max()])
   return jnp.concatenate([means[: -len(last)], last])
-
-
-def _norm(tree, platform, divided=None):
-  """The L2 norm of all leaves of a float dtype, as one vector.
-
-  Args:
-    tree: of arrays.
-    platform: of the mesh.
-    divided: tree of bools, whether a mesh divides the array; None: none is.
-  """
-  leaves = jax.tree.leaves(tree)
-  kinds = jax.tree.leaves(divided) if divided else [False] * len(leaves)
-  parts, small = [], []
-  for x, is_divided in zip(leaves, kinds, strict=True):
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-      continue
-    if is_divided:
-      parts.append(jnp.square(x).sum())
-    elif x.size < _LARGE:
-      small.append(x.ravel())
-    else:
-      parts.append(sums_lib.of_squares(x, platform))
-  # Hundreds of small sums take longer to compile and to start than to compute.
-  if small:
-    parts.append(sums_lib.of_squares(jnp.concatenate(small), platform))
-  return jnp.sqrt(sum(parts)) if parts else jnp.zeros(())

@@ -263,7 +263,7 @@ def test_sweep(cluster, tmp_path):
   )  # fmt: skip
   for number, steps in ((1, 3), (2, 4)):
     slurm_cluster.until(
-      pathlib.Path(tmp_path / f'job-{number}.log'), 'report.md', timeout=120
+      pathlib.Path(tmp_path / f'job-{number}.log'), 'index.html', timeout=120
     )
     lines = telemetry.read(str(tmp_path / f'runs/{number}'))
     assert lines[-1]['step'] == steps

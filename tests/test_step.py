@@ -19,6 +19,7 @@ from anp_jax import strategies
 from anp_jax.cluster import stopping
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet
+from anp_jax.models.layers import sums
 from tests import user_network
 
 # Compiling is most of the time here; the arithmetic is what is tested.
@@ -592,19 +593,19 @@ def test_norm_is_that_of_one_vector():
   want = np.linalg.norm(np.concatenate([np.float64(x).ravel() for x in tree]))
   # Pairwise sums of 1e5 squares in float32: far less than 1e-6.
   tree.append(np.int32(7))
-  norm = jax.jit(step_lib._norm, static_argnums=(1, 2))
+  norm = jax.jit(sums.norm, static_argnums=(1, 2))
   for divided in (None, (False, True, False, True, False, True, False)):
     for platform in ('cpu', 'gpu'):
       found = norm(tree, platform, divided)
       np.testing.assert_allclose(found, want, rtol=1e-6)
-  assert step_lib._norm([np.int32(7)], 'cpu') == 0
+  assert sums.norm([np.int32(7)], 'cpu') == 0
 
 
 @pytest.mark.parametrize('platform', ['cpu', 'gpu'])
 def test_norm_of_bfloat16_leaves_is_summed_in_float32(platform):
   # 2^16 ones: in bfloat16 the sum would stop at 256.
   tree = [jnp.ones(2**16, 'bfloat16'), jnp.ones(300, 'bfloat16')]
-  found = step_lib._norm(tree, platform)
+  found = sums.norm(tree, platform)
   assert found.dtype == jnp.float32
   np.testing.assert_allclose(found, (2**16 + 300) ** 0.5, rtol=1e-6)
 
