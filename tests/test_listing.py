@@ -68,6 +68,16 @@ def test_lists_give_a_tree_its_ids_and_choose_its_folders(
   assert '2 of 4 folders' in text and 'a_b' in text
 
 
+def test_all_of_a_tree_without_splits(tmp_path):
+  files = [f'{c}/{i}.jpg' for c in ('happy_dog', 'sad_dog') for i in range(9)]
+  root = _tree(tmp_path / 'tree', files)
+  found = listing.find(root, '.', beside=('train',))
+  assert (found.root, list(found.files)) == (root, files)
+  assert found.labels.tolist() == [0] * 9 + [1] * 9
+  halves = [listing.find(root, s).files for s in ('train', 'validation')]
+  assert sorted(sum(halves, ())) == files
+
+
 def test_lists_that_fit_no_folder(tmp_path, lists):
   root = _tree(tmp_path / 'tree', ['train/hapy_dog/1.jpg'])
   _refused([f'{root}/train', "'hapy_dog'", "mean 'happy_dog'"],

@@ -15,6 +15,7 @@ SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
 CONVERTIBLE = ('.webp', '.tif', '.tiff', '.avif', '.jp2', '.ppm', '.pgm')
 # Share of a tree without splits that is used for training.
 _TRAIN_SHARE = 0.8
+_ALL = '.'  # the split that is all of a tree without splits
 _USUAL_SPLITS = ('train', 'validation', 'val', 'test')
 
 
@@ -46,7 +47,7 @@ def find(
   A tree has a folder for each class: ROOT/SPLIT/CLASS/image, ROOT/CLASS/image.
   One without splits is divided into train and validation by a hash of each
   file's CLASS/NAME, about 80 to 20 in every class. No file's side depends on
-  other files, so one that is added moves none.
+  other files, so one that is added moves none. The split '.' is all of it.
 
   A split file has a line for each image: its path below ROOT, then the class's
   id, or the ids of the pair, the noun and the adjective; single spaces. The
@@ -126,7 +127,7 @@ def _from_tree(root, split, known, beside, suffixes):
 
 def _base(root, split):
   """The folder of the class folders, and whether it is one split's own."""
-  base = os.path.join(root, split)
+  base = root if split == _ALL else os.path.join(root, split)
   if os.path.isdir(base):
     return base, True
   others = [
