@@ -82,9 +82,11 @@ def print_scores(step: int, scores: dict) -> None:
   """Prints the scores of a checkpoint, on one process."""
   if jax.process_index() == 0:
     print(f'checkpoint of step {step}, {scores["examples"]} images')
-    for name in (*telemetry_lib.LABELS, *evaluation_page.LABELS):
-      if name in scores:
-        print(f'  {name:16} {evaluation_page.score(name, scores[name])}')
+    known = (*telemetry_lib.LABELS, *evaluation_page.LABELS)
+    names = [name for name in known if name in scores]
+    width = max(map(len, names))
+    for name in names:
+      print(f'  {name:{width}}  {evaluation_page.score(name, scores[name])}')
 
 
 def report(config, workdir: str, mesh, like) -> None:

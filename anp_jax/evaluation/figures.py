@@ -160,9 +160,10 @@ def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
         *_means(x, recalls), 's-', color=drawing.ORANGE,
         label='mean of the classes of like size',
       )  # fmt: skip
-      axis.xaxis.set_major_formatter(
-        lambda v, _: '0' if v == 0.5 else f'{v:,.0f}' if v >= 1 else ''
-      )
+      powers = 10 ** np.arange(np.ceil(np.log10(images.max())) + 1)
+      ticks = powers if images.min() else [0.5, *powers]
+      axis.set_xticks(ticks, [f'{int(v):,}' for v in ticks])
+      axis.set_xlim(0.8 * x.min(), 1.25 * x.max())
       axis.set_xlabel('training images of the class')
       axis.legend()
     axis.set_ylabel('images named right')
