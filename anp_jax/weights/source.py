@@ -49,6 +49,8 @@ def read(path: str, config, names) -> Source:
   Raises:
     ConfigError: for what cannot be read, or is of another architecture.
   """
+  if problem := absent(path):
+    raise config_lib.ConfigError(problem)
   path = os.path.expanduser(path)
   inside = os.path.join(path, _FILE)
   if os.path.isfile(inside):
@@ -56,9 +58,14 @@ def read(path: str, config, names) -> Source:
     path = inside
   if os.path.isfile(path):
     return _of_file(path, config, names)
-  if os.path.isdir(path):
-    return _of_checkpoint(path, config)
-  raise config_lib.ConfigError(
+  return _of_checkpoint(path, config)
+
+
+def absent(path: str) -> str:
+  """What to say of a path at which there is nothing; '' if there is."""
+  if os.path.exists(os.path.expanduser(path)):
+    return ''
+  return (
     f'config.init.from={path!r}: expected a .safetensors file or the workdir '
     'of a run, and there is neither'
   )

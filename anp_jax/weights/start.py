@@ -81,6 +81,8 @@ def given(
   if not path:
     return {}, []
   like = flat({'params': parts.one.params, **parts.one.stats})
+  # Before anything is read: Orbax lets processes wait for each other.
+  _agree(source_lib.absent(path), gather)
   problem, matched = '', None
   try:
     source = source_lib.read(path, config, like)
@@ -89,10 +91,7 @@ def given(
     matched = match(source, like, head, outputs)
   except config_lib.ConfigError as e:
     problem = str(e)
-  # A process that stops alone would leave the others waiting.
-  problem = next(filter(None, gather(problem)), '')
-  if problem:
-    raise config_lib.ConfigError(problem)
+  _agree(problem, gather)
   if folder and jax.process_index() == 0:
     with open(os.path.join(folder, LIST), 'w') as f:
       f.write('\n'.join([matched.summary(), *matched.lines]) + '\n')
@@ -175,6 +174,16 @@ def classifier(config, outputs: int) -> set[str]:
 def flat(variables) -> dict:
   """A network's variables by path, such as 'params/head/kernel'."""
   return traverse_util.flatten_dict(variables, sep='/')
+
+
+def _agree(problem, gather):
+  """Raises on all processes what is wrong on one.
+
+  One that stopped alone would leave the others waiting.
+  """
+  problem = next(filter(None, gather(problem)), '')
+  if problem:
+    raise config_lib.ConfigError(problem)
 
 
 def _part(value, index):
