@@ -25,6 +25,7 @@ ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
 NAMES = tuple(f'{a}_{n}' for a in ADJECTIVES for n in NOUNS)
 KNOWN = vocabulary_lib.Vocabulary(NAMES)
 COUNT = 400
+HELD_OUT = ('big_cat', 'red_tree')
 
 
 def _softmax(x):
@@ -340,6 +341,7 @@ def _tiny(path):
     'data.image_size': '16', 'data.resize': '16', 'data.source': 'arrays',
     'data.path': str(path), 'eval.examples': 'True', 'log.tensorboard': 'False',
     'model.name': 'tests.user_network:SmallNet', 'duration': '6 steps',
+    'data.held_out': repr(HELD_OUT),
   })  # fmt: skip
   return config
 
@@ -349,7 +351,7 @@ def run(tmp_path_factory, quick_compiles):
   """A finished run whose training data are gone."""
   place = tmp_path_factory.mktemp('run')
   data = place / 'set.npz'
-  _save(data, NAMES, 64, 0, 'train')
+  labels = _save(data, NAMES, 64, 0, 'train')
   _save(data, NAMES, 50, 1)
   config = _tiny(data)
   with pytest.MonkeyPatch.context() as patch:
@@ -357,7 +359,7 @@ def run(tmp_path_factory, quick_compiles):
     patch.setattr(jax, 'devices', lambda: first)
     scores = train.run(config, str(place / 'work'))
   data.unlink()
-  return place, config, scores
+  return place, config, scores | {'labels': labels}
 
 
 def test_a_training_ends_with_an_evaluation_and_a_page(run):
@@ -369,8 +371,13 @@ def test_a_training_ends_with_an_evaluation_and_a_page(run):
   rows = _table(folder / 'predictions.csv')
   right = sum(row['label'] == row['predicted'] for row in rows)
   assert right / 50 == pytest.approx(scores['anp_top1'], abs=1e-6)
-  sizes = [int(r['training_images']) for r in _table(folder / 'classes.csv')]
-  assert sum(sizes) == 64
+  for i, row in enumerate(_table(folder / 'classes.csv')):
+    count = 0 if NAMES[i] in HELD_OUT else (scores['labels'] == i).sum()
+    assert int(row['training_images']) == count
+  ours = [row for row in rows if row['label'] in HELD_OUT]
+  right = sum(row['label'] == row['predicted'] for row in ours)
+  assert said['scores']['held_out_classes'] == right / len(ours)
+  assert 0 <= right / len(ours) <= said['scores']['held_out_among_themselves']
   page = (place / 'work' / 'report' / 'index.html').read_text()
   assert page.count('data:image/png') >= 6 + 12
 
@@ -488,8 +495,7 @@ def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
   train.run(config, work, 'evaluate')
   texts = launching.run(
     tmp_path / 'logs', 2,
-    [f'--workdir={work}', '--mode=evaluate', f'--output={tmp_path / "two"}',
-     '--config.eval.batch_size=8'],
+    [f'--workdir={work}', '--mode=evaluate', f'--output={tmp_path / "two"}'],
   )  # fmt: skip
   assert 'checkpoint of step 12, 70 images' in texts[0]
   one = _table(tmp_path / 'work/evaluation/12-validation/predictions.csv')
@@ -497,5 +503,5 @@ def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
   assert len(one) == len(two) == 70
   for a, b in zip(one, two):
     assert a['label'] == b['label']
-    # Another batch is another program: float32 sums in another order.
+    # A device has other rows: float32 sums may be in another order.
     assert float(a['loss']) == pytest.approx(float(b['loss']), rel=1e-4)
