@@ -31,8 +31,15 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
     said['files'][what] = name
     return os.path.join(folder, name)
 
-  _table(place('classes', 'classes.csv'), results.classes())
-  _table(place('predictions', 'predictions.csv'), _predictions(source, results))
+  classes = results.classes()
+  _table(place('classes', 'classes.csv'), list(classes[0]), classes)
+  # The columns of an example that could be read.
+  index = int(results.rows['weight'].argmax())
+  columns = list(_prediction(results, index, ''))
+  _table(
+    place('predictions', 'predictions.csv'), columns,
+    _predictions(source, results),
+  )  # fmt: skip
   first = results.parts[0]
   if len(results.seen):
     for part in results.parts[1:] or results.parts:
@@ -63,29 +70,31 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
 
 def _predictions(source, results):
   """A row for each example, in the order of the source."""
+  for i, where in enumerate(_places(source, len(results.rows['label']))):
+    yield _prediction(results, i, where)
+
+
+def _prediction(results, i, where):
+  """The row of an example; short where it could not be read."""
   rows, known = results.rows, results.vocabulary
-  words = {'adjective': known.adjectives, 'noun': known.nouns}
-  k = rows['classes'].shape[1]
-  for i, where in enumerate(_places(source, len(rows['label']))):
-    row = {'index': i, 'file': where, 'label': known.names[rows['label'][i]]}
-    if not rows['weight'][i]:  # it could not be read
-      yield row
-      continue
-    row |= {
-      'predicted': known.names[rows['classes'][i, 0]],
-      'probability': _rounded(rows['probabilities'][i, 0]),
-      'rank_of_label': int(rows['rank'][i]),
-      'probability_of_label': _rounded(rows['own'][i]),
-      'loss': _rounded(rows['loss'][i]),
-    }
-    for name, names in words.items():
-      if name in rows:
-        row[name] = names[rows[name][i]]
-        row[f'{name}_probability'] = _rounded(rows[f'{name}_probability'][i])
-    for j in range(1, k):
-      row[f'predicted_{j + 1}'] = known.names[rows['classes'][i, j]]
-      row[f'probability_{j + 1}'] = _rounded(rows['probabilities'][i, j])
-    yield row
+  row = {'index': i, 'file': where, 'label': known.names[rows['label'][i]]}
+  if not rows['weight'][i]:
+    return row
+  row |= {
+    'predicted': known.names[rows['classes'][i, 0]],
+    'probability': _rounded(rows['probabilities'][i, 0]),
+    'rank_of_label': int(rows['rank'][i]),
+    'probability_of_label': _rounded(rows['own'][i]),
+    'loss': _rounded(rows['loss'][i]),
+  }
+  for name, words in (('adjective', known.adjectives), ('noun', known.nouns)):
+    if name in rows:
+      row[name] = words[rows[name][i]]
+      row[f'{name}_probability'] = _rounded(rows[f'{name}_probability'][i])
+  for j in range(1, rows['classes'].shape[1]):
+    row[f'predicted_{j + 1}'] = known.names[rows['classes'][i, j]]
+    row[f'probability_{j + 1}'] = _rounded(rows['probabilities'][i, j])
+  return row
 
 
 def _places(source, count):
@@ -98,13 +107,12 @@ def _rounded(value):
   return f'{value:.6g}'
 
 
-def _table(path, rows):
+def _table(path, columns, rows):
   """A CSV file; a missing value is an empty cell."""
-  rows = list(rows)
-  columns = max(rows, key=len, default={})
   with _opened(path) as f:
     writer = csv.DictWriter(f, columns, lineterminator='\n')
     writer.writeheader()
+    # One at a time: a million images would be gigabytes of rows.
     writer.writerows(
       {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
       for row in rows
