@@ -23,7 +23,12 @@ def examples(have: dict) -> None:
   check(all(isinstance(n, str) for n in names), 'data.held_out', names,
         "names of classes, as in ('red_car',)")  # fmt: skip
   check(imbalance >= 1, 'data.imbalance', imbalance, '1 or more')
-  balance = have['data.balance']
+  balance, power = have['data.balance'], have['data.balance_power']
+  check(0 < power <= 1, 'data.balance_power', power, 'above 0, at most 1')
+  check(
+    power == 1 or balance == 'weights', 'data.balance_power', power,
+    "1 where data.balance is not 'weights'",
+  )  # fmt: skip
   if have['data.source'] == 'synthetic':
     check(not names, 'data.held_out', names, '() for synthetic examples')
     check(imbalance == 1, 'data.imbalance', imbalance,

@@ -111,6 +111,7 @@ def base() -> ml_collections.ConfigDict:
   d.held_out = ()  # pairs of which training shows no example, as ('red_car',)
   d.imbalance = 1.0  # largest class over smallest that training is cut to
   d.balance = 'none'  # sample: all classes equally often; weights: of the loss
+  d.balance_power = 1.0  # of the classes' sizes in these weights; 0.5: the root
   d.synthetic_examples = 1280  # a split, for source=synthetic
   d.synthetic_classes = 1000
 

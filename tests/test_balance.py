@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from sklearn.utils import class_weight
 
+from anp_jax import config as config_lib
+from anp_jax import validation
 from anp_jax.data import balance
 from anp_jax.data import pipeline
 from anp_jax.data import sources
@@ -125,3 +127,29 @@ def test_class_weights_equal_scikit_learn(config, source):
   np.testing.assert_allclose(weights[present], want, rtol=1e-15)
   assert weights[2] == 0
   np.testing.assert_allclose(weights[_LABELS].mean(), 1, rtol=1e-14)
+
+
+def test_a_smaller_power_makes_weights_less_unlike(config, source):
+  config.data.balance, config.data.balance_power = 'weights', 0.5
+  weights = np.array(balance.class_weights(config, source))
+  counts = np.bincount(_LABELS)
+  first, last = np.flatnonzero(counts)[[0, -1]]
+  # Of the class of n examples 1 / sqrt(n), times what all share.
+  want = (counts[last] / counts[first]) ** 0.5
+  np.testing.assert_allclose(weights[first] / weights[last], want, rtol=1e-14)
+  np.testing.assert_allclose(weights[_LABELS].mean(), 1, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+  'balance_name, power, expected',
+  [
+    ('sample', 0.5, "1 where data.balance is not 'weights'"),
+    ('weights', 0.0, 'above 0, at most 1'),
+    ('weights', 1.5, 'above 0, at most 1'),
+  ],
+)
+def test_powers_that_there_are_not(config, balance_name, power, expected):
+  config.data.source, config.data.path = 'digits', ''
+  config.data.balance, config.data.balance_power = balance_name, power
+  with pytest.raises(config_lib.ConfigError, match=expected):
+    validation.validate(config)

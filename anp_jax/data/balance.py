@@ -47,11 +47,12 @@ def class_weights(config, source) -> tuple[float, ...]:
     source: of the training examples.
 
   Returns:
-    Of each class, inversely proportional to its number of examples; the mean
-    over the examples is 1. 0 of a class without any.
+    Of each class, inversely proportional to its number of examples to the power
+    of config.data.balance_power; the mean over the examples is 1. 0 of a class
+    without any.
   """
   if config.data.balance != 'weights':
     return ()
   counts = np.bincount(source.labels(), minlength=len(source.vocabulary))
-  share = counts.sum() / np.count_nonzero(counts)
-  return tuple(float(share / n) if n else 0.0 for n in counts)
+  found = np.maximum(counts, 1.0) ** -config.data.balance_power * (counts > 0)
+  return tuple((found * counts.sum() / (found @ counts)).tolist())
