@@ -79,7 +79,7 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
       '--config=FILE[:VARIANT] is missing; see configs/'
     )
   chosen = flags.checkpoint
-  if chosen not in ('newest', 'best') and not chosen.isdigit():
+  if chosen not in ('newest', 'best') and not chosen.isdecimal():
     raise config_lib.ConfigError(
       f'--checkpoint={chosen!r}: expected newest, best or a step'
       f'{config_lib.nearest(chosen, ("newest", "best"))}'
@@ -171,7 +171,7 @@ def _saved(path, overrides):
   try:
     with open(path) as f:
       config = config_lib.from_flat(json.load(f))
-  except (OSError, ValueError) as e:
+  except (OSError, ValueError, TypeError, AttributeError) as e:
     raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
   for key, text in overrides.items():
     validation.override(config, key, text)

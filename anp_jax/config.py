@@ -358,6 +358,8 @@ def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
     One line that names the first key that differs and may not.
   """
   have = json.loads(to_json(config))
+  # A key that came after the run began had its default there.
+  saved = json.loads(to_json(base())) | saved
   for key in sorted(set(saved) | set(have)):
     if any(key == r or key.startswith(r + '.') for r in (*RESUMABLE, *free)):
       continue

@@ -68,6 +68,13 @@ def export(checkpoint: str, folder: str, which: str, platforms):
   os.makedirs(folder, exist_ok=True)
   refusal = huggingface.refusal(trained.config)
   if refusal:
+    stale = [f for f in huggingface.FILES if os.path.exists(
+      os.path.join(folder, f))]  # fmt: skip
+    if stale:
+      raise config_lib.ConfigError(
+        f'--output={folder!r} holds {stale[0]} of another network, and this '
+        f'one has none ({refusal}); choose another folder'
+      )
     yield f'nothing for transformers: {refusal}'
   else:
     yield from _sizes(folder, huggingface.write(trained, folder))

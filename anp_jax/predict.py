@@ -47,6 +47,15 @@ def main(argv: list[str]) -> int:
   except KeyboardInterrupt:
     print('\ninterrupted', file=sys.stderr)
     return 130
+  except Exception as e:  # JAX says so in an error of its own
+    if not isinstance(e, MemoryError) and 'RESOURCE_EXHAUSTED' not in str(e):
+      raise
+    print(
+      f'error: --batch_size={flags.batch_size or "default"}: there is not '
+      'enough memory for a batch; expected fewer images',
+      file=sys.stderr,
+    )
+    return 2
   progress.end()
   return 0 if progress.named else 1
 

@@ -6,6 +6,7 @@ import os
 import platform
 import time
 
+from absl import logging
 import jax
 import numpy as np
 
@@ -97,8 +98,11 @@ def report(config, workdir: str, mesh, like) -> None:
     'scores': _scored_weights(config),
   }
   text = config_lib.golden(config)
-  print(report_lib.write(workdir, text, facts, _hardware(mesh)))
-  print(f'report: {report_lib.path(workdir)}')
+  try:
+    print(report_lib.write(workdir, text, facts, _hardware(mesh)))
+    print(f'report: {report_lib.path(workdir)}')
+  except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
+    logging.error('%s: no report: %s: %s', workdir, type(e).__name__, e)
 
 
 def _count(params) -> int:

@@ -3,11 +3,13 @@
 Reading changes nothing, so that a run may go on in the same folder.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 from typing import Any
 
+from absl import logging
 import jax
 import ml_collections
 import numpy as np
@@ -90,6 +92,11 @@ def load(path: str, which: str = 'newest') -> Trained:
 
 def find(path: str, which: str = 'newest') -> str:
   """The folder of a checkpoint; arguments and errors as of `load`."""
+  if which not in ('newest', 'best') and not which.isdecimal():
+    raise config_lib.ConfigError(
+      f'{which!r}: expected newest, best or a step'
+      f'{config_lib.nearest(which, ("newest", "best"))}'
+    )
   path = os.path.normpath(os.path.expanduser(path))
   if not os.path.isdir(path):
     raise config_lib.ConfigError(
@@ -100,6 +107,10 @@ def find(path: str, which: str = 'newest') -> str:
   kinds = (checkpoint_lib.NEWEST, checkpoint_lib.BEST)
   if os.path.basename(path) in kinds:
     folders = [path]
+    if os.path.basename(path) == checkpoint_lib.BEST and which == 'newest':
+      which = 'best'
+    elif which == 'best' and os.path.basename(path) != checkpoint_lib.BEST:
+      folders = []
   else:
     folders = [os.path.join(path, kind) for kind in kinds]
     if which == 'best':
@@ -115,10 +126,10 @@ def find(path: str, which: str = 'newest') -> str:
   }
   if which == 'best' and steps:
     return max(steps.values(), key=_score)
-  chosen = int(which) if which.isdigit() else max(steps, default=-1)
+  chosen = int(which) if which.isdecimal() else max(steps, default=-1)
   if chosen not in steps:
     have = ', '.join(map(str, sorted(steps))) or 'none'
-    what = f'checkpoint of step {which}' if which.isdigit() else 'checkpoint'
+    what = f'checkpoint of step {which}' if which.isdecimal() else 'checkpoint'
     raise config_lib.ConfigError(f'{path} has no {what} (there are: {have})')
   return steps[chosen]
 
@@ -131,7 +142,7 @@ def _read_meta(folder):
 def _read_state(folder):
   """Of TrainState what is used, as NumPy arrays; the optimizer's stays."""
   path = os.path.abspath(os.path.join(folder, _STATE))
-  with ocp.PyTreeCheckpointer() as checkpointer:
+  with _quiet(), ocp.PyTreeCheckpointer() as checkpointer:
     tree = checkpointer.metadata(path).item_metadata.tree
     wanted = {name: tree['state'][name] for name in _USED}
     wanted = {'state': wanted, 'sums': tree['sums']}
@@ -156,6 +167,17 @@ def _read_state(folder):
         name = f'{field.name}/{mesh_lib.path_name(path)}'
         raise ValueError(f'the bytes of {name} are not those that were saved')
   return state
+
+
+@contextlib.contextmanager
+def _quiet():
+  """Keeps Orbax from warning of a file that is not written any more."""
+  before = logging.get_verbosity()
+  logging.set_verbosity(logging.ERROR)
+  try:
+    yield
+  finally:
+    logging.set_verbosity(before)
 
 
 def _score(folder):

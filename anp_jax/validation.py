@@ -198,7 +198,7 @@ def validate(config) -> None:
   weights = have['model.head_weights']
   _check(
     len(weights) == 3
-    and all(type(w) in (int, float) and w >= 0 for w in weights)
+    and all(type(w) in (int, float) and 0 <= w < math.inf for w in weights)
     and weights[0] > 0,
     'model.head_weights', weights,
     'three numbers, of which the first is above 0 and none below',

@@ -37,42 +37,11 @@ class Writer:
       workdir: of the run; nothing is written outside of it.
       config: resolved; config.log.wandb is 'offline' or 'online'.
     """
-    folder = os.path.abspath(os.path.join(workdir, _FOLDER))
-    os.makedirs(folder, exist_ok=True)
-    # Read as it is imported. Its settings stay where a person has them.
-    for kind in ('CACHE', 'DATA', 'ARTIFACT'):
-      os.environ[f'WANDB_{kind}_DIR'] = os.path.join(folder, kind.lower())
-    import wandb  # heavy, and optional
-
-    def begin(mode):
-      return wandb.init(
-        project=os.environ.get('WANDB_PROJECT', 'anp_jax'),
-        name=os.path.basename(os.path.abspath(workdir)),
-        id=_run_id(folder),
-        resume='allow',
-        dir=os.path.abspath(workdir),
-        mode=mode,
-        config=config_lib.flat(config),
-        settings=wandb.Settings(
-          console='off',
-          silent=True,
-          disable_git=True,
-          x_save_requirements=False,
-          init_timeout=_PATIENCE,
-          login_timeout=_PATIENCE,
-          finish_timeout=_PATIENCE,
-        ),
-      )
-
+    self._run = None
     try:
-      self._run = begin(config.log.wandb)
-    except Exception as e:  # noqa: BLE001 - no key, no network, no server
-      text = (str(e).splitlines() or [type(e).__name__])[0]
-      logging.warning(
-        'Weights & Biases cannot be reached, metrics go to %s for `wandb '
-        'sync`: %s', folder, text,
-      )  # fmt: skip
-      self._run = begin('offline')
+      self._run = _begun(workdir, config)
+    except Exception as e:  # noqa: BLE001 - whatever is wrong with the package
+      logging.warning('Weights & Biases gets no metrics: %s', _first_line(e))
 
   def write(self, kind: str, step: int, values: dict[str, float]) -> None:
     """Adds metrics, named as in TensorBoard."""
@@ -85,11 +54,55 @@ class Writer:
       self._run.finish()
 
 
+def _begun(workdir, config):
+  """The W&B run of a workdir, begun or gone on with."""
+  folder = os.path.abspath(os.path.join(workdir, _FOLDER))
+  os.makedirs(folder, exist_ok=True)
+  # Read as it is imported. Its settings stay where a person has them.
+  for kind in ('CACHE', 'DATA', 'ARTIFACT'):
+    os.environ[f'WANDB_{kind}_DIR'] = os.path.join(folder, kind.lower())
+  import wandb  # heavy, and optional
+
+  def begin(mode):
+    return wandb.init(
+      project=os.environ.get('WANDB_PROJECT', 'anp_jax'),
+      name=os.path.basename(os.path.abspath(workdir)),
+      id=_run_id(folder),
+      resume='allow',
+      dir=os.path.abspath(workdir),
+      mode=mode,
+      config=config_lib.flat(config),
+      settings=wandb.Settings(
+        console='off',
+        silent=True,
+        disable_git=True,
+        x_save_requirements=False,
+        init_timeout=_PATIENCE,
+        login_timeout=_PATIENCE,
+        finish_timeout=_PATIENCE,
+      ),
+    )
+
+  try:
+    return begin(config.log.wandb)
+  except Exception as e:  # noqa: BLE001 - no key, no network, no server
+    logging.warning(
+      'Weights & Biases cannot be reached, metrics go to %s for `wandb '
+      'sync`: %s', folder, _first_line(e),
+    )  # fmt: skip
+    return begin('offline')
+
+
 def _run_id(folder):
   """Of the workdir: a run that goes on is the same one there."""
   path = os.path.join(folder, _ID_FILE)
   if not os.path.exists(path):
-    with open(path, 'w') as f:
+    with open(path + '.new', 'w') as f:
       f.write(secrets.token_hex(8))
+    os.replace(path + '.new', path)
   with open(path) as f:
     return f.read()
+
+
+def _first_line(e):
+  return (str(e).splitlines() or [type(e).__name__])[0]

@@ -14,6 +14,7 @@ from anp_jax.data import vocabulary as vocabulary_lib
 CONFIG_FILE = 'config.json'
 LABELS_FILE = 'labels.json'
 SIZES_FILE = 'class_sizes.json'
+WEIGHTS_FILE = 'weights.txt'
 MARKER = 'stopped.json'
 _FEW = 200_000  # examples
 
@@ -51,11 +52,13 @@ def labels(workdir: str) -> vocabulary_lib.Vocabulary:
     ) from e
 
 
-def has_checkpoints(workdir: str) -> bool:
+def has_checkpoints(
+  workdir: str, kinds: tuple[str, ...] = (checkpoint.NEWEST, checkpoint.BEST)
+) -> bool:  # fmt: skip
   """Whether any step of a run was saved there."""
   return any(
     name.isdigit()
-    for kind in (checkpoint.NEWEST, checkpoint.BEST)
+    for kind in kinds
     if os.path.isdir(os.path.join(workdir, kind))
     for name in os.listdir(os.path.join(workdir, kind))
   )
@@ -95,10 +98,8 @@ def claim(workdir: str, config, vocabulary) -> None:
   Raises:
     ConfigError: if the workdir is another run's.
   """
-  used = os.path.isdir(os.path.join(workdir, checkpoint.NEWEST)) and any(
-    name.isdigit()
-    for name in os.listdir(os.path.join(workdir, checkpoint.NEWEST))
-  )
+  used = has_checkpoints(workdir, (checkpoint.NEWEST,))
+  named = os.path.exists(os.path.join(workdir, LABELS_FILE))
   saved = saved_config(workdir)
   if used:
     text = (
@@ -111,12 +112,22 @@ def claim(workdir: str, config, vocabulary) -> None:
         f'{workdir} belongs to another run: {text}; only these keys may '
         f'change: {", ".join(config_lib.RESUMABLE)}. Choose another --workdir'
       )
+    # Here, and not only where the state is restored: else the names of the
+    # classes would be gone by then.
+    if named and labels(workdir) != vocabulary:
+      raise config_lib.ConfigError(
+        f'{workdir}: the training data differ in the names of their classes '
+        'from those that the run was started with; choose another --workdir'
+      )
   if jax.process_index() == 0:
     os.makedirs(workdir, exist_ok=True)
     _write(workdir, CONFIG_FILE, config_lib.to_json(config))
     text = json.dumps(vocabulary.to_json(), indent=1)
     _write(workdir, LABELS_FILE, text)
-    _unmark(workdir)
+    _remove(workdir, MARKER)  # the run goes on, or has ended
+    if not used:  # what a run has left that came to no checkpoint
+      _remove(workdir, SIZES_FILE)
+      _remove(workdir, WEIGHTS_FILE)
 
 
 def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
@@ -133,7 +144,6 @@ def _write(workdir, name, text):
   os.replace(path + '.new', path)
 
 
-def _unmark(workdir: str) -> None:
-  """Takes the file away: the run goes on, or has ended."""
+def _remove(workdir, name):
   with contextlib.suppress(FileNotFoundError):
-    os.remove(os.path.join(workdir, MARKER))
+    os.remove(os.path.join(workdir, name))

@@ -366,6 +366,9 @@ def test_difference_sees_keys_of_another_version():
   saved['model.removed'] = 1
   assert 'config.model.removed' in config_lib.difference(saved, config)
   del saved['model.removed'], saved['seed']
+  # The run began before there was such a key: with what is now its default.
+  assert config_lib.difference(saved, config) == ''
+  config.seed = 1
   assert 'config.seed' in config_lib.difference(saved, config)
 
 

@@ -265,6 +265,9 @@ def test_plain_classes_and_a_network_of_the_users(tmp_path):
   words = vocabulary_lib.Vocabulary(('a', 'b', 'c'))
   trained = _trained('tests.user_network:WithoutDropout', words)
   assert 'is no ResNet' in huggingface.refusal(trained.config)
+  trained.config.model.name = 'resnet_of_mine:Net'
+  assert 'is no ResNet' in huggingface.refusal(trained.config)
+  trained.config.model.name = 'tests.user_network:WithoutDropout'
   images = _images(2)
   found = jax.device_get(program.exported(trained, ('cpu',)).call(images))
   assert set(found) == {'logits', 'anp'}
@@ -323,6 +326,14 @@ def test_command_of_a_resnet(tmp_path, capsys, monkeypatch):
     'config.json', 'labels.json', 'model.safetensors', 'model.stablehlo',
     'preprocessing.json', 'preprocessor_config.json',
   }  # fmt: skip
+
+
+def test_files_of_another_network_are_not_left_beside(tmp_path, monkeypatch):
+  trained = _trained(model__head='factored')
+  monkeypatch.setattr(trained_lib, 'load', lambda *_: trained)
+  (tmp_path / 'config.json').write_text('{}')
+  with pytest.raises(config_lib.ConfigError, match='config.json of another'):
+    list(export.export('it', str(tmp_path), 'newest', ('cpu',)))
 
 
 def test_command_on_a_run(tmp_path, capsys, config):

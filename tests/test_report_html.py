@@ -6,12 +6,16 @@ import io
 import json
 import os
 import re
+import types
 
+import jax
 import numpy as np
 from PIL import Image
 import pytest
 
+from anp_jax import mesh as mesh_lib
 from anp_jax import report
+from anp_jax import summary
 from anp_jax.report import html as html_lib
 
 _EVIL = '<script>alert("x")</script>&\udcff'
@@ -205,3 +209,29 @@ def test_the_newest_evaluation_is_shown(tmp_path):
   (tmp_path / 'evaluation' / 'torn').mkdir()
   found = html_lib.newest_evaluation(str(tmp_path))
   assert found == str(tmp_path / 'evaluation' / 'a')
+
+
+def test_what_is_torn_or_gone_costs_no_report(tmp_path):
+  place = tmp_path / 'run'
+  _lines(place)
+  folder = place / 'evaluation' / '40-validation'
+  _evaluation(folder)
+  (folder / 'examples' / '1.png').unlink()
+  report.write(str(place), _CONFIG, {})
+  parsed = _parsed(place / 'report' / 'index.html')
+  shown = [a['alt'] for tag, a in parsed.tags if tag == 'img']
+  assert len([t for t in shown if t.startswith('<script>')]) == 1  # of two
+  (folder / 'scores.json').write_text('{"step": 4')
+  report.write(str(place), _CONFIG, {})
+  parsed = _parsed(place / 'report' / 'index.html')
+  assert 'Evaluation' not in parsed.text and 'Scores' in parsed.text
+
+
+def test_no_report_is_no_failure(tmp_path, config, monkeypatch, caplog):
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(report, 'write', full)
+  mesh = mesh_lib.create(config, jax.devices()[:1])
+  summary.report(config, str(tmp_path), mesh, types.SimpleNamespace(params={}))
+  assert 'no report' in caplog.text and 'No space left' in caplog.text

@@ -128,8 +128,8 @@ def test_cut_leaves_no_class_empty():
   with pytest.raises(config_lib.ConfigError) as e:
     subset.cut(labels, 31.0, 0)
   assert str(e.value) == (
-    'config.data.imbalance=31.0: expected at most 30, above which the smallest '
-    'class would have no example'
+    'config.data.imbalance=31.0: expected less, for which the smallest class '
+    'keeps an example'
   )
 
 
@@ -179,3 +179,9 @@ def test_configs_that_are_refused(key, text, expected):
 def test_relay_cannot_balance():
   with pytest.raises(config_lib.ConfigError, match='strategy.name is relay'):
     command_line.load('configs/relay_anp.py', {'data.balance': 'weights'})
+
+
+def test_examples_without_a_label_are_named(config):
+  source = _Source(np.array([0, -1, 2]))
+  with pytest.raises(config_lib.ConfigError, match='1.* has no label'):
+    subset.known_labels(source)

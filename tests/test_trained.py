@@ -15,6 +15,7 @@ from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax import trained
 from anp_jax import workdir as workdir_lib
+from anp_jax.data import vocabulary
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -94,7 +95,9 @@ def test_of_several_best_the_best(tmp_path):
     (tmp_path / f'best/{step}/state').mkdir()
     text = json.dumps({'loss': loss})
     (tmp_path / f'best/{step}/metrics/metrics').write_text(text)
-  assert trained.find(str(tmp_path), 'best') == str(tmp_path / 'best/6')
+  for place, which in (('', 'best'), ('best', 'best'), ('best', 'newest')):
+    found = trained.find(str(tmp_path / place), which)
+    assert found == str(tmp_path / 'best/6')
 
 
 def test_the_mean_of_groups(tmp_path, config):
@@ -120,6 +123,8 @@ def test_the_mean_of_groups(tmp_path, config):
     ('nowhere', 'newest', 'expected the workdir of a run'),
     ('', '7', r'no checkpoint of step 7 \(there are: .*8, 12\)'),
     ('report', 'newest', r'report has no checkpoint \(there are: none\)'),
+    ('', 'bset', "expected newest, best or a step; did you mean 'best'"),
+    ('checkpoints', 'best', r'has no checkpoint \(there are: none\)'),
   ],
 )
 def test_what_there_is_not(averaged, place, which, message):
@@ -173,3 +178,12 @@ def test_reading_changes_nothing(averaged):
 def test_checksums_on_the_host(array, words):
   want = sum((2 * i + 1) * word for i, word in enumerate(words)) % 2**32
   assert checkpoint.checksum(array) == want
+
+
+def test_names_of_classes_stay_those_of_the_run(averaged):
+  before = (averaged / workdir_lib.LABELS_FILE).read_text()
+  config = trained.load(str(averaged)).config
+  others = vocabulary.Vocabulary(('big_cat', 'old_dog'))
+  with pytest.raises(config_lib.ConfigError, match='names of their classes'):
+    workdir_lib.claim(str(averaged), config, others)
+  assert (averaged / workdir_lib.LABELS_FILE).read_text() == before

@@ -6,6 +6,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -135,3 +136,15 @@ def test_a_service_that_dies_stops_no_run():
   writer._run = _Broken()
   writer.write('train', 1, {'loss': 1.0})
   writer.close()
+
+
+def test_a_package_that_cannot_begin_stops_no_run(
+  tmp_path, config, monkeypatch, caplog
+):
+  broken = types.ModuleType('wandb')  # without `init`
+  monkeypatch.setitem(sys.modules, 'wandb', broken)
+  config.log.wandb = 'offline'
+  writer = weights_and_biases.Writer(str(tmp_path), config)
+  writer.write('train', 1, {'loss': 1.0})
+  writer.close()
+  assert 'gets no metrics' in caplog.text

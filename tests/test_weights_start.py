@@ -108,7 +108,7 @@ def test_a_file_is_taken_whole(tmp_path, kind, dtype, prefix):
   assert lines == [
     f'weights  {len(want)} taken, 0 re-made, 0 left over of {path}'
   ]
-  text = (tmp_path / start.LIST).read_text().splitlines()
+  text = (tmp_path / 'weights.txt').read_text().splitlines()
   assert text[0] == lines[0] and len(text) == 1 + len(want)
   theirs = naming.theirs('params/stem_conv/kernel', kind, prefix)
   assert f'taken      params/stem_conv/kernel (7, 7, 3, 4)  {theirs}' in text
@@ -129,7 +129,7 @@ def test_a_classifier_of_another_size_is_made_anew(tmp_path):
     'here; head/kernel: (32, 1000) there, (32, 10) here), 1 left over of '
     f'{path}'
   ]
-  assert 'left over  aux.weight' in (tmp_path / start.LIST).read_text()
+  assert 'left over  aux.weight' in (tmp_path / 'weights.txt').read_text()
   random = state_lib.create(parts.init, parts.like)
   got = _variables(state_lib.create(parts.init, parts.like, given))
   for name, value in _variables(random).items():
@@ -205,6 +205,7 @@ def test_files_that_cannot_be_read(tmp_path):
   _refused(_config(init__from=str(path)), ('.safetensors', 'pickle'))
 
 
+@pytest.mark.parametrize('name', ['', 'model.safetensors'])
 @pytest.mark.parametrize(
   'told, version, fits',
   [
@@ -214,11 +215,14 @@ def test_files_that_cannot_be_read(tmp_path):
     ({}, 'v1.5', True),
   ],
 )
-def test_the_version_that_transformers_tells(tmp_path, told, version, fits):
+def test_the_version_that_transformers_tells(
+  tmp_path, told, version, fits, name
+):  # fmt: skip
   """Both have tensors of the same names and shapes."""
   config = _config(
-    init__from=str(tmp_path), model__name='resnet50', model__version=version
-  )
+    init__from=str(tmp_path / name), model__name='resnet50',
+    model__version=version,
+  )  # fmt: skip
   parts, _ = _parts(config)
   one = start.flat({'params': parts.one.params, **parts.one.stats})
   tensors = {
@@ -310,7 +314,7 @@ def test_a_run_begins_with_anothers_weights(pretrained, tmp_path, capsys):
   want, got = trained.load(best), trained.load(str(tmp_path / 'run'))
   jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
   assert '10 taken, 0 re-made, 0 left over' in capsys.readouterr().out
-  assert (tmp_path / 'run' / start.LIST).exists()
+  assert (tmp_path / 'run' / 'weights.txt').exists()
   # A run that goes on reads its own checkpoint.
   shutil.rmtree(source)
   config.duration = '3 steps'

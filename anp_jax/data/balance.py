@@ -3,6 +3,7 @@
 import numpy as np
 
 from anp_jax.data import order
+from anp_jax.data import subset
 
 
 class Sampler:
@@ -36,7 +37,7 @@ def sampler(config, source) -> Sampler | None:
   """What config.data.balance='sample' asks for; None for other values."""
   if config.data.balance != 'sample':
     return None
-  return Sampler(source.labels())
+  return Sampler(subset.known_labels(source))
 
 
 def class_weights(config, source) -> tuple[float, ...]:
@@ -53,6 +54,7 @@ def class_weights(config, source) -> tuple[float, ...]:
   """
   if config.data.balance != 'weights':
     return ()
-  counts = np.bincount(source.labels(), minlength=len(source.vocabulary))
+  labels = subset.known_labels(source)
+  counts = np.bincount(labels, minlength=len(source.vocabulary))
   found = np.maximum(counts, 1.0) ** -config.data.balance_power * (counts > 0)
   return tuple((found * counts.sum() / (found @ counts)).tolist())

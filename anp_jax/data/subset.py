@@ -59,11 +59,27 @@ def wrap(source, config):
   d = config.data
   if not d.held_out and d.imbalance == 1:
     return source
-  labels = source.labels()
+  labels = known_labels(source)
   kept = _without(source, labels, d.held_out)
   kept = kept[cut(labels[kept], d.imbalance, config.seed)]
   name = f'{source.name}, {len(kept)} of {len(source)}'
   return Subset(source, kept, name, labels[kept])
+
+
+def known_labels(source) -> np.ndarray:
+  """(n,) int32 labels of a source all of whose examples have one.
+
+  Raises:
+    ConfigError: naming the first example without.
+  """
+  labels = source.labels()
+  if len(labels) and labels.min() < 0:
+    where = source.where(int(np.argmax(labels < 0)))
+    raise config_lib.ConfigError(
+      f'{where} has no label, which config.data.balance, imbalance and '
+      'held_out need'
+    )
+  return labels
 
 
 def cut(labels: np.ndarray, imbalance: float, seed: int) -> np.ndarray:
@@ -97,8 +113,8 @@ def cut(labels: np.ndarray, imbalance: float, seed: int) -> np.ndarray:
   sizes = np.floor(first * shares + 1e-6).astype(np.int64)
   if not sizes.min():
     raise config_lib.ConfigError(
-      f'config.data.imbalance={imbalance!r}: expected at most {int(first)}, '
-      'above which the smallest class would have no example'
+      f'config.data.imbalance={imbalance!r}: expected less, for which the '
+      'smallest class keeps an example'
     )
   by_class = np.split(np.argsort(labels, kind='stable'), np.cumsum(counts)[:-1])
   chosen = []

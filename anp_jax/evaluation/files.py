@@ -1,5 +1,6 @@
 """The folder of an evaluation: scores, tables, figures, examples, a page."""
 
+import contextlib
 import csv
 import json
 import os
@@ -24,6 +25,8 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
     What scores.json holds: the facts, files by what they show, and examples.
   """
   os.makedirs(folder, exist_ok=True)
+  with contextlib.suppress(FileNotFoundError):  # until it is whole again
+    os.remove(os.path.join(folder, page.SCORES))
   shutil.rmtree(os.path.join(folder, page.EXAMPLES), ignore_errors=True)
   said = dict(facts, files={}, examples=[])
 
@@ -77,10 +80,11 @@ def _predictions(source, results):
 def _prediction(results, i, where):
   """The row of an example; short where it could not be read."""
   rows, known = results.rows, results.vocabulary
-  row = {'index': i, 'file': where, 'label': known.names[rows['label'][i]]}
+  row = {'index': i, 'file': where}
   if not rows['weight'][i]:
-    return row
+    return row  # its label is that of the example that stood in for it
   row |= {
+    'label': known.names[rows['label'][i]],
     'predicted': known.names[rows['classes'][i, 0]],
     'probability': _rounded(rows['probabilities'][i, 0]),
     'rank_of_label': int(rows['rank'][i]),
@@ -120,8 +124,10 @@ def _table(path, columns, rows):
 
 
 def _text(path, text):
-  with _opened(path) as f:
+  """Written whole, or not at all."""
+  with _opened(path + '.new') as f:
     f.write(text)
+  os.replace(path + '.new', path)
 
 
 def _opened(path):

@@ -34,10 +34,11 @@ _FIGURES = (
 def load(folder: str) -> dict:
   """What `files.write` returned; {} where there is no whole evaluation."""
   path = os.path.join(folder, SCORES)
-  if not os.path.exists(path):
+  try:
+    with open(path) as f:
+      return json.load(f)
+  except (OSError, ValueError):
     return {}
-  with open(path) as f:
-    return json.load(f)
 
 
 def lines(scores: dict) -> list[tuple[str, str]]:

@@ -3,14 +3,13 @@
 import dataclasses
 import os
 
-import matplotlib
 import numpy as np
 from PIL import Image
 from PIL import ImageDraw
-from PIL import ImageFont
 
 from anp_jax import drawing
 from anp_jax.data import pipeline
+from anp_jax.data.show import draw as draw_lib
 from anp_jax.evaluation import results as results_lib
 
 _PAIRS = 8  # of the sheet
@@ -119,7 +118,10 @@ def pairs(path: str, results, choice: Choice, images: dict) -> None:
   height = top + len(choice.pairs) * pitch + _MARGIN
   canvas = Image.new('RGB', (width, height), 'white')
   draw = ImageDraw.Draw(canvas)
-  bold, plain = _font('DejaVuSans-Bold', 15), _font('DejaVuSans', 12)
+  bold, plain = (
+    draw_lib.typeface('DejaVuSans-Bold', 15),
+    draw_lib.typeface('DejaVuSans', 12),
+  )
   draw.text((_MARGIN, _MARGIN), 'Most confused pairs', drawing.INK, bold)
   for row, (label, predicted, times, confused, others) in enumerate(
     choice.pairs
@@ -195,9 +197,3 @@ def _resized(image, side):
   if side >= image.shape[0]:
     how = Image.Resampling.NEAREST
   return Image.fromarray(image).resize((side, side), how)
-
-
-def _font(name, size):
-  """The type of the figures."""
-  folder = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf')
-  return ImageFont.truetype(os.path.join(folder, f'{name}.ttf'), size)

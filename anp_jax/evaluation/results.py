@@ -54,11 +54,6 @@ class Part:
     return _ratio(right, called)
 
   @property
-  def accuracy(self) -> float:
-    """Share of the examples."""
-    return mean(self.hits)
-
-  @property
   def macro_accuracy(self) -> float:
     """Mean of the recalls of those names that have examples."""
     return mean(self.recalls[self.counts > 0])
@@ -71,7 +66,8 @@ class Part:
   @functools.cached_property
   def confusions(self) -> list[tuple[int, int, int]]:
     """(label, predicted, count) of what is wrong, the most frequent first."""
-    wrong = ~self.hits
+    # Where a score is not a number nothing is a hit, nor a confusion.
+    wrong = ~self.hits & (self.labels != self.predicted)
     size = len(self.names)
     code = self.labels[wrong].astype(np.int64) * size + self.predicted[wrong]
     codes, counts = np.unique(code, return_counts=True)

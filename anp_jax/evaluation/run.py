@@ -7,9 +7,11 @@ import re
 
 from absl import logging
 import jax
+import numpy as np
 
 from anp_jax import assembly
 from anp_jax import checkpoint as checkpoint_lib
+from anp_jax import cluster
 from anp_jax import compile_cache
 from anp_jax import config as config_lib
 from anp_jax import evaluate
@@ -27,6 +29,14 @@ from anp_jax.evaluation import page
 from anp_jax.evaluation import results as results_lib
 
 _SAME_DATA = ('data.source', 'data.path', 'data.lists', 'data.dir')
+# What an image is to the network, beside which part of it is seen.
+_PIXELS = (
+  'data.image_size', 'data.resize', 'data.mean', 'data.std', 'data.decode',
+)  # fmt: skip
+
+
+class NotWritten(cluster.Failed):
+  """The files of an evaluation, for which it was made."""
 
 
 def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
@@ -74,20 +84,31 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   if restored is None:
     raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
   state, step = restored
+  folder = os.path.expanduser(output) or os.path.join(
+    workdir, page.FOLDER, _name(config, workdir, step)
+  )
+  problem = processes.gather(_make(folder))[0]
+  if problem:
+    raise config_lib.ConfigError(problem)
+  for line in _other_pixels(config, workdir):
+    if jax.process_index() == 0:
+      print(line)
   stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
   batches = processes.each(stream.evaluation(source), 'evaluating', step)
-  scores, rows = _evaluated(config, parts, parts.scored(state), batches, source)
+  scores, rows = _evaluated(
+    config, workdir, parts, parts.scored(state), batches, source
+  )
   if jax.process_index() == 0:
     processes.beat('writing', step)
-    folder = output or os.path.join(workdir, page.FOLDER, _name(
-      config, workdir, step))  # fmt: skip
     results = _results(config, workdir, source, rows)
     summary.print_scores(step, scores | results.scores())
-    with _written(folder):
+    try:
       _write(folder, config, source, results, scores, step)
       print(f'evaluation: {os.path.join(folder, page.PAGE)}')
       if report.again(workdir, folder):
         print(f'report: {report.path(workdir)}')
+    except OSError as e:
+      raise NotWritten(f'{e.filename or folder}: {e.strerror or e}') from e
   return scores
 
 
@@ -111,7 +132,7 @@ def of_training(
   Raises:
     evaluate.Damaged: if too many examples cannot be read.
   """
-  scores, rows = _evaluated(config, parts, scored, batches, source)
+  scores, rows = _evaluated(config, workdir, parts, scored, batches, source)
   if jax.process_index() == 0:
     name = f'{step}-{_split(config)}'
     folder = os.path.join(workdir, page.FOLDER, name)
@@ -121,9 +142,9 @@ def of_training(
   return scores
 
 
-def _evaluated(config, parts, scored, batches, source):
+def _evaluated(config, workdir, parts, scored, batches, source):
   """Scores and rows; raises where too many examples are lost."""
-  held_out = _held_out(config, source.vocabulary)
+  held_out = _held_out(config, workdir, source.vocabulary)
   scores, rows = evaluate.examples(
     parts.examples_step(held_out=held_out), scored, batches, len(source)
   )
@@ -133,18 +154,40 @@ def _evaluated(config, parts, scored, batches, source):
 
 @contextlib.contextmanager
 def _written(folder):
-  """A full disk costs the files, and not what was computed."""
+  """What goes wrong costs the files, and not what was trained."""
   try:
     yield
+  except Exception as e:  # noqa: BLE001 - of a disk, or of what draws
+    logging.error('%s is not written: %s: %s', folder, type(e).__name__, e)
+
+
+def _make(folder):
+  """Makes it, on process 0; why it cannot be, '' if it can."""
+  if jax.process_index():
+    return ''
+  try:
+    os.makedirs(folder, exist_ok=True)
   except OSError as e:
-    logging.error('%s is not written: %s', folder, e.strerror or e)
+    return f'{folder} cannot be made: {e.strerror}'
+  if not os.access(folder, os.W_OK):
+    return f'{folder} cannot be written to'
+  return ''
+
+
+def _other_pixels(config, workdir):
+  """A line for each key by which images are not those of training."""
+  saved, have = workdir_lib.saved_config(workdir), config_lib.flat(config)
+  for key in _PIXELS:
+    was = saved.get(key, have[key])
+    if list(np.ravel(was)) != list(np.ravel(have[key])):
+      yield f'config.{key} is {have[key]!r}, and was {was!r} in training'
 
 
 def _results(config, workdir, source, rows):
   known = source.vocabulary
   return results_lib.Results(
     known, rows, workdir_lib.class_sizes(workdir, len(known)),
-    _held_out(config, known),
+    _held_out(config, workdir, known),
   )  # fmt: skip
 
 
@@ -161,9 +204,10 @@ def _write(folder, config, source, results, scores, step):
   })  # fmt: skip
 
 
-def _held_out(config, known):
+def _held_out(config, workdir, known):
   """Classes that the run had no training examples of."""
-  names = set(config.data.held_out)
+  saved = workdir_lib.saved_config(workdir)
+  names = set(saved.get('data.held_out', config.data.held_out))
   return tuple(i for i, name in enumerate(known.names) if name in names)
 
 

@@ -17,6 +17,12 @@ def has_batch_norm(config) -> bool:
   return config.model.name not in _CONVNETS
 
 
+def is_resnet(config) -> bool:
+  """Whether the network is one of ours that the world has names for."""
+  name = config.model.name
+  return name.startswith('resnet') and ':' not in name
+
+
 def create(config, num_classes: int, platform: str, axis_name=None):
   """The network that config.model names.
 

@@ -13,7 +13,6 @@ from anp_jax import config as config_lib
 from anp_jax.data import lexicons
 from anp_jax.predicting import network
 
-FORMATS = ('csv', 'jsonl')
 _PARTS = ('adjective', 'noun')
 _EMOTIONS = 3  # the strongest, of 24
 
@@ -140,7 +139,7 @@ def writer(
   Python reads them (lone surrogates) in JSON.
 
   Args:
-    kind: one of FORMATS.
+    kind: 'csv' or 'jsonl'.
     stream: of bytes; written through after each call.
     columns: of the rows.
   """

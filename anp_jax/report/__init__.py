@@ -32,11 +32,14 @@ def write(
   folder = os.path.join(workdir, _FOLDER)
   os.makedirs(folder, exist_ok=True)
   curves.plot(os.path.join(folder, _CURVES), train, validation)
-  with open(os.path.join(folder, 'report.md'), 'w', encoding='utf-8') as f:
-    f.write(_page(_name(workdir), scores, facts, config_text))
-  with open(os.path.join(folder, _FACTS), 'w') as f:
-    known = {'config': config_text, 'summary': _pairs(summary)}
-    json.dump(known | {'hardware': _pairs(hardware or {})}, f, indent=1)
+  text = _page(_name(workdir), scores, facts, config_text)
+  _write(os.path.join(folder, 'report.md'), text)
+  known = {
+    'config': config_text,
+    'summary': _pairs(summary),
+    'hardware': _pairs(hardware or {}),
+  }
+  _write(os.path.join(folder, _FACTS), json.dumps(known, indent=1))
   again(workdir, html.newest_evaluation(workdir))
   shown = [tables.text(rows) for rows in (scores, facts) if rows]
   return '\n\n'.join(shown or ['nothing was recorded']) + '\n'
@@ -79,11 +82,18 @@ def again(workdir: str, evaluation: str) -> bool:
     tables.times(workdir, train),
     evaluation,
   )
-  # A page that is open in a browser is whole at any time.
-  with open(path(workdir) + '.new', 'w', encoding='utf-8') as f:
-    f.write(text)
-  os.replace(path(workdir) + '.new', path(workdir))
+  _write(path(workdir), text)
   return True
+
+
+def _write(name, text):
+  """A page that is open in a browser is whole at any time."""
+  # A folder's name that is not UTF-8 holds surrogates.
+  with open(
+    name + '.new', 'w', encoding='utf-8', errors='backslashreplace'
+  ) as f:
+    f.write(text)
+  os.replace(name + '.new', name)
 
 
 def _pairs(facts):

@@ -194,7 +194,7 @@ def _examples(said, folder):
     cards = [
       _card(example, folder)
       for example in said['examples']
-      if example['right'] == is_right
+      if example['right'] == is_right and os.path.exists(_file(example, folder))
     ]
     if cards:
       groups.append(
@@ -204,9 +204,12 @@ def _examples(said, folder):
   return ''.join(groups)
 
 
+def _file(example, folder):
+  return os.path.join(folder, evaluation_page.EXAMPLES, example['file'])
+
+
 def _card(example, folder):
-  path = os.path.join(folder, evaluation_page.EXAMPLES, example['file'])
-  data, kind, is_small = _thumbnail(path)
+  data, kind, is_small = _thumbnail(_file(example, folder))
   certain = f'{100 * example["probability"]:.0f}%'
   label, predicted = _safe(example['label']), _safe(example['predicted'])
   text = f'<span class="right">{label}</span> {certain}'

@@ -7,10 +7,12 @@ from flax import traverse_util
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
+from anp_jax import models
 from anp_jax.models import resnet
 from anp_jax.weights import naming
 
 _PREFIX = 'resnet.'
+FILES = ('model.safetensors', 'config.json', 'preprocessor_config.json')
 
 
 def refusal(config) -> str:
@@ -20,7 +22,7 @@ def refusal(config) -> str:
     config: of the run that trained it.
   """
   m = config.model
-  if not m.name.startswith('resnet'):
+  if not models.is_resnet(config):
     return f'{m.name} is no ResNet'
   if m.head != 'joint':
     return f'it names classes from outputs of their own, not by a {m.head} head'

@@ -10,6 +10,7 @@ import numpy as np
 import safetensors
 
 from anp_jax import config as config_lib
+from anp_jax import models
 from anp_jax import trained as trained_lib
 from anp_jax.weights import naming as naming_lib
 
@@ -54,8 +55,9 @@ def read(path: str, config, names) -> Source:
   path = os.path.expanduser(path)
   inside = os.path.join(path, _FILE)
   if os.path.isfile(inside):
-    _check_version(path, config)
     path = inside
+  if os.path.basename(path) == _FILE:
+    _check_version(os.path.dirname(path), config)
   if os.path.isfile(path):
     return _of_file(path, config, names)
   return _of_checkpoint(path, config)
@@ -88,7 +90,7 @@ def outputs(config, vocabulary) -> tuple:
 def _of_checkpoint(path, config):
   trained = trained_lib.load(path)
   keys = ['name']
-  if config.model.name.startswith('resnet'):
+  if models.is_resnet(config):
     keys.append('version')
   for key in keys:
     have, want = trained.config.model[key], config.model[key]
@@ -116,6 +118,8 @@ def _check_version(folder, config):
       told = json.load(f)
   except (OSError, ValueError):
     return  # a folder of another kind
+  if not isinstance(told, dict):
+    return
   if told.get('layer_type', 'bottleneck') != 'bottleneck':
     return
   version = 'v1' if told.get('downsample_in_bottleneck') else 'v1.5'
@@ -132,7 +136,7 @@ def _of_file(path, config, names):
       f'config.init.from={path!r}: expected a .safetensors file; a pickle can '
       'run any code, so save its tensors with safetensors.torch.save_file'
     )
-  if not config.model.name.startswith('resnet'):
+  if not models.is_resnet(config):
     raise config_lib.ConfigError(
       f'config.init.from={path!r}: a .safetensors file has a ResNet, but '
       f'config.model.name={config.model.name!r}; expected a ResNet, or a '

@@ -16,10 +16,9 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax import state as state_lib
+from anp_jax import workdir as workdir_lib
 from anp_jax.weights import naming as naming_lib
 from anp_jax.weights import source as source_lib
-
-LIST = 'weights.txt'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +92,7 @@ def given(
     problem = str(e)
   _agree(problem, gather)
   if folder and jax.process_index() == 0:
-    with open(os.path.join(folder, LIST), 'w') as f:
+    with open(os.path.join(folder, workdir_lib.WEIGHTS_FILE), 'w') as f:
       f.write('\n'.join([matched.summary(), *matched.lines]) + '\n')
   arrays = {
     name: jax.make_array_from_callback(

@@ -50,6 +50,8 @@ def main():
   parser.add_argument('--counts', type=int, nargs=2, default=(1000, 10000))
   parser.add_argument('--worker', nargs=4, help=argparse.SUPPRESS)
   flags = parser.parse_args()
+  if flags.files % max(_SIZES):
+    parser.error(f'--files={flags.files}: expected a multiple of {max(_SIZES)}')
   if flags.worker:
     _work(*flags.worker)
   elif flags.memory:
