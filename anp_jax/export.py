@@ -12,7 +12,6 @@ import argparse
 import os
 import sys
 
-from absl import logging
 import jax
 
 from anp_jax import command_line
@@ -26,7 +25,6 @@ def main(argv: list[str]) -> int:
   """Returns the process's exit status: 0, 2 (bad input), 130 (Ctrl-C)."""
   try:
     flags = _parse(argv[1:])
-    logging.set_verbosity(logging.ERROR)  # Orbax tells of its own files
     # Nothing is computed here, and no accelerator needed.
     jax.config.update('jax_platforms', 'cpu')
     for line in export(

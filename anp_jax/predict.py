@@ -17,8 +17,6 @@ import contextlib
 import os
 import sys
 
-from absl import logging
-
 from anp_jax import command_line
 from anp_jax import config as config_lib
 from anp_jax import xla_flags
@@ -33,7 +31,6 @@ def main(argv: list[str]) -> int:
     flags = _parse(argv[1:])
     from anp_jax.predicting import progress as progress_lib
 
-    logging.set_verbosity(logging.ERROR)  # Orbax tells of its own files
     xla_flags.enable()
     progress = progress_lib.Progress(sys.stderr)
     _run(flags, progress)

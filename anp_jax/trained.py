@@ -73,8 +73,9 @@ def load(path: str, which: str = 'newest') -> Trained:
   """
   folder = find(path, which)
   try:
-    meta = _read_meta(folder)
-    state = _read_state(folder)
+    with _quiet():
+      meta = _read_meta(folder)
+      state = _read_state(folder)
   except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
     text = (str(e).splitlines() or [''])[0]
     raise config_lib.ConfigError(
@@ -142,7 +143,7 @@ def _read_meta(folder):
 def _read_state(folder):
   """Of TrainState what is used, as NumPy arrays; the optimizer's stays."""
   path = os.path.abspath(os.path.join(folder, _STATE))
-  with _quiet(), ocp.PyTreeCheckpointer() as checkpointer:
+  with ocp.PyTreeCheckpointer() as checkpointer:
     tree = checkpointer.metadata(path).item_metadata.tree
     wanted = {name: tree['state'][name] for name in _USED}
     wanted = {'state': wanted, 'sums': tree['sums']}
