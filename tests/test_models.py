@@ -97,7 +97,10 @@ def _their_network(depth, torch, transformers):
   return network
 
 
-@pytest.mark.parametrize('depth', [18, 50])
+# Depth 50 is also that of test_weights_naming.py.
+@pytest.mark.parametrize(
+  'depth', [18, pytest.param(50, marks=pytest.mark.soak)]
+)
 def test_resnet_equals_transformers(depth):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')

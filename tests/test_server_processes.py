@@ -161,6 +161,7 @@ def test_killed_server_returns_all_to_the_newest_checkpoint(tmp_path, rank):
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # CI has one in each phase
 def test_random_kills(tmp_path):
   """Any of three processes, two of them servers, at any moment."""
   rng = random.Random(0)
