@@ -16,6 +16,14 @@ from anp_jax import validation
 class Parser(argparse.ArgumentParser):
   """Of a command beside main.py: a bad argument is one line, a ConfigError."""
 
+  def __init__(self, **arguments):
+    """As argparse's; the description keeps its lines, names are whole."""
+    super().__init__(
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+      **arguments,
+    )
+
   def parse(self, arguments: list[str]) -> argparse.Namespace:
     """The flags; ConfigError for one that there is not, with the nearest."""
     flags, unknown = self.parse_known_args(arguments)

@@ -8,7 +8,6 @@ writes model.stablehlo, which JAX runs without this package, with labels.json
 and preprocessing.json.
 """
 
-import argparse
 import os
 import sys
 
@@ -108,8 +107,6 @@ def _parser():
   parser = command_line.Parser(
     prog='python -m anp_jax.export',
     description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
   )
   add = parser.add_argument
   add('--checkpoint', metavar='DIR', help='a workdir, or a checkpoint in one')

@@ -10,7 +10,6 @@ says. A file that cannot be read is listed on standard error and leaves no row.
 Ends with 0 if a file was named, 1 if none could be, 2 for a bad argument.
 """
 
-import argparse
 from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
@@ -119,8 +118,6 @@ def _parser():
   parser = command_line.Parser(
     prog='python -m anp_jax.predict',
     description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
   )
   add = parser.add_argument
   add('paths', nargs='*', metavar='PATHS', help='files, folders, -')

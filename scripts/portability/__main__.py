@@ -85,7 +85,6 @@ def _flags(arguments):
   parser = command_line.Parser(
     prog='python -m scripts.portability',
     description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--target', action='append', default=[])

@@ -17,7 +17,6 @@ run again. --config.KEY=VALUE is for all runs. docs/strategies.md tells more.
 Status 0: all runs came to their end; 1: one did not; 2: bad input.
 """
 
-import argparse
 import dataclasses
 import os
 import shlex
@@ -64,7 +63,6 @@ def _flags(arguments):
   parser = command_line.Parser(
     prog='python -m scripts.study',
     description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument(
     'what',

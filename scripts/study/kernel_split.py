@@ -17,7 +17,6 @@ predicted over links. `python -m scripts.study.split --help` tells how to
 measure on other machines. Status 0: all well; 1: a run failed; 2: bad input.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -82,7 +81,6 @@ def _flags(arguments):
   parser = command_line.Parser(
     prog='python -m scripts.study kernel_split',
     description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument('--config', help='FILE[:VARIANT], or several with commas')
   parser.add_argument('--workdir', help='folder of the study')

@@ -14,7 +14,6 @@ with the last score. What travels is counted by the system, on the loopback
 interface. Status 0: all came to their end; 1: one did not; 2: bad input.
 """
 
-import argparse
 import json
 import os
 import shlex
@@ -65,7 +64,6 @@ def _flags(arguments):
   parser = command_line.Parser(
     prog='python -m scripts.study relay',
     description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')

@@ -13,7 +13,6 @@ same rounds, so that all meet the same machine; a run does that once, at its
 start. All of it goes to measured.json in the workdir.
 """
 
-import argparse
 import dataclasses
 import json
 import os
@@ -218,7 +217,6 @@ def _flags(arguments):
   parser = command_line.Parser(
     prog='python -m scripts.study.split',
     description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument('--config', required=True, help='FILE[:VARIANT]')
   parser.add_argument('--workdir', required=True)

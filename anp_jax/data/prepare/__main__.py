@@ -11,7 +11,6 @@ hosts that share a file system, divide the work: start the same command in each
 (srun does), or with --process_id and --num_processes.
 """
 
-import argparse
 import os
 import re
 import sys
@@ -75,8 +74,6 @@ def _parser():
     description=__doc__,
     epilog='kinds, and what may be done about each, the default first:\n'
     + '\n'.join(f'  {k:<12}{a:<28}{m}' for k, a, m in kinds),
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
   )
   add = parser.add_argument
   add(

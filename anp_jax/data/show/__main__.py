@@ -8,7 +8,6 @@ Writes training.png, evaluation.png and classes.png; with --stats it prints
 counts and writes nothing. Any --config.KEY=VALUE goes with it, as in main.py.
 """
 
-import argparse
 import dataclasses
 import os
 import sys
@@ -142,8 +141,6 @@ def _parser():
   parser = command_line.Parser(
     prog='python -m anp_jax.data.show',
     description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
   )
   add = parser.add_argument
   add('--config', metavar='FILE[:VARIANT]', help='see configs/')
