@@ -1,6 +1,7 @@
 """How figures look: colours, type, and a figure without a window system."""
 
 import contextlib
+import os
 import warnings
 
 # Okabe and Ito's colours, told apart with any kind of colour vision.
@@ -48,6 +49,23 @@ def figure(path: str, width: float, height: float, dpi: int = 130):
     yield made
     made.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     made.savefig(path, dpi=dpi, metadata={'Software': None})
+
+
+def typeface(name: str, size: int):
+  """The figures' type, for what Pillow draws.
+
+  Args:
+    name: of a file that matplotlib has, such as 'DejaVuSans'.
+    size: pixels.
+
+  Returns:
+    PIL.ImageFont.FreeTypeFont.
+  """
+  import matplotlib
+  from PIL import ImageFont
+
+  folder = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf')
+  return ImageFont.truetype(os.path.join(folder, f'{name}.ttf'), size)
 
 
 def percent(axis) -> None:

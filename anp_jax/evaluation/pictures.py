@@ -9,7 +9,6 @@ from PIL import ImageDraw
 
 from anp_jax import drawing
 from anp_jax.data import pipeline
-from anp_jax.data.show import draw as draw_lib
 from anp_jax.evaluation import results as results_lib
 
 _PAIRS = 8  # of the sheet
@@ -119,8 +118,8 @@ def pairs(path: str, results, choice: Choice, images: dict) -> None:
   canvas = Image.new('RGB', (width, height), 'white')
   draw = ImageDraw.Draw(canvas)
   bold, plain = (
-    draw_lib.typeface('DejaVuSans-Bold', 15),
-    draw_lib.typeface('DejaVuSans', 12),
+    drawing.typeface('DejaVuSans-Bold', 15),
+    drawing.typeface('DejaVuSans', 12),
   )
   draw.text((_MARGIN, _MARGIN), 'Most confused pairs', drawing.INK, bold)
   for row, (label, predicted, times, confused, others) in enumerate(

@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 from PIL import ImageDraw
 
+from anp_jax import drawing
 from anp_jax.data.show import draw
 from anp_jax.data.show import stats
 
@@ -72,8 +73,8 @@ def write(
   canvas = Image.new('RGB', (width + 2 * _MARGIN, height), 'white')
   pen = ImageDraw.Draw(canvas)
   bold, plain = (
-    draw.typeface('DejaVuSans-Bold', 14),
-    draw.typeface('DejaVuSans', 11),
+    drawing.typeface('DejaVuSans-Bold', 14),
+    drawing.typeface('DejaVuSans', 11),
   )
   for i, line in enumerate(title):
     font = plain if i else bold

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import math
-import os
 import warnings
 
 import matplotlib
@@ -11,8 +10,8 @@ import matplotlib.ticker
 import numpy as np
 from PIL import Image
 from PIL import ImageDraw
-from PIL import ImageFont
 
+from anp_jax import drawing
 from anp_jax.data.show import stats
 
 # Okabe and Ito's colours, told apart with any kind of colour vision.
@@ -50,17 +49,6 @@ def fitted(text: str, width: float, measure: Callable[[str], float]) -> str:
   return result
 
 
-def typeface(name: str, size: int) -> ImageFont.FreeTypeFont:
-  """The type of the charts, for sheets.
-
-  Args:
-    name: of a file that matplotlib has, such as 'DejaVuSans'.
-    size: pixels.
-  """
-  folder = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf')
-  return ImageFont.truetype(os.path.join(folder, f'{name}.ttf'), size)
-
-
 def sheet(
   path: str,
   images: np.ndarray,
@@ -94,7 +82,10 @@ def sheet(
   height = top + -(-len(images) // columns) * pitch - _GAP + _MARGIN
   canvas = Image.new('RGB', (width + 2 * _MARGIN, height), 'white')
   draw = ImageDraw.Draw(canvas)
-  fonts = typeface('DejaVuSans-Bold', 16), typeface('DejaVuSans', 12)
+  fonts = (
+    drawing.typeface('DejaVuSans-Bold', 16),
+    drawing.typeface('DejaVuSans', 12),
+  )
   for i, (line, color) in enumerate(title):
     font = fonts[i > 0]
     line = fitted(stats.printable(line), width, font.getlength)
