@@ -110,8 +110,13 @@ def _split_backward(convolve, counts, saved, dy):
   # What a device has was rounded to the computation's dtype already; a sum in
   # bfloat16 would round once more for each device.
   wide = jnp.promote_types(dx.dtype, jnp.float32)
-  dx = lax.psum(dx.astype(wide), _AXIS).astype(dx.dtype)
-  return dx, _switch(counts, of_kernel, dy)
+  summed = lax.psum(dx.astype(wide), _AXIS)
+  if dx.dtype != wide:
+    # Rounds nothing, but for a TPU XLA would else narrow the sum to what its
+    # only user wants; a barrier does not keep it from that.
+    bits = jnp.finfo(wide)
+    summed = lax.reduce_precision(summed, bits.nexp, bits.nmant)
+  return summed.astype(dx.dtype), _switch(counts, of_kernel, dy)
 
 
 _split.defvjp(_split_forward, _split_backward)
