@@ -373,6 +373,14 @@ class Checkpoints:
     return place
 
 
+def saved_steps(folder: str) -> list[int]:
+  """Steps of the whole checkpoints in a folder, ascending."""
+  if not os.path.isdir(folder):
+    return []
+  # One that is being written has another ending.
+  return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
+
+
 def versions() -> dict[str, str]:
   """Of the packages that decide what a run computes."""
   return {name: importlib.metadata.version(name) for name in _PACKAGES}

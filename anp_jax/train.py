@@ -1,6 +1,7 @@
 """A run, from config to report: one loop that reads from top to bottom."""
 
 import contextlib
+import os
 
 import jax
 
@@ -107,15 +108,18 @@ def _run(config, workdir, processes, crew=None):
     checkpoint_lib.check_best_metric(config, objective.metric_names)
   workdir_lib.claim(workdir, config, train_source.vocabulary)
   workdir_lib.note_class_sizes(workdir, train_source)
+  total = config_lib.steps(config.duration, batch_size, len(train_source))
+  folder = os.path.join(workdir, checkpoint_lib.NEWEST)
+  saved = processes.gather(checkpoint_lib.saved_steps(folder))[0]
   planned, lines = strategies.planned(
     config, mesh, objective, batch_size, len(train_source), workdir, processes,
-    True, helpers,
+    total > max(saved, default=0), helpers,
   )  # fmt: skip
   marks.mark('plan')
   parts = assembly.create(
     planned, mesh, objective, batch_size, len(train_source), helpers
   )
-  total, one = parts.total, parts.one
+  one = parts.one
   train_step, eval_step = parts.train_step, parts.eval_step
 
   # The state: restored, or new.

@@ -119,11 +119,9 @@ def find(path: str, which: str = 'newest') -> str:
     elif which == 'newest':
       del folders[1]
   steps = {
-    int(name): os.path.join(folder, name)
+    step: os.path.join(folder, str(step))
     for folder in reversed(folders)
-    if os.path.isdir(folder)
-    for name in os.listdir(folder)
-    if name.isdigit()
+    for step in checkpoint_lib.saved_steps(folder)
   }
   if which == 'best' and steps:
     return max(steps.values(), key=_score)

@@ -197,6 +197,14 @@ def test_a_run_measures_plans_and_goes_on(tmp_path, capsys, monkeypatch):
   train.run(_config(duration='8 steps'), str(tmp_path))
   assert 'continuing from step 6' in capsys.readouterr().out
   assert json.loads((tmp_path / 'kernel_split.json').read_text()) == kept
+  # A run that is finished times nothing, on whatever devices.
+  with monkeypatch.context() as m:
+    m.delattr(calibration, 'measure')
+    elsewhere = _config(**{
+      'duration': '8 steps', 'strategy.helpers': "('cpu:1', 'cpu:2')",
+    })  # fmt: skip
+    train.run(elsewhere, str(tmp_path))
+  assert 'is finished: step 8 of 8' in capsys.readouterr().out
   alone = _config(**{'duration': '9 steps', 'strategy.helpers': '()'})
   alone.mesh.model, alone.mesh.data = 1, -1
   alone.strategy.name, alone.batch_size = 'sync', 8

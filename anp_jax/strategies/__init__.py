@@ -108,7 +108,7 @@ def planned(
     examples: images an epoch.
     workdir: of the run, where what was measured is kept.
     processes: `cluster.Processes`; all call it.
-    training: whether the run trains; else checkpoints are scored.
+    training: whether steps are left to make; else checkpoints are scored.
     helpers: devices beside the mesh, see `kernel_split.crew`.
 
   Returns:
