@@ -8,9 +8,11 @@ import warnings
 BLUE, ORANGE, GREEN, PURPLE, GREY = (
   '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#8c8c8c',
 )  # fmt: skip
+COLOURS = BLUE, ORANGE, GREEN, PURPLE, '#e69f00', '#56b4e9'
 INK, FAINT = '#222222', '#e4e4e4'
 
-_STYLE = {
+# Settings of matplotlib's.
+STYLE = {
   'font.size': 10,
   'axes.titlesize': 11,
   'axes.titlelocation': 'left',
@@ -33,13 +35,23 @@ _STYLE = {
 
 
 @contextlib.contextmanager
-def figure(path: str, width: float, height: float, dpi: int = 130):
-  """A figure to draw on, written to `path` at the end; sizes in inches."""
+def figure(
+  path: str, width: float, height: float, dpi: int = 130, style=None
+):  # fmt: skip
+  """A figure to draw on, written to `path` at the end.
+
+  Args:
+    path: of a PNG file.
+    width: inches.
+    height: inches.
+    dpi: pixels an inch.
+    style: settings that differ from STYLE.
+  """
   # Here, because loading it takes longer than a mistyped flag should.
   import matplotlib
   import matplotlib.figure
 
-  with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+  with matplotlib.rc_context(STYLE | (style or {})), warnings.catch_warnings():
     # A name in a script that the type lacks is drawn as boxes.
     warnings.filterwarnings('ignore', 'Glyph .* missing')
     # Without pyplot: no window system, no state left behind.

@@ -4,6 +4,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from anp_jax import objective as objective_lib
+
 TOP = 5
 
 
@@ -33,7 +35,8 @@ def rows(objective, outputs, labels, held_out: tuple[int, ...] = ()) -> dict:
   found = {
     'classes': classes,
     'probabilities': jnp.take_along_axis(probabilities, classes, -1),
-    'rank': _rank(logits, labels),
+    # What is not known comes last.
+    'rank': jnp.minimum(objective_lib.ranks(logits, labels), logits.shape[-1]),
     'own': jnp.take_along_axis(probabilities, own, -1)[:, 0],
     'loss': -jnp.take_along_axis(jax.nn.log_softmax(logits), own, -1)[:, 0],
   }
@@ -45,12 +48,3 @@ def rows(objective, outputs, labels, held_out: tuple[int, ...] = ()) -> dict:
     chosen = jnp.array(held_out, jnp.int32)
     found['held_out'] = chosen[logits[:, chosen].argmax(-1)]
   return found
-
-
-def _rank(logits, labels):
-  own = jnp.take_along_axis(logits, labels[:, None], -1)
-  lower = jnp.arange(logits.shape[-1]) < labels[:, None]
-  before = ((logits > own) | ((logits == own) & lower)).sum(-1)
-  # Where a score is not a number nothing is known: the class comes last.
-  known = jnp.isfinite(logits).all(-1)
-  return jnp.where(known, before + 1, logits.shape[-1]).astype(jnp.int32)

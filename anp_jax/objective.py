@@ -194,11 +194,23 @@ def create(vocabulary, config, class_weights=()) -> Objective:
   return Objective(head, config.label_smoothing, tuple(class_weights))
 
 
-def _hits(scores, labels, k):
-  """Whether the label is among the k best; of equals the lower class wins."""
+def ranks(scores, labels):
+  """Where each example's class stands among all.
+
+  Args:
+    scores: (batch, classes).
+    labels: (batch,) int32.
+
+  Returns:
+    (batch,) int32, from 1; of equal scores the lower class comes first. Where a
+    score is not a number nothing is known: one more than there are classes.
+  """
   own = jnp.take_along_axis(scores, labels[:, None], axis=-1)
   lower = jnp.arange(scores.shape[-1]) < labels[:, None]
-  before = (scores > own) | ((scores == own) & lower)
-  # Where a score is not a number nothing is known: never a hit.
+  before = ((scores > own) | ((scores == own) & lower)).sum(-1)
   known = jnp.isfinite(scores).all(-1)
-  return ((before.sum(-1) < k) & known).astype(scores.dtype)
+  return jnp.where(known, before, scores.shape[-1]).astype(jnp.int32) + 1
+
+
+def _hits(scores, labels, k):
+  return (ranks(scores, labels) <= k).astype(scores.dtype)

@@ -7,26 +7,11 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
+from anp_jax import drawing
 from scripts.study import results
 
-# Okabe and Ito's colours, told apart with any kind of colour vision.
-_COLOURS = (
-  '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9',
-)  # fmt: skip
 _MARKERS = 'osD^vP'
-_GREY = '#8c8c8c'
-_STYLE = {
-  'font.size': 10,
-  'axes.titlesize': 11,
-  'axes.titlelocation': 'left',
-  'axes.titleweight': 'bold',
-  'axes.spines.top': False,
-  'axes.spines.right': False,
-  'axes.grid': True,
-  'axes.axisbelow': True,
-  'grid.color': '#e4e4e4',
-  'legend.frameon': False,
-}
+_STYLE = drawing.STYLE | {'axes.grid.axis': 'both'}
 
 
 @matplotlib.rc_context(_STYLE)
@@ -56,7 +41,7 @@ def speed(points: list[results.Point]) -> matplotlib.figure.Figure:
   for axis, (title, label, chosen, size, over) in zip(axes[1:], levels):
     axis.set(title=f'{title}: speed-up', xlabel=label)
     ideal = [1, max(map(size, chosen))]
-    axis.plot(ideal, ideal, '--', color=_GREY, label='ideal')
+    axis.plot(ideal, ideal, '--', color=drawing.GREY, label='ideal')
     _series(axis, chosen, size, over)
   return figure
 
@@ -77,13 +62,13 @@ def accuracy(
   looks = _looks(points)
   chosen = [(p, looks[p.strategy][0]) for p in largest.values()]
   if first not in largest.values():
-    chosen.append((first, _GREY))
+    chosen.append((first, drawing.GREY))
   for axis, title, label in (
     (axes[0], 'Accuracy against samples', 'images trained on'),
     (axes[1], 'Accuracy against time', 'seconds of training'),
   ):
     axis.set(title=title, xlabel=label)
-    axis.yaxis.set_major_formatter(_percent)
+    drawing.percent(axis.yaxis)
   for point, colour in chosen:
     samples, seconds, scores = results.curve(point)
     label = f'{point.strategy}, {point.nodes} x {point.devices}'
@@ -119,7 +104,7 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
   axis.set(
     title='Staleness of updates', xlabel='updates between read and apply'
   )
-  axis.yaxis.set_major_formatter(_percent)
+  drawing.percent(axis.yaxis)
   width = 0.8 / len(found)
   looks = _looks(points)
   for i, (p, counts) in enumerate(found):
@@ -154,7 +139,7 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
     left, width = s['start'] - begin, s['end'] - s['start']
     if left + width < 0 or s['what'] == 'save':
       continue
-    colour = _COLOURS[s['model'] % len(_COLOURS)]
+    colour = drawing.COLOURS[s['model'] % len(drawing.COLOURS)]
     label = names[s['model']] if s['what'] == 'train' else ''
     axis.barh(
       s['station'], width, left=left, height=0.8 if label else 0.45,
@@ -186,7 +171,7 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
   figure, (left, right) = _figure(2)
   configs = list(dict.fromkeys(p['config'] for p in points))
   for config, colour, marker in zip(
-    configs, itertools.cycle(_COLOURS), itertools.cycle(_MARKERS)
+    configs, itertools.cycle(drawing.COLOURS), itertools.cycle(_MARKERS)
   ):
     mine = [p for p in points if p['config'] == config]
     left.plot(
@@ -195,8 +180,10 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
     )  # fmt: skip
   times = [t for p in points for t in (p['measured'], p['predicted'])]
   ends = np.array([min(times) / 1.2, max(times) * 1.2])
-  left.plot(ends, ends, '--', color=_GREY, label='as predicted')
-  left.fill_between(ends, 0.85 * ends, 1.15 * ends, color=_GREY, alpha=0.15)
+  left.plot(ends, ends, '--', color=drawing.GREY, label='as predicted')
+  left.fill_between(
+    ends, 0.85 * ends, 1.15 * ends, color=drawing.GREY, alpha=0.15
+  )
   left.set(
     title='Seconds of a step', xlabel='measured', xscale='log', yscale='log',
     ylabel='predicted (band: 15 %)', xlim=ends,
@@ -212,10 +199,10 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
     for p in plans
   ]
   places = np.arange(len(plans))
-  right.bar(places, [p['speed_up'] for p in plans], 0.6, color=_COLOURS[0],
+  right.bar(places, [p['speed_up'] for p in plans], 0.6, color=drawing.BLUE,
             label='measured')  # fmt: skip
   right.hlines([p['ideal'] for p in plans], places - 0.4, places + 0.4,
-               color=_GREY, linestyles='--', label='ideal')  # fmt: skip
+               color=drawing.GREY, linestyles='--', label='ideal')  # fmt: skip
   right.set(title='The plan over one device alone')
   right.set_xticks(places, names, fontsize=7)
   right.set_ylim(top=1.3 * max((p['ideal'] for p in plans), default=1))
@@ -234,13 +221,13 @@ def simulated(curves: dict[str, dict]) -> matplotlib.figure.Figure:
   figure, axes = _figure(len(curves))
   for axis, (title, curve) in zip(axes, curves.items(), strict=True):
     for (name, line), colour, marker in zip(
-      curve['links'].items(), itertools.cycle(_COLOURS),
+      curve['links'].items(), itertools.cycle(drawing.COLOURS),
       itertools.cycle(_MARKERS),
     ):  # fmt: skip
       axis.plot(*zip(*line), color=colour, marker=marker, markersize=4,
                 label=name)  # fmt: skip
     counts = [n for n, _ in curve['ideal']]
-    axis.plot(*zip(*curve['ideal']), '--', color=_GREY, label='ideal')
+    axis.plot(*zip(*curve['ideal']), '--', color=drawing.GREY, label='ideal')
     axis.set(title=title, xlabel='devices', xscale='log', ylim=(0, None))
     axis.set_xticks(counts, [str(n) for n in counts])
     axis.minorticks_off()
@@ -272,14 +259,10 @@ def _both_levels(points):
   return [p for p in points if p.nodes == 1 or p.devices == whole]
 
 
-def _percent(value, _):
-  return f'{100 * value:.3g}%'
-
-
 def _looks(points):
   """Colour and marker of each strategy."""
   names = dict.fromkeys(p.strategy for p in points)
-  return dict(zip(names, itertools.cycle(zip(_COLOURS, _MARKERS))))
+  return dict(zip(names, itertools.cycle(zip(drawing.COLOURS, _MARKERS))))
 
 
 def _series(axis, points, size, value):

@@ -2,10 +2,7 @@
 
 from collections.abc import Callable
 import math
-import warnings
 
-import matplotlib
-import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 from PIL import Image
@@ -14,9 +11,8 @@ from PIL import ImageDraw
 from anp_jax import drawing
 from anp_jax.data.show import stats
 
-# Okabe and Ito's colours, told apart with any kind of colour vision.
-_COLORS = '#0072b2', '#d55e00'  # of the splits
-_RED, _INK, _GREY = '#cc0000', '#222222', '#666666'
+_COLORS = drawing.BLUE, drawing.ORANGE  # of the splits
+_RED, _INK, _GREY = '#cc0000', drawing.INK, '#666666'
 
 # Of a sheet, in pixels.
 _MARGIN, _GAP, _FRAME, _LINE = 16, 10, 4, 19
@@ -121,25 +117,8 @@ def balance(path: str, counts: list[stats.Counts]) -> None:
   """
   parts = [p for p in stats.PARTS if len(getattr(counts[0], p))]
   heights = [_height(len(counts[0].words(part))) for part in parts]
-  style = {
-    'font.size': 9,
-    'axes.titlesize': 10,
-    'axes.titlelocation': 'left',
-    'axes.titleweight': 'bold',
-    'axes.spines.top': False,
-    'axes.spines.right': False,
-    'axes.edgecolor': '#555555',
-    'axes.axisbelow': True,
-    'grid.color': '#e4e4e4',
-    'text.parse_math': False,  # a name may hold dollars
-  }
-  with matplotlib.rc_context(style), warnings.catch_warnings():
-    # A name in a script that the type lacks is drawn as boxes.
-    warnings.filterwarnings('ignore', 'Glyph .* missing')
-    # Without pyplot: no window system, no state left behind.
-    figure = matplotlib.figure.Figure(
-      figsize=(11, sum(heights)), layout='constrained'
-    )
+  style = {'font.size': 9, 'axes.titlesize': 10, 'axes.grid': False}
+  with drawing.figure(path, 11, sum(heights), 120, style) as figure:
     axes = figure.subplots(len(parts), 2, squeeze=False, height_ratios=heights)
     for part, row in zip(parts, axes):
       words = [stats.printable(w) for w in counts[0].words(part)]
@@ -147,8 +126,6 @@ def balance(path: str, counts: list[stats.Counts]) -> None:
       for axis, split, own in zip(row, stats.SPLITS, numbers):
         axis.set_title(f'{split}: {own.sum():,} images of {len(own):,} {part}')
       (_bars if len(words) <= _BARS else _ranks)(row, words, numbers)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
-    figure.savefig(path, dpi=120, metadata={'Software': None})
 
 
 def _height(names):
