@@ -654,6 +654,9 @@ def test_figures_hold_the_series(tmp_path):
     plots.save(figure, str(tmp_path / f'{name}.png'))
     assert (tmp_path / f'{name}.png').read_bytes()[:4] == b'\x89PNG'
   assert plots.staleness(_points()) is None
+  (axis,) = plots.traffic(_points(megabytes=2.5)).axes
+  assert _curves(axis)['sync'].tolist() == [[1, 2.5], [2, 2.5], [4, 2.5]]
+  assert plots.traffic(_points()) is None
 
 
 # The whole command.

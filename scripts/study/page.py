@@ -43,6 +43,7 @@ def write(
       'speed': plots.speed(points),
       'accuracy': plots.accuracy(points, target),
       'staleness': plots.staleness(points),
+      'traffic': plots.traffic(points),
     }
   parts = [f'# {title}', f'    {command}', '\n'.join(table.markdown(rows))]
   tried = table.by_learning_rate(points)

@@ -120,6 +120,17 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
 
 
 @matplotlib.rc_context(_STYLE)
+def traffic(points: list[results.Point]) -> matplotlib.figure.Figure | None:
+  """MB that a step sends, against devices; None where it is not known."""
+  if not any(p.megabytes for p in points):
+    return None
+  figure, (axis,) = _figure(1)
+  axis.set(title='Traffic', xlabel='devices in all', ylabel='MB sent a step')
+  _series(axis, _both_levels(points), _workers, lambda p: p.megabytes)
+  return figure
+
+
+@matplotlib.rc_context(_STYLE)
 def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
   """Who did what when, a line a station.
 

@@ -168,6 +168,11 @@ class Point:
     """Whether devices had to share cores in any of the runs."""
     return any(r.crowded for r in self.runs.values())
 
+  @property
+  def megabytes(self) -> Spread | None:
+    """That a step sends, of the seeds for which it is known."""
+    return spread(r.megabytes for r in self.runs.values())
+
   def seconds_to(self, accuracy: float) -> Spread | None:
     """Training time to it, of the seeds that reached it."""
     return spread(r.seconds_to(accuracy) for r in self.runs.values())

@@ -37,8 +37,7 @@ def rows(
            _text(p.accuracy, '.1f', ' %', 100)]  # fmt: skip
     if target is not None:
       row.append(_reached(p, target))
-    sent = results.spread(r.megabytes for r in p.runs.values())
-    row.append(_text(sent, '.2f'))
+    row.append(_text(p.megabytes, '.2f'))
     failed = f', {len(p.failures)} failed' if p.failures else ''
     table.append((*row, f'{len(p.runs)}{failed}'))
   kept = [
