@@ -548,3 +548,15 @@ def test_gradients_in_a_narrower_dtype_than_named_are_refused(
     'error: cpu:1 train: gradients are summed in bfloat16, but '
     "config.strategy.reduce_dtype='float32'\n"
   )
+
+
+def test_gradients_that_are_not_summed_are_refused(monkeypatch, capsys):
+  answer = _result()
+  answer['train']['gradients_compiled'] = []
+  monkeypatch.setattr(command, '_in_a_process', lambda *_: answer)
+  arguments = ['--target=cpu:1', '--config=configs/resnet_anp.py:tiny']
+  assert command.main(arguments) == 1
+  assert capsys.readouterr().err == (
+    'error: cpu:1 train: gradients are to be summed in float32, and the '
+    'compiled program has no such sum\n'
+  )

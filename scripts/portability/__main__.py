@@ -68,6 +68,15 @@ def _reasons(found):
       part = result.get(step, {}) if step else result
       if 'why_not' in part:
         yield f'{name} {step}'.strip(), part['why_not']
+      asked = part.get('gradients_asked')
+      if asked and part.get('gradients_compiled') == []:
+        yield (
+          f'{name} {step}',
+          (
+            f'gradients are to be summed in {", ".join(asked)}, and the '
+            'compiled program has no such sum'
+          ),
+        )
       named = result.get('named_dtype')
       for dtype in part.get('gradients_compiled', ()):
         # A CPU's are wider than bfloat16, which costs time and no digits.
