@@ -181,6 +181,7 @@ def test_stored_bytes_are_the_rendered_ones(splits):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kill', [_KILL_WHILE_WRITING, _KILL_BEFORE_RENAME])
 def test_a_killed_build_leaves_nothing_finished(tmp_path, small_digest, kill):
   killed = _start(_BUILD + kill + _READ, tmp_path)
@@ -203,6 +204,7 @@ def test_two_builds_at_once(tmp_path, small_digest):
   assert not _leftovers(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_hosts_at_once(tmp_path, small_digest):
   """Without a common lock both build, and the second rename loses."""
   unlocked = """
@@ -262,6 +264,7 @@ def test_something_else_in_its_place(tmp_path, monkeypatch):
   assert (place / 'notes.txt').read_text() == 'mine'
 
 
+@pytest.mark.slow
 def test_linear_classifier_on_pixels_stays_poor(pixels):
   def features(images):
     small = images.reshape(len(images), 24, 3, 24, 3, 3).mean((2, 4))
@@ -288,6 +291,7 @@ def test_logistic_regression_on_pixels_stays_poor(pixels):
   assert 2 / len(scenes.CLASS_NAMES) < accuracy <= 0.35
 
 
+@pytest.mark.slow
 def test_linear_classifier_on_colours_stays_poor(pixels):
   def features(images):
     """Square roots of the frequencies of 6 x 6 x 6 colours."""

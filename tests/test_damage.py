@@ -108,6 +108,7 @@ def test_whole_examples_are_not_touched(config):
       np.testing.assert_array_equal(a[name][same], b[name][same])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('flaw', ['gone', 'cut'])
 def test_batch_depends_on_the_step_only(config, flaw):
   source = _Source('encoded', {4: flaw, 5: flaw, 11: flaw})
@@ -172,6 +173,7 @@ def test_it_comes_back_whole_and_is_still_left_out(config):
   assert seen > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['encoded', 'pixels'])
 def test_an_outage_condemns_no_example(config, kind, monkeypatch, caplog):
   """Its rows count for nothing; when it is over all is as if it never was."""

@@ -85,6 +85,7 @@ def _logits(trained, images):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, keys',
   [
@@ -336,6 +337,7 @@ def test_files_of_another_network_are_not_left_beside(tmp_path, monkeypatch):
     list(export.export('it', str(tmp_path), 'newest', ('cpu',)))
 
 
+@pytest.mark.slow
 def test_command_on_a_run(tmp_path, capsys, config):
   from anp_jax import train
 

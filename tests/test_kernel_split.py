@@ -138,6 +138,7 @@ def whole():
   return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'network, data, model, shares',
   [
@@ -169,6 +170,7 @@ def test_a_step_is_that_of_the_unsplit_network(
   _same(scores, want, TIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'plan, data, model',
   [
@@ -222,6 +224,7 @@ def _unlike(batch, name, values, mesh):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('plan', ['nothing', 'apart', 'conv1=3,3'])
 def test_what_the_first_device_says_counts(plan):
   """Of weights, statistics, metrics and scores, on devices that differ."""
@@ -307,6 +310,7 @@ def test_nothing_is_sent_within_a_branch():
   assert summed.count(8 * 16 * 6 * 4) == 1 and 8 * 64 * 3 * 4 not in summed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('voter', range(4))
 def test_every_process_is_heard(voter):
   """Also of two that have the same images."""

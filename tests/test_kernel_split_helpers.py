@@ -111,6 +111,7 @@ def _same_step(helpers, whole, keys, **overrides):
   splitting.same(scores, want, splitting.TIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'network, helpers, keys, more',
   [
@@ -182,6 +183,7 @@ def _config(**overrides):
   return command_line.load('configs/kernel_split_cifar10.py', overrides)
 
 
+@pytest.mark.slow
 def test_a_run_measures_plans_and_goes_on(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(calibration, '_ROUNDS', (1, 1))
   train.run(_config(), str(tmp_path))

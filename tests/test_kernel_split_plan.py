@@ -264,6 +264,7 @@ def _measurable(devices, mesh_data=1, **overrides):
   return config, mesh, objective, config.batch_size, 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'devices', [1, 2, 4, pytest.param(8, marks=pytest.mark.soak)]
 )
@@ -285,6 +286,7 @@ def test_calibration_sees_every_layer_and_device(devices, monkeypatch):
   assert {len(x.alone) for x in (first, second)} == {devices}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('data, model', [(1, 4), (2, 2), (4, 1)])
 def test_times_are_put_where_they_belong(data, model, monkeypatch):
   """Every function is said to take what its layer, count and device tell."""

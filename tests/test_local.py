@@ -303,6 +303,7 @@ def test_coins_fall_as_often_as_they_should(probability):
   assert (due[0] != due[2]).any() == (probability < 1)
 
 
+@pytest.mark.slow
 def test_groups_agree_where_a_coin_fell_and_nowhere_else():
   config = _config(
     'float32', **_LINEAR, **{'strategy.exchange_probability': 0.5}
@@ -337,6 +338,7 @@ def test_the_numbers_of_a_step_are_those_of_all_groups(x64):
       np.testing.assert_allclose(got[name], want[name], 1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('groups, devices', [(2, 2), (2, 4)])
 def test_traffic_between_groups_falls_by_the_period(groups, devices):
   """Bytes of the compiled programs."""

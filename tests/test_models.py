@@ -97,6 +97,7 @@ def _their_network(depth, torch, transformers):
   return network
 
 
+@pytest.mark.slow
 # Depth 50 is also that of test_weights_naming.py.
 @pytest.mark.parametrize(
   'depth', [18, pytest.param(50, marks=pytest.mark.soak)]
@@ -158,6 +159,7 @@ def _map_side(path, bottleneck):
   return 2 * side if larger else side
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version', ['v1.5', 'v1'])
 def test_where_a_bottleneck_strides(version):
   module = _net(50, version=version)

@@ -132,6 +132,7 @@ def test_what_is_frozen_stays_to_the_bit(model, keys):
   assert seen[True] >= 10 and seen[False] >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
 def test_statistics_stay_on_any_number_of_devices(devices):
   old, new, _ = _trained(_config((('norm', 0),)), devices, count=2)
@@ -162,6 +163,7 @@ def test_sums_of_three_parts_do_not_round_what_is_frozen():
     assert _same(old, _leaves(state), f'stats/batch_stats/norm/{name}')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model', [_FLAX, _OURS])
 def test_a_frozen_norm_uses_its_running_statistics(model):
   """The loss of the step is that of the network as evaluation applies it."""

@@ -353,6 +353,7 @@ def tree(tmp_path):
   return tmp_path
 
 
+@pytest.mark.slow
 def test_decoding_says_nothing_and_sees_no_accelerator(tree):
   done = _program("""
 batches = stream(source='folder', path=sys.argv[1])

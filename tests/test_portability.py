@@ -425,6 +425,7 @@ def test_a_batch_of_evaluation_divides_over_the_devices(config):
   assert stream_lib.evaluation_batch(config, 10, 64) == 64
 
 
+@pytest.mark.slow
 # As published with the last layer of 10 classes: Caffe's LeNet (500 weights
 # more for each further colour) and CIFAR-10 "full".
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def _lines(capsys):
   return [x for x in out.splitlines() if x.startswith('profile')]
 
 
+@pytest.mark.slow
 def test_exactly_the_steps_that_were_asked_for(tmp_path, one, capsys):
   one.batch_size = 256  # some 50 ms a step: long enough to be cut in two
   one.profile.steps = '3:7'
@@ -136,6 +137,7 @@ def test_steps_after_the_end(tmp_path, one, capsys, steps, recorded, words):
     assert word in line
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_inside_closes_the_trace(
   tmp_path, one, monkeypatch, capsys
 ):

@@ -239,6 +239,7 @@ class _Stopping(cluster.Processes):
     return stopping.STOP if self._looks < 0 else stopping.GO_ON
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'all_looks',
   [
@@ -316,6 +317,7 @@ def test_workdir_of_another_run_stays_as_it_is(tmp_path, stations, mode):
   assert after == before
 
 
+@pytest.mark.slow
 def test_list_may_grow(tmp_path, stations):
   stations(2)
   train.run(_config(('seed=1',)), str(tmp_path))
@@ -324,6 +326,7 @@ def test_list_may_grow(tmp_path, stations):
   relaying.assert_same(tmp_path, config, (35, 35), (0, 1))
 
 
+@pytest.mark.slow
 def test_one_that_is_not_finite_leaves(tmp_path, stations, capsys):
   stations(2)
   config = _config(
@@ -443,6 +446,7 @@ def test_ensemble_is_the_mean_of_probabilities(tmp_path):
   assert found['loss'] == pytest.approx(loss, rel=1e-5)  # float32 logarithms
 
 
+@pytest.mark.slow
 def test_evaluation_of_all_models(tmp_path, stations, capsys):
   stations(2)
   config = _config(MODELS[:2])

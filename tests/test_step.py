@@ -221,6 +221,7 @@ def _same_curve(got, want, tolerance):
     )
 
 
+@pytest.mark.slow
 def test_fifty_steps_halve_the_loss(x64):
   _, metrics = _trained(50, 1)
   losses = _column(metrics)
@@ -230,6 +231,7 @@ def test_fifty_steps_halve_the_loss(x64):
   np.testing.assert_allclose(_column(metrics, 'learning_rate'), want, TIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [
   pytest.param(2, marks=pytest.mark.slow),
   pytest.param(4, marks=pytest.mark.slow),
@@ -241,6 +243,7 @@ def test_loss_curve_is_that_of_one_device(x64, devices):
   _assert_close(got[0], want[0], 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [4])
 def test_loss_curve_of_divided_parameters(x64, devices):
   want, got = _trained(50, 1), _trained(50, devices, fsdp=True)
@@ -248,6 +251,7 @@ def test_loss_curve_of_divided_parameters(x64, devices):
   _assert_close(got[0], want[0], 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [
   pytest.param(2, marks=pytest.mark.slow),
   pytest.param(4, marks=pytest.mark.slow),
@@ -259,6 +263,7 @@ def test_loss_curve_in_float32(devices):
   np.testing.assert_allclose(_column(got[1]), _column(want[1]), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices, accumulate', [(1, 4), (4, 2)])
 def test_micro_batches_are_one_large_batch(x64, devices, accumulate):
   """Gradients through the weights, and the running statistics."""
@@ -573,6 +578,7 @@ def test_one_device_sends_no_gradient():
   assert not _asked(lowered.as_text())
 
 
+@pytest.mark.slow
 def test_norms_do_not_gather_divided_parameters():
   config = _config('float32', sharding=FSDP)
   run = Run(config, 4, _resnet(config))
@@ -627,6 +633,7 @@ def test_the_state_is_donated():
   assert not any(x.is_deleted() for x in jax.tree.leaves(new))
 
 
+@pytest.mark.slow
 def test_a_state_is_born_and_stays_where_its_parameters_lie():
   config = _config('float32', sharding=FSDP, ema=0.9)
   run = Run(config, 4, _small(config))
@@ -660,6 +667,7 @@ def test_a_state_is_born_and_stays_where_its_parameters_lie():
   assert gap.max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_users_module_with_dropout_trains():
   config = _config('float32')
   config.model.name = 'tests.user_network:SmallNet'

@@ -168,6 +168,7 @@ def _calls(pretend):
   return [c for c in calls if not c.startswith('count')]
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_run_again(pretend, capsys):
   folder = pretend / 'study'
   command = _command(folder, '--nodes=1,2')
@@ -187,6 +188,7 @@ def test_what_is_finished_is_not_run_again(pretend, capsys):
   assert _calls(pretend) == ['sync-1x1-seed0', 'sync-2x1-seed0']
 
 
+@pytest.mark.slow
 def test_traffic_is_counted_once_for_all_seeds(pretend, capsys):
   command = _command(pretend / 'study', '--nodes=1,2', '--seeds=0,1')
   assert study_main.main(command) == 0
@@ -225,6 +227,7 @@ def test_bytes_of_a_compiled_step(strategy, period):
   assert traffic.megabytes(study, _cell(strategy)) == 0
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):
   folder = pretend / 'study'
   (pretend / 'failing').write_text('sync-1x1-seed0')

@@ -230,6 +230,7 @@ def test_batch_per_device_is_decided_once(tmp_path, one):
   assert workdir.batch_size(again, str(tmp_path), 3) == 24
 
 
+@pytest.mark.slow
 def test_arrays_learn_and_report_counts_agree(tmp_path, one):
   """A set that a linear rule solves: bright or dark, from an .npz file."""
   rng = np.random.default_rng(0)
@@ -250,11 +251,13 @@ def test_arrays_learn_and_report_counts_agree(tmp_path, one):
   assert scores['examples'] == 32
 
 
+@pytest.mark.slow
 def test_nothing_is_transferred_implicitly(tmp_path, one):
   with jax.transfer_guard('disallow'):
     train.run(one, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_report_is_of_the_run(tmp_path, one):
   train.run(one, str(tmp_path))
   page = (tmp_path / 'report' / 'report.md').read_text()

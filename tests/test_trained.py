@@ -100,6 +100,7 @@ def test_of_several_best_the_best(tmp_path):
     assert found == str(tmp_path / 'best/6')
 
 
+@pytest.mark.slow
 def test_the_mean_of_groups(tmp_path, config):
   config = _config(config, strategy__name='local', strategy__groups=2)
   config.strategy.period = 100  # never: the groups differ

@@ -205,6 +205,7 @@ def test_files_that_cannot_be_read(tmp_path):
   _refused(_config(init__from=str(path)), ('.safetensors', 'pickle'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['', 'model.safetensors'])
 @pytest.mark.parametrize(
   'told, version, fits',
@@ -341,6 +342,7 @@ def test_another_network_is_refused(pretrained):
   _refused(config, ("'tests.user_network:WithoutDropout'", "'resnet18'"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('servers', [1, 2])
 def test_servers_begin_with_the_weights(pretrained, tmp_path, servers):
   config = serving.config_of(
@@ -354,6 +356,7 @@ def test_servers_begin_with_the_weights(pretrained, tmp_path, servers):
   jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
 
 
+@pytest.mark.slow
 def test_models_of_a_ring_begin_with_their_own_weights(pretrained, tmp_path):
   config = _own(
     init__from=str(pretrained), optimizer__learning_rate=0.0,
