@@ -6,14 +6,51 @@ import jax
 import numpy as np
 
 from anp_jax import assembly
+from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import state as state_lib
+from anp_jax import validation
 from anp_jax.data import sources
 from anp_jax.data import stream as stream_lib
 from anp_jax.strategies.relay import candidates as candidates_lib
 from anp_jax.strategies.relay import itinerary as itinerary_lib
 from tests import launching
+
+EXAMPLES, BATCH, LAPS = 70, 4, 3
+MODELS = (
+  'seed=1',
+  'seed=2; optimizer.learning_rate=0.1; optimizer.momentum=0.5',
+  # Batch norm and dropout.
+  'model.name=tests.user_network:SmallNet; ema=0.9',
+  'optimizer.name=adam; optimizer.learning_rate=1e-3; data.mixup=0.2',
+)
+
+
+def config(models=MODELS, **overrides):
+  """Of a ring of tiny models, which learn from synthetic images."""
+  found = config_lib.base()
+  found.update_from_flattened_dict(
+    {
+      'batch_size': BATCH,
+      'duration': f'{LAPS} epochs',
+      'model.name': 'tests.user_network:PlainNet',
+      'model.norm_group': 2,
+      'data.source': 'synthetic',
+      'data.image_size': 8,
+      'data.resize': 8,
+      'data.synthetic_examples': EXAMPLES,
+      'data.synthetic_classes': 12,
+      'eval.batch_size': 32,
+      'log.every': '5 steps',
+      'log.tensorboard': False,
+      'strategy.name': 'relay',
+      'strategy.models': models,
+      **overrides,
+    }
+  )
+  validation.validate(found)
+  return found
 
 
 def alone(config, index, sizes, laps=3, devices=1):

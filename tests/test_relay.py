@@ -13,7 +13,6 @@ from anp_jax import heads
 from anp_jax import objective as objective_lib
 from anp_jax import telemetry
 from anp_jax import train
-from anp_jax import validation
 from anp_jax.cluster import stopping
 from anp_jax.strategies.relay import board as board_lib
 from anp_jax.strategies.relay import candidates as candidates_lib
@@ -24,39 +23,8 @@ from tests import relaying
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
-EXAMPLES, BATCH, LAPS = 70, 4, 3
-MODELS = (
-  'seed=1',
-  'seed=2; optimizer.learning_rate=0.1; optimizer.momentum=0.5',
-  # Batch norm and dropout.
-  'model.name=tests.user_network:SmallNet; ema=0.9',
-  'optimizer.name=adam; optimizer.learning_rate=1e-3; data.mixup=0.2',
-)
-
-
-def _config(models=MODELS, **overrides):
-  config = config_lib.base()
-  config.update_from_flattened_dict(
-    {
-      'batch_size': BATCH,
-      'duration': f'{LAPS} epochs',
-      'model.name': 'tests.user_network:PlainNet',
-      'model.norm_group': 2,
-      'data.source': 'synthetic',
-      'data.image_size': 8,
-      'data.resize': 8,
-      'data.synthetic_examples': EXAMPLES,
-      'data.synthetic_classes': 12,
-      'eval.batch_size': 32,
-      'log.every': '5 steps',
-      'log.tensorboard': False,
-      'strategy.name': 'relay',
-      'strategy.models': models,
-      **overrides,
-    }
-  )
-  validation.validate(config)
-  return config
+BATCH, LAPS = relaying.BATCH, relaying.LAPS
+MODELS = relaying.MODELS
 
 
 @pytest.fixture
@@ -134,7 +102,7 @@ def test_slots_are_the_papers(models, stations):
   ],
 )
 def test_bad_models(text, expected):
-  config = _config(('seed=1', text))
+  config = relaying.config(('seed=1', text))
   with pytest.raises(config_lib.ConfigError) as e:
     candidates_lib.create(config, 1)
   assert 'config.strategy.models[1]=' in str(e.value)
@@ -153,7 +121,7 @@ def test_bad_models(text, expected):
 )
 def test_bad_keys(overrides, expected):
   with pytest.raises(config_lib.ConfigError, match='expected') as e:
-    _config(**overrides)
+    relaying.config(**overrides)
   assert str(e.value).startswith(expected)
 
 
@@ -172,7 +140,7 @@ def test_bad_keys(overrides, expected):
 def test_what_does_not_fit(tmp_path, stations, overrides, expected):
   stations(2)
   with pytest.raises(config_lib.ConfigError) as e:
-    train.run(_config(**overrides), str(tmp_path))
+    train.run(relaying.config(**overrides), str(tmp_path))
   assert expected in str(e.value)
 
 
@@ -193,7 +161,7 @@ def test_each_model_ends_as_if_alone(
   tmp_path, stations, devices, models, shares
 ):
   stations(devices)
-  config = _config(MODELS[:models], **{'strategy.shares': shares})
+  config = relaying.config(MODELS[:models], **{'strategy.shares': shares})
   scores = train.run(config, str(tmp_path))
   sizes = json.loads((tmp_path / 'relay.json').read_text())['parts']
   if not shares:
@@ -217,7 +185,7 @@ def test_each_model_ends_as_if_alone(
 @pytest.mark.slow
 def test_a_station_of_several_devices(tmp_path, stations):
   stations(2)
-  config = _config(MODELS[:2], **{'strategy.station': 'host'})
+  config = relaying.config(MODELS[:2], **{'strategy.station': 'host'})
   train.run(config, str(tmp_path))
   assert json.loads((tmp_path / 'relay.json').read_text())['parts'] == [70]
   for index in range(2):
@@ -251,7 +219,7 @@ class _Stopping(cluster.Processes):
 )
 def test_stopped_anywhere_goes_on(tmp_path, stations, monkeypatch, all_looks):
   stations(2)
-  config = _config(
+  config = relaying.config(
     ('seed=1', 'seed=2', 'seed=3'), **{'checkpoint.every': '4 steps'}
   )
   from anp_jax.strategies.relay import run as relay_run
@@ -289,10 +257,10 @@ def test_stopped_anywhere_goes_on(tmp_path, stations, monkeypatch, all_looks):
 )
 def test_another_ring_is_refused(tmp_path, stations, overrides, expected):
   stations(2)
-  train.run(_config(('seed=1',)), str(tmp_path))
-  config = _config(**{'models': ('seed=1',), **overrides})
+  train.run(relaying.config(('seed=1',)), str(tmp_path))
+  config = relaying.config(**{'models': ('seed=1',), **overrides})
   if 'strategy.models' in overrides:
-    config = _config(overrides['strategy.models'])
+    config = relaying.config(overrides['strategy.models'])
   with pytest.raises(config_lib.ConfigError) as e:
     train.run(config, str(tmp_path))
   assert expected in str(e.value) and str(tmp_path) in str(e.value)
@@ -302,12 +270,12 @@ def test_another_ring_is_refused(tmp_path, stations, overrides, expected):
 def test_workdir_of_another_run_stays_as_it_is(tmp_path, stations, mode):
   stations(2)
   (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
-  other = _config()
+  other = relaying.config()
   other.strategy.name = 'sync'
   (tmp_path / 'config.json').write_text(config_lib.to_json(other))
   before = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
   with pytest.raises(config_lib.ConfigError) as e:
-    train.run(_config(), str(tmp_path), mode)
+    train.run(relaying.config(), str(tmp_path), mode)
   expected = {
     'train': "config.strategy.name is 'relay', but the run in this workdir",
     'evaluate': 'has no checkpoint of a ring to evaluate',
@@ -320,8 +288,8 @@ def test_workdir_of_another_run_stays_as_it_is(tmp_path, stations, mode):
 @pytest.mark.slow
 def test_list_may_grow(tmp_path, stations):
   stations(2)
-  train.run(_config(('seed=1',)), str(tmp_path))
-  config = _config(('seed=1', 'seed=2'))
+  train.run(relaying.config(('seed=1',)), str(tmp_path))
+  config = relaying.config(('seed=1', 'seed=2'))
   train.run(config, str(tmp_path))
   relaying.assert_same(tmp_path, config, (35, 35), (0, 1))
 
@@ -329,7 +297,7 @@ def test_list_may_grow(tmp_path, stations):
 @pytest.mark.slow
 def test_one_that_is_not_finite_leaves(tmp_path, stations, capsys):
   stations(2)
-  config = _config(
+  config = relaying.config(
     ('seed=1', 'optimizer.learning_rate=1e30', 'seed=3'),
   )
   train.run(config, str(tmp_path))
@@ -342,7 +310,7 @@ def test_one_that_is_not_finite_leaves(tmp_path, stations, capsys):
 
 
 def _board(tmp_path, halving, laps, scores, models=6):
-  config = _config(
+  config = relaying.config(
     tuple(f'seed={i}' for i in range(models)), **{'strategy.halving': halving}
   )
   board = board_lib.Board(
@@ -389,7 +357,7 @@ def test_halving(tmp_path):
 @pytest.mark.slow
 def test_search_fills_the_ring(tmp_path, stations):
   stations(2)
-  config = _config(
+  config = relaying.config(
     tuple(f'seed={i}' for i in range(6)),
     **{'strategy.halving': 2, 'strategy.at_once': 2, 'duration': '4 epochs'},
   )
@@ -449,7 +417,7 @@ def test_ensemble_is_the_mean_of_probabilities(tmp_path):
 @pytest.mark.slow
 def test_evaluation_of_all_models(tmp_path, stations, capsys):
   stations(2)
-  config = _config(MODELS[:2])
+  config = relaying.config(MODELS[:2])
   train.run(config, str(tmp_path))
   trained = capsys.readouterr().out
   stations(1)

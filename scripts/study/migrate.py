@@ -30,6 +30,7 @@ from anp_jax.strategies import wire
 from anp_jax.strategies.relay import candidates as candidates_lib
 from anp_jax.strategies.relay import itinerary as itinerary_lib
 from anp_jax.strategies.relay import post as post_lib
+from anp_jax.strategies.relay import programs as programs_lib
 from anp_jax.strategies.relay import runner as runner_lib
 from anp_jax.strategies.relay import spans as spans_lib
 
@@ -133,7 +134,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> None:
   wrapped = [Current(part, config) for part in parts]
   mesh = mesh_lib.create(config, jax.local_devices())
   candidates = candidates_lib.create(config, mesh.size)
-  programs = runner_lib.Programs()
+  programs = programs_lib.Programs()
   with contextlib.ExitStack() as stack:
     spans = spans_lib.Spans(workdir, index)
     stack.callback(spans.close)
@@ -163,8 +164,8 @@ def run(config, workdir: str, processes: cluster.Processes) -> None:
           for p, part in enumerate(wrapped)
         ]
         with spans.during(index, 'prepare', mine, None):
-          runners[index].prepare(0, len(validation), begins=True)
-          state = runners[index].new()
+          runners[index].compile(len(validation), begins=True)
+          state = runners[index].new('')
       for lap in range(laps):
         for turn in range(count):
           held = (index - turn) % count
@@ -174,7 +175,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> None:
             begin, end = lap * size // batch, (lap + 1) * size // batch
             if lap == laps - 1:
               end = -(-laps * size // batch)
-            runners[held].prepare(begin, len(validation), begins=False)
+            runners[held].prepare(begin)
             with spans.during(index, 'train', mine, lap) as span:
               state, step = runners[held].train(
                 state, step, end - begin, lambda: False, lambda *_: None

@@ -90,6 +90,7 @@ class Ring:
     self.eval_source = sources.open_source(config, training=False)
     self._objective = objective_lib.create(source.vocabulary, config)
     checkpoint_lib.check_best_metric(config, self._objective.metric_names)
+    self._seats = config.strategy.at_once or len(self.candidates)
     self.sizes = itinerary_lib.sizes(config, len(source), self.stations)
     self.laps = board_lib.Laps(
       config,
@@ -138,9 +139,9 @@ class Ring:
     processes = self._processes
     vote = stopping.GO_ON
     with processes.listening():
-      ahead = processes.gather(self._begin() if self._lead else None)[0]
+      models = processes.gather(self._begin() if self._lead else None)[0]
       for station in self._local.values():
-        station.start(ahead)
+        station.start(*models, self._seats)
       while not self._over and not self.stopped:
         vote = processes.vote()
         if vote:
@@ -244,15 +245,14 @@ class Ring:
       for c in self.candidates:
         os.makedirs(self.store.folder(c.index), exist_ok=True)
 
-  def _begin(self) -> list[int]:
+  def _begin(self) -> tuple[list[int], list[int]]:
     """Process 0: what is saved goes to where it is to go on.
 
     Returns:
-      The models that will be in the ring first.
+      The models that will be in the ring first, and those that enter later.
     """
     board, parcels = self._board, []
-    seats = self._config.strategy.at_once or len(self.candidates)
-    self._desk = station_lib.Desk(self, seats)
+    self._desk = station_lib.Desk(self, self._seats)
     self._introduce()
     for candidate in self.candidates:
       model = candidate.index
@@ -277,7 +277,8 @@ class Ring:
       self.send(station, parcel)
     inside = sorted(self._desk.inside)
     new = [c.index for c in self.candidates if c.index not in self._desk.known]
-    return inside + new[: max(seats - len(inside), 0)]
+    free = max(self._seats - len(inside), 0)
+    return inside + new[:free], new[free:]
 
   def _score_late(self, checkpoints, itinerary, model, laps):
     """Has those laps scored whose score was cut off."""
@@ -378,7 +379,7 @@ class Ring:
   def _halt(self):
     """Returns when no station works and all that was sent has come."""
     for station in self._local.values():
-      station.inbox.close()
+      station.stop()
     for station in self._local.values():
       station.join()
     self._look()
@@ -445,7 +446,7 @@ class Ring:
 
   def _close(self):
     for station in self._local.values():
-      station.inbox.close()
+      station.stop()
       station.close()
     self.store.close()
 

@@ -1,12 +1,9 @@
 """A model at one station: its programs, and its stream of the part there."""
 
-import hashlib
-
 import jax
 import numpy as np
 
 from anp_jax import assembly
-from anp_jax import compile_cache
 from anp_jax import config as config_lib
 from anp_jax import evaluate
 from anp_jax import mesh as mesh_lib
@@ -17,34 +14,20 @@ from anp_jax import strategies
 from anp_jax.data import stream as stream_lib
 from anp_jax.strategies import wire
 from anp_jax.strategies.relay import itinerary as itinerary_lib
+from anp_jax.strategies.relay import programs as programs_lib
 from anp_jax.weights import start
+
+_NAMES = ('init', 'train_step', 'eval_step', 'predict_step')
 
 
 class NotFinite(ArithmeticError):
   """A step of a model gave a number that is not finite."""
 
 
-class Programs:
-  """Compiled programs of one station, each once.
-
-  Models that differ in their seed alone have the same text.
-  """
-
-  def __init__(self):
-    self._compiled = {}
-
-  def get(self, program, *arguments):
-    """The compiled program for arguments like these."""
-    lowered = program.lower(*arguments)
-    key = hashlib.sha256(lowered.as_text().encode()).digest()
-    if key not in self._compiled:
-      self._compiled[key] = lowered.compile()
-      compile_cache.release_memory()
-    return self._compiled[key]
-
-
 class Runner:
   """Trains and scores one model at one station.
+
+  One thread trains; another may `compile` beside it.
 
   Attributes:
     config: of the model.
@@ -62,7 +45,7 @@ class Runner:
       number: of the station.
       sizes: examples of each part.
       laps: of a model that goes on to the end.
-      programs: of the station.
+      programs: `programs.Programs` of the station.
 
     Raises:
       ConfigError: for what a config alone does not show.
@@ -70,6 +53,7 @@ class Runner:
     self.config = config = candidate.config
     strategies.check_batch(config, config.batch_size, mesh)
     self.itinerary = itinerary_lib.Itinerary(sizes, config.batch_size, laps)
+    self._model = candidate.index
     self._part = part
     self._programs = programs
     self._mesh = mesh
@@ -93,7 +77,7 @@ class Runner:
       stream_lib.Stream(_with_seed(config, seed), sharding) for seed in seeds
     )
     self._feed = self._next = None
-    self._compiled = {}
+    self._compiled = programs_lib.Once()
 
   def new(self, folder: str) -> state_lib.TrainState:
     """The state with which the model begins.
@@ -110,30 +94,43 @@ class Runner:
     """A state from another station, or its bytes, on this one's devices."""
     return self._placed(state, self.like)
 
-  def prepare(self, first: int, validation: int, begins: bool) -> None:
-    """Opens the stream of the part, and compiles what is not compiled yet.
+  def compile(
+    self, validation: int, begins: bool, stopped=lambda: False
+  ) -> None:
+    """Compiles what is not compiled yet, what is needed first to begin with.
+
+    Args:
+      validation: examples of the validation set.
+      begins: whether the model begins here, with `new`.
+      stopped: () -> whether to begin no further program.
+    """
+    size = stream_lib.evaluation_batch(self.config, validation, self._mesh.size)
+    batch = self._batch(size)
+    evaluated = self.like.evaluated()
+    needed = [
+      ('train_step', (self.like, self._batch(self.config.batch_size))),
+      ('eval_step', (*evaluated, batch)), ('predict_step', (*evaluated, batch)),
+    ]  # fmt: skip
+    # One that takes weights is compiled with their shapes, when it has them.
+    if begins and not self.config.init['from']:
+      needed.insert(0, ('init', ({},)))
+    for name, arguments in needed:
+      if stopped():
+        return
+      self._program(name, *arguments)
+
+  def prepare(self, first: int) -> None:
+    """Opens the stream of the part, and has the step compiled.
 
     Args:
       first: step of the part's own stream.
-      validation: examples of the validation set.
-      begins: whether the model begins here, with `new`.
     """
     if self._feed is None or self._next != first:
       self.close()
       # It stays open from lap to lap: a visit goes on where the last one ended.
       self._feed = self._stream.train(self._part, self.config.batch_size, first)
       self._next = first
-    batch = assembly.abstract_batch(
-      self.config, self._mesh, self.config.batch_size
-    )
-    self._program('train_step', self.like, batch)
-    size = stream_lib.evaluation_batch(self.config, validation, self._mesh.size)
-    batch = assembly.abstract_batch(self.config, self._mesh, size)
-    for name in ('eval_step', 'predict_step'):
-      self._program(name, *self.like.evaluated(), batch)
-    # One that takes weights is compiled with their shapes, when it has them.
-    if begins and not self.config.init['from']:
-      self._program('init', {})
+    self._train_step()
 
   def train(self, state, step: int, count: int, stopped, after):
     """Makes the steps of a visit; `prepare` comes first.
@@ -152,7 +149,7 @@ class Runner:
     Raises:
       NotFinite: naming the step; there is no state any more.
     """
-    program = self._compiled['train_step']
+    program = self._train_step()
     pending = None
     for _ in range(count):
       if stopped():
@@ -220,15 +217,34 @@ class Runner:
       self._feed.close()
       self._feed = None
 
+  def release(self) -> None:
+    """Ends the stream, and forgets what was compiled for this model alone."""
+    self.close()
+    for name in _NAMES:
+      self._compiled.forget(name)
+      if name != 'init':
+        # What JAX keeps of a function holds its compiled program, too.
+        getattr(self._parts, name).clear_cache()
+    self._programs.release(self._model)
+
+  def _train_step(self):
+    batch = self._batch(self.config.batch_size)
+    return self._program('train_step', self.like, batch)
+
+  def _batch(self, size):
+    return assembly.abstract_batch(self.config, self._mesh, size)
+
   def _program(self, name, *arguments):
     """The compiled program of this name, for arguments like these."""
-    if name not in self._compiled:
+
+    def make():
       program = getattr(self._parts, name)
       if name == 'init':
         shardings = jax.tree.map(lambda s: s.sharding, self.like)
         program = jax.jit(program, out_shardings=shardings)
-      self._compiled[name] = self._programs.get(program, *arguments)
-    return self._compiled[name]
+      return self._programs.get(self._model, program, *arguments)
+
+    return self._compiled.get(name, make)
 
   def _placed(self, tree, like):
     """A tree from elsewhere, or its bytes, on this station's devices."""

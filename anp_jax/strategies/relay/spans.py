@@ -26,7 +26,8 @@ class Spans:
 
     Args:
       station: where.
-      what: 'prepare', 'train', 'save', 'score' or 'send'.
+      what: 'prepare', 'train', 'save', 'score' or 'send'; beside these,
+        'compile' for a model that is to come.
       model: its index.
       lap: from 0; of a score, the laps done.
     """

@@ -7,7 +7,9 @@ import threading
 import jax
 import jax.numpy as jnp
 
+from anp_jax.strategies.relay import ahead as ahead_lib
 from anp_jax.strategies.relay import board as board_lib
+from anp_jax.strategies.relay import programs as programs_lib
 from anp_jax.strategies.relay import runner as runner_lib
 
 
@@ -105,7 +107,7 @@ class Station:
   Attributes:
     number: from 0, in the order of the ring.
     inbox: what waits.
-    error: what ended the thread badly; None.
+    error: what ended a thread badly; None.
     waits: whether there is nothing to do.
     steps: made since the start, and models prepared for, for those who watch.
   """
@@ -129,24 +131,38 @@ class Station:
     self._part = part
     self._run = run
     self._choose = choose
+    self._ahead = None
     self._runners = {}
-    self._programs = runner_lib.Programs()
+    self._programs = programs_lib.Programs()
     self._thread = threading.Thread(
       target=self._work, name=f'station {number}', daemon=True
     )
 
-  def start(self, ahead) -> None:
+  def start(self, first, later, seats: int) -> None:
     """Begins to work.
 
     Args:
-      ahead: models to prepare for before the first comes, so that no station
+      first: models to prepare for before the first comes, so that no station
         waits while another compiles.
+      later: models that take the places of those, in their order: they are
+        compiled for while others train.
+      seats: models in the ring at a time.
     """
-    self._ahead = ahead
+    self._first = first
+    self._ahead = ahead_lib.Ahead(
+      f'ahead of station {self.number}', later, seats, self._compile_for,
+      self._fail,
+    )  # fmt: skip
     self._thread.start()
 
+  def stop(self) -> None:
+    """Takes nothing more from the inbox, and compiles nothing more ahead."""
+    self.inbox.close()
+    if self._ahead:
+      self._ahead.stop()
+
   def join(self) -> None:
-    """Returns when its last step is made; the inbox is closed before."""
+    """Returns when its last step is made; `stop` comes first."""
     self._thread.join()
 
   def expect(self, parcel) -> None:
@@ -159,10 +175,12 @@ class Station:
     """A model's, at this station."""
     if model not in self._runners:
       run = self._run
-      self._runners[model] = runner_lib.Runner(
+      made = runner_lib.Runner(
         run.candidates[model], self._mesh, self._part, self.number, run.sizes,
         run.laps.count, self._programs,
       )  # fmt: skip
+      # Of two threads that make one at once, the first one's is taken.
+      self._runners.setdefault(model, made)
     return self._runners[model]
 
   def score(self, item: Score) -> None:
@@ -177,8 +195,10 @@ class Station:
     run.scored(item.model, item.laps, item.step, scores)
 
   def close(self) -> None:
-    """Ends all streams."""
-    for runner in self._runners.values():
+    """Ends all streams; returns when nothing is being compiled ahead."""
+    if self._ahead:
+      self._ahead.join()
+    for runner in list(self._runners.values()):
       runner.close()
 
   def _work(self):
@@ -186,9 +206,10 @@ class Station:
       # A station's own work lies on its own devices, also what is made on the
       # way, such as a seed.
       with jax.default_device(self._mesh.devices.flat[0]):
-        for model in self._ahead:
+        for model in self._first:
           if not self.inbox.closed:
             self._prepare_for(model)
+        self._ahead.start()
         while (item := self._next()) is not None:
           if isinstance(item, Score):
             self.score(item)
@@ -197,13 +218,27 @@ class Station:
           else:
             self._visit(item)
     except BaseException as e:  # noqa: BLE001 - raised by the main thread
-      self.error = e
+      self._fail(e)
+
+  def _fail(self, error):
+    # The first one: others may come of it.
+    self.error = self.error or error
 
   def _prepare_for(self, model):
     runner, run = self.runner(model), self._run
     with run.spans.during(self.number, 'prepare', model, None):
-      runner.prepare(0, len(run.eval_source), begins=not self.number)
+      runner.compile(len(run.eval_source), begins=not self.number)
+      runner.prepare(0)
     self.steps += 1  # it gets on
+
+  def _compile_for(self, model, stopped):
+    run = self._run
+    # Which device is the default is a thread's own.
+    with (
+      jax.default_device(self._mesh.devices.flat[0]),
+      run.spans.during(self.number, 'compile', model, None),
+    ):
+      self.runner(model).compile(len(run.eval_source), not self.number, stopped)
 
   def _next(self):
     self.waits = True
@@ -212,14 +247,17 @@ class Station:
     return item
 
   def _let_go(self, gone):
+    self._ahead.gone(gone.model)
     runner = self._runners.get(gone.model)
     if runner:
-      runner.close()
+      # Its last score is made: that was here before the word that it has gone.
+      runner.release()
     if self.number + 1 < self._run.stations:
       self._run.send(self.number + 1, gone)
 
   def _visit(self, parcel):
     run, runner = self._run, self.runner(parcel.model)
+    self._ahead.came(parcel.model)
     visit = runner.itinerary.at(parcel.step)
     if visit is None or visit.station != self.number:  # no whole batch here
       run.send(self._following(), parcel)
@@ -230,7 +268,7 @@ class Station:
         state = runner.new(run.store.folder(parcel.model))
       else:
         state = runner.place(parcel.state)
-      runner.prepare(visit.first, len(run.eval_source), False)
+      runner.prepare(visit.first)
     parcel.state = None  # donated
     try:
       with spans.during(self.number, 'train', parcel.model, visit.lap) as span:
