@@ -158,20 +158,7 @@ class Telemetry:
       cut(workdir, start_step)
       self._file = open(os.path.join(workdir, 'metrics.jsonl'), 'a')
       if tensorboard:
-        # It imports torch wherever that is installed: seconds of a start.
-        import tensorboardX
-
-        # A file is named after the second and the host, and one that exists is
-        # emptied: without the suffix a quick restart erases what it continues.
-        self._board = tensorboardX.SummaryWriter(
-          os.path.join(workdir, 'tensorboard'),
-          purge_step=start_step + 1 if start_step else 0,
-          filename_suffix=f'.{start_step}.{os.getpid()}',
-          flush_secs=10,
-          # Endless: where the disk is full its thread ends, and a queue that
-          # nobody reads would hold the run up once it is full.
-          max_queue=0,
-        )
+        self._board = Events(os.path.join(workdir, 'tensorboard'), start_step)
 
   def set_flops(self, flops_per_step: float):
     """Sets the count for the MFU, known once the step is compiled."""
@@ -273,8 +260,7 @@ class Telemetry:
     if self._writer:
       self._writer.write(kind, step, values)
     if self._board:
-      for name, value in values.items():
-        self._board.add_scalar(f'{kind}/{name}', value, step)
+      self._board.write(kind, step, values)
 
   def _write_line(self, line):
     # One write and a flush: a crash tears the last line at most.
@@ -324,6 +310,49 @@ class Telemetry:
         self._stream.flush()
     except (OSError, ValueError):  # the reader has gone; the run goes on
       self._stream = self._live = None
+
+
+class Events:
+  """An event file, which TensorBoard shows with those before it."""
+
+  def __init__(self, folder: str, start_step: int):
+    """Opens it; what is after start_step in older ones is taken back.
+
+    Args:
+      folder: of the files; one writes to it at a time.
+      start_step: steps that were made before.
+
+    Raises:
+      OSError: if it cannot be written.
+    """
+    # It imports torch wherever that is installed: seconds of a start.
+    import tensorboardX
+
+    # A file is named after the second and the host, and one that exists is
+    # emptied: without the suffix a quick restart erases what it continues. They
+    # are read by their names: of one second, by the step.
+    self._writer = tensorboardX.SummaryWriter(
+      folder,
+      purge_step=start_step + 1 if start_step else 0,
+      filename_suffix=f'.{start_step:09}.{os.getpid()}',
+      flush_secs=10,
+      # Endless: where the disk is full its thread ends, and a queue that
+      # nobody reads would hold the run up once it is full.
+      max_queue=0,
+    )
+
+  def write(
+    self, kind: str, step: int, values: dict[str, float],
+    when: float | None = None,
+  ):  # fmt: skip
+    """Adds values of a step, measured at a time; None: now."""
+    for name, value in values.items():
+      self._writer.add_scalar(f'{kind}/{name}', value, step, when)
+
+  def close(self):
+    """Writes what waits, and closes the file."""
+    with contextlib.suppress(OSError):  # a full disk
+      self._writer.close()
 
 
 def _fit(fields, width):

@@ -177,7 +177,15 @@ def test_each_model_ends_as_if_alone(
     lines = telemetry.read(str(tmp_path / 'models' / f'{m:03}'))
     total = sum(math.ceil(LAPS * n / BATCH) for n in sizes)
     steps = [*range(5, total, 5), total]
-    assert [r['step'] for r in lines] == steps
+    assert [r['step'] for r in lines if r['kind'] == 'train'] == steps
+    kept = [r for r in lines if r['kind'] == 'validation']
+    ends = [sum(lap * n // BATCH for n in sizes) for lap in range(1, LAPS)]
+    assert sorted(r['step'] for r in kept) == [*ends, total]
+    for record in board.all_scores(m):
+      own = {k: v for k, v in record.items() if k not in ('model', 'laps')}
+      (line,) = [r for r in kept if r['step'] == record['step']]
+      epoch = record['step'] * BATCH / relaying.EXAMPLES
+      assert line == {'kind': 'validation', 'epoch': epoch, **own}
   made = [s for s in spans_lib.read(str(tmp_path)) if s['what'] == 'train']
   assert len(made) == models * devices * LAPS
 

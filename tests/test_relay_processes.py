@@ -3,10 +3,13 @@
 import json
 import time
 
+import numpy as np
 import pytest
 
 from anp_jax import command_line
+from anp_jax import telemetry
 from anp_jax.strategies.relay import spans as spans_lib
+from tests import event_files
 from tests import launching
 from tests import relaying
 
@@ -44,13 +47,15 @@ def _config(arguments):
    pytest.param(3, 1, marks=pytest.mark.soak)],
 )  # fmt: skip
 def test_over_processes(tmp_path, processes, devices):
-  arguments = _arguments(tmp_path, MODELS)
+  arguments = _arguments(tmp_path, MODELS, **{'log.tensorboard': 'True'})
   texts = launching.run(tmp_path, processes, arguments, devices)
   assert 'finished' in texts[0]
   stations = processes * devices
   sizes = json.loads((tmp_path / 'run' / 'relay.json').read_text())['parts']
   assert len(sizes) == stations
   relaying.assert_same(tmp_path / 'run', _config(arguments), sizes, range(3))
+  for index in range(3):
+    _assert_shown(tmp_path / 'run' / 'models' / f'{index:03}')
   if stations > 2:
     return
   # Models alone travel: to the other station after each visit but the last, and
@@ -67,12 +72,28 @@ def test_over_processes(tmp_path, processes, devices):
   assert sum(s['bytes'] for s in spans if s['what'] == 'send') == want
 
 
+def _assert_shown(folder):
+  """Each line of metrics.jsonl is shown once by TensorBoard, and no other."""
+  lines = telemetry.read(str(folder))
+  for kind, below in (('train', ''), ('validation', 'validation')):
+    points = event_files.points(folder / 'tensorboard' / below)
+    want = {
+      (f'{kind}/{name}', r['step']): [np.float32(value)]
+      for r in lines if r['kind'] == kind
+      for name, value in r.items()
+      if name not in ('kind', 'step', 'time', 'epoch')
+    }  # fmt: skip
+    assert len(want) > 5 and points == want
+
+
 def _size(leaves):
   return sum(leaf.nbytes for leaf in leaves)
 
 
 def test_killed_node_is_started_again(tmp_path):
-  arguments = _arguments(tmp_path, MODELS, duration='14 epochs')
+  arguments = _arguments(
+    tmp_path, MODELS, duration='14 epochs', **{'log.tensorboard': 'True'}
+  )
   folder = tmp_path / 'run' / 'relay.jsonl'
   with launching.Ranks(tmp_path, 2, arguments) as ranks:
     end = time.monotonic() + 90
@@ -88,3 +109,10 @@ def test_killed_node_is_started_again(tmp_path):
   records = [json.loads(x) for x in folder.read_text().splitlines()]
   seen = sorted((r['model'], r['laps']) for r in records)
   assert seen == [(m, k) for m in range(3) for k in range(1, 15)]
+  for model in range(3):
+    own = tmp_path / 'run' / 'models' / f'{model:03}'
+    lines = [r for r in telemetry.read(str(own)) if r['kind'] == 'validation']
+    assert len(lines) == len({r['step'] for r in lines}) == 14
+    # What was not written out when it was killed is not there.
+    shown = event_files.points(own / 'tensorboard')
+    assert all(len(values) == 1 for values in shown.values())

@@ -1,6 +1,5 @@
 """telemetry: closed-form rates, files that survive a restart, clean output."""
 
-import glob
 import io
 import json
 import math
@@ -10,9 +9,9 @@ import struct
 import time
 
 import pytest
-from tensorboardX.proto import event_pb2
 
 from anp_jax import telemetry
+from tests import event_files
 
 
 class _Clock:
@@ -45,36 +44,6 @@ def _telemetry(workdir, **changes):
 def _lines(workdir):
   with open(workdir / 'metrics.jsonl') as f:
     return [json.loads(line) for line in f]
-
-
-def _crc32c(data):
-  """CRC-32C bit by bit, with the mask of TFRecord files."""
-  crc = 0xFFFFFFFF
-  for byte in data:
-    crc ^= byte
-    for _ in range(8):
-      crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-  crc ^= 0xFFFFFFFF
-  return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _events(workdir):
-  """The events of all files, oldest file first, checksums checked."""
-  events = []
-  paths = glob.glob(str(workdir / 'tensorboard' / '*'))
-  for path in sorted(paths, key=os.path.getmtime):
-    with open(path, 'rb') as f:
-      data = f.read()
-    while data:
-      size, check = struct.unpack('<QI', data[:12])
-      body, (end,) = (
-        data[12 : 12 + size],
-        struct.unpack_from('<I', data, 12 + size),
-      )
-      assert (_crc32c(data[:8]), _crc32c(body)) == (check, end)
-      events.append(event_pb2.Event.FromString(body))
-      data = data[16 + size :]
-  return events
 
 
 def test_rates_wait_and_mfu_are_closed_forms(tmp_path):
@@ -228,7 +197,7 @@ def test_tensorboard_files_are_valid_and_purge_on_resume(tmp_path):
   t = _telemetry(tmp_path, tensorboard=True, start_step=10)  # at once, again
   t.train(20, {'loss': 0.125}, 0.0)
   t.close()
-  events = _events(tmp_path)
+  events = event_files.read(tmp_path / 'tensorboard')
   scalars = {
     (v.tag, e.step): v.simple_value for e in events for v in e.summary.value
   }

@@ -138,6 +138,10 @@ class Board:
     laps = max((k for m, k in self._scores if m == model), default=0)
     return self._scores.get((model, laps), {})
 
+  def all_scores(self, model: int) -> list[dict]:
+    """All scores of a model, in the order in which they came."""
+    return [r for (m, _), r in self._scores.items() if m == model]
+
   def table(self) -> str:
     """The leaderboard as Markdown, best first."""
     rows = [(self._candidates[m], self.scores(m)) for m in self._ranked()]

@@ -138,6 +138,9 @@ class Ring:
     """Until all models have left the ring, or a signal."""
     processes = self._processes
     vote = stopping.GO_ON
+    if self._config.log.tensorboard:
+      # Seconds where torch is installed; not in the middle of a turn.
+      import tensorboardX  # noqa: F401
     with processes.listening():
       models = processes.gather(self._begin() if self._lead else None)[0]
       for station in self._local.values():
@@ -202,6 +205,12 @@ class Ring:
   def failed(self, model: int, step: int, text: str) -> None:
     """Says that a model cannot go on."""
     self._to_lead('failed', {'model': model, 'step': step, 'text': text})
+
+  def keep_scores(self, model: int, step: int) -> None:
+    """Adds the scores of a model that is held here to its metrics.jsonl."""
+    with self._lock:
+      records = self._board.all_scores(model)
+    self.store.records.keep_scores(model, step, records)
 
   def keep_probabilities(self, model, scores, labels, weights) -> None:
     """Keeps what a model that is done makes of the validation set."""
@@ -357,6 +366,9 @@ class Ring:
       if not self._board.add(model, laps, step, scores):
         return
       self._board.write()
+      self.store.records.scored(
+        model, self._board.all_scores(model), laps == self.laps.count
+      )
     self._note(
       f'{self.candidates[model].name}  lap {laps} of {self.laps.count}, step '
       f'{step}: {self._text(scores)}'
@@ -417,6 +429,7 @@ class Ring:
       step = done.get(model, self._board.scores(model).get('step', 0))
       if model in done or model in self._desk.known:
         fate = self._board.outcome(model, itinerary.laps_done(step))
+      self.keep_scores(model, step)
       made += step
       # Of one that is not held and whose end is not known, nothing is left.
       if fate in (board_lib.GO_ON, board_lib.WAIT):

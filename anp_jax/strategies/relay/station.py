@@ -252,6 +252,7 @@ class Station:
     if runner:
       # Its last score is made: that was here before the word that it has gone.
       runner.release()
+    self._run.store.records.left(gone.model)
     if self.number + 1 < self._run.stations:
       self._run.send(self.number + 1, gone)
 
@@ -259,6 +260,8 @@ class Station:
     run, runner = self._run, self.runner(parcel.model)
     self._ahead.came(parcel.model)
     visit = runner.itinerary.at(parcel.step)
+    if not self.number:  # process 0 holds it now
+      run.keep_scores(parcel.model, parcel.step)
     if visit is None or visit.station != self.number:  # no whole batch here
       run.send(self._following(), parcel)
       return

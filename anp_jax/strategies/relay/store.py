@@ -1,9 +1,8 @@
-"""The folders of a ring's models: their checkpoints and what steps showed."""
+"""The folders of a ring's models: their checkpoints, and who may write."""
 
 import json
 import os
 import threading
-import time
 
 from anp_jax import checkpoint as checkpoint_lib
 from anp_jax import cluster
@@ -11,6 +10,7 @@ from anp_jax import config as config_lib
 from anp_jax import workdir as workdir_lib
 from anp_jax.data import damage
 from anp_jax.data import sources
+from anp_jax.strategies.relay import records as records_lib
 
 MODELS = 'models'
 _FILE = 'relay.json'
@@ -64,6 +64,9 @@ class Store:
 
   Who holds a model has its folder for itself: before it goes to another
   process, its last save has to be done (`let_go`).
+
+  Attributes:
+    records: `records.Records`.
   """
 
   def __init__(self, config, workdir: str, candidates, source, like, every):
@@ -86,6 +89,9 @@ class Store:
     self._every = every
     self._saving, self._counting = threading.Lock(), threading.Lock()
     self._checkpoints, self._damaged, self._seen = {}, {}, {}
+    self.records = records_lib.Records(
+      config, self.folder, candidates, len(source)
+    )
 
   def folder(self, model: int) -> str:
     """Of a model."""
@@ -108,7 +114,8 @@ class Store:
       self.checkpoints(model).save(step, state)
 
   def let_go(self, model: int) -> None:
-    """Returns once a model's last save is done."""
+    """Returns once a model's last save is done, and its files are closed."""
+    self.records.let_go(model)
     with self._saving:
       checkpoints = self._checkpoints.pop(model, None)
     if checkpoints:
@@ -120,7 +127,8 @@ class Store:
       checkpoints.wait()
 
   def close(self) -> None:
-    """Waits, and releases all checkpoints."""
+    """Waits, and releases all checkpoints and files."""
+    self.records.close()
     for checkpoints in self._checkpoints.values():
       checkpoints.close()
 
@@ -140,12 +148,7 @@ class Store:
       raise cluster.Failed(text)
     if step % self._every and step != runner.itinerary.total:
       return
-    record = {
-      'kind': 'train', 'step': step, 'time': time.time(),
-      'epoch': step * size / len(self._source), **metrics, 'damaged': damaged,
-    }  # fmt: skip
-    with open(os.path.join(self.folder(model), 'metrics.jsonl'), 'a') as f:
-      f.write(json.dumps(record) + '\n')
+    self.records.train(model, step, {**metrics, 'damaged': damaged})
 
 
 def _difference(saved, now, config):

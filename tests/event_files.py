@@ -1,0 +1,50 @@
+"""TensorBoard's event files, read as TensorBoard reads them."""
+
+import os
+import struct
+
+from tensorboardX.proto import event_pb2
+
+
+def read(folder):
+  """The events of all files, oldest file first, checksums checked."""
+  events = []
+  paths = (p for p in folder.iterdir() if p.is_file())
+  for path in sorted(paths, key=os.path.getmtime):
+    with open(path, 'rb') as f:
+      data = f.read()
+    while data:
+      size, check = struct.unpack('<QI', data[:12])
+      body, (end,) = (
+        data[12 : 12 + size],
+        struct.unpack_from('<I', data, 12 + size),
+      )
+      assert (_crc32c(data[:8]), _crc32c(body)) == (check, end)
+      events.append(event_pb2.Event.FromString(body))
+      data = data[16 + size :]
+  return events
+
+
+def points(folder):
+  """(tag, step) to all values that are shown, of files in order of their age.
+
+  A restart takes back all steps from its own on.
+  """
+  shown = {}
+  for event in read(folder):
+    if event.HasField('session_log'):
+      shown = {k: v for k, v in shown.items() if k[1] < event.step}
+    for value in event.summary.value:
+      shown.setdefault((value.tag, event.step), []).append(value.simple_value)
+  return shown
+
+
+def _crc32c(data):
+  """CRC-32C bit by bit, with the mask of TFRecord files."""
+  crc = 0xFFFFFFFF
+  for byte in data:
+    crc ^= byte
+    for _ in range(8):
+      crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+  crc ^= 0xFFFFFFFF
+  return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
