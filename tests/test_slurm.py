@@ -12,8 +12,10 @@ import time
 import numpy as np
 import pytest
 
+from anp_jax import command_line
 from anp_jax import telemetry
 from tests import launching
+from tests import relaying
 from tests import slurm_cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
@@ -244,6 +246,35 @@ def test_bad_input_is_not_started_again(cluster, tmp_path):
   cluster.wait(job, 'FAILED')
   assert 'failed with status 2' in _text(tmp_path)
   assert 'config.mesh (data=3, model=1) does not fit 2 cpu' in _text(tmp_path)
+
+
+def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
+  """Also after three starts before, none of which came to a checkpoint."""
+  workdir, laps = tmp_path / 'run', 16
+  arguments = [
+    '--config=configs/relay_anp.py:tiny', f'--workdir={workdir}',
+    '--config.model.name=tests.user_network:PlainNet',
+    '--config.batch_size=4', '--config.model.norm_group=4',
+    '--config.data.image_size=8', '--config.data.resize=8',
+    f'--config.duration={laps} epochs', '--config.log.tensorboard=False',
+  ]  # fmt: skip
+  workdir.mkdir()
+  (workdir / 'restarts').write_text('0 3\n')
+  job = cluster.submit(_TRAIN, ['--nodes=2'], arguments, tmp_path / 'job.log')
+  slurm_cluster.until(workdir / 'relay.jsonl', '"laps": 2,')
+  cluster.signal(job, 'TERM')
+  text = slurm_cluster.until(tmp_path / 'job.log', r'stopped \((\{.*?\})\) at')
+  stop = json.loads(re.search(r'stopped \((\{.*?\})\) at', text)[1])
+  assert stop['reason'] == 'a signal' and 0 < stop['step'] < stop['total']
+  assert stop['total'] == 2 * laps * 64 // 4
+  cluster.wait(job)
+  assert cluster.field(job, 'Restarts') == '1', _text(tmp_path)
+  logs = [(workdir / f'logs/{job}-{i}.log').read_text() for i in (0, 1)]
+  assert '2 models, 2 stations' in logs[0]
+  assert len({text.split(']')[0].split()[1] for text in logs}) == 2  # nodes
+  overrides, _ = command_line.split_overrides(arguments)
+  config = command_line.load('configs/relay_anp.py:tiny', overrides)
+  relaying.assert_same(workdir, config, (32, 32), range(2), laps)
 
 
 def test_sweep(cluster, tmp_path):
