@@ -330,11 +330,11 @@ class Events:
 
     # A file is named after the second and the host, and one that exists is
     # emptied: without the suffix a quick restart erases what it continues. They
-    # are read by their names: of one second, by the step.
+    # are read in the order of their names.
     self._writer = tensorboardX.SummaryWriter(
       folder,
       purge_step=start_step + 1 if start_step else 0,
-      filename_suffix=f'.{start_step:09}.{os.getpid()}',
+      filename_suffix=f'.{time.time_ns()}.{os.getpid()}',
       flush_secs=10,
       # Endless: where the disk is full its thread ends, and a queue that
       # nobody reads would hold the run up once it is full.

@@ -1,16 +1,15 @@
 """TensorBoard's event files, read as TensorBoard reads them."""
 
-import os
 import struct
 
 from tensorboardX.proto import event_pb2
 
 
 def read(folder):
-  """The events of all files, oldest file first, checksums checked."""
+  """The events of all files in the order of their names, checksums checked."""
   events = []
   paths = (p for p in folder.iterdir() if p.is_file())
-  for path in sorted(paths, key=os.path.getmtime):
+  for path in sorted(paths):
     with open(path, 'rb') as f:
       data = f.read()
     while data:
@@ -26,7 +25,7 @@ def read(folder):
 
 
 def points(folder):
-  """(tag, step) to all values that are shown, of files in order of their age.
+  """(tag, step) to all values that are shown.
 
   A restart takes back all steps from its own on.
   """
