@@ -44,6 +44,7 @@ def examples(have: dict) -> None:
 
 def strategy(have: dict) -> None:
   """Checks what strategy.name needs, or cannot do with; have: by dotted key."""
+  _validate_tls(have)
   if have['strategy.name'] == 'server':
     _validate_server(have)
   if have['strategy.name'] == 'kernel_split':
@@ -112,6 +113,9 @@ def _validate_server(have) -> None:
     all(rule == 'replicate' for _, rule in rules), 'sharding', rules,
     "'replicate' where strategy.name is server: the servers divide the state",
   )  # fmt: skip
+
+
+def _validate_tls(have) -> None:
   pair = [have['strategy.tls_certificate'], have['strategy.tls_key']]
   check(
     all(pair) or not any(pair), 'strategy.tls_key', pair[1],

@@ -452,12 +452,27 @@ def test_data_dir(monkeypatch):
     ({'strategy.mode': 'asynch'}, "did you mean 'async'"),
     ({'strategy.backup_workers': '1'}, 'nobody is waited for'),
     ({'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),
-    ({'strategy.tls_key': 'key.pem'}, 'both tls_certificate and tls_key'),
     ({'strategy.servers': '0'}, 'strategy.servers=0'),
     ({'strategy.wire_dtype': 'float16'}, 'float32, bfloat16'),
   ],
 )
 def test_what_servers_cannot_do_is_refused(overrides, message):
   keys = {'strategy.name': 'server', **overrides}
+  with pytest.raises(config_lib.ConfigError, match=message):
+    command_line.load(str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys)
+
+
+@pytest.mark.parametrize('name', ['server', 'kernel_split', 'relay'])
+@pytest.mark.parametrize(
+  'given, message',
+  [
+    (('tls_key',), "tls_key='here.pem': expected both tls_certificate and"),
+    (('tls_certificate',), "tls_key='': expected both tls_certificate and"),
+    (('tls_certificate', 'tls_key'), "='here.pem': expected a file that exi"),
+  ],
+)
+def test_half_of_what_encrypts_is_refused(name, given, message):
+  keys = {f'strategy.{key}': 'here.pem' for key in given}
+  keys |= {'strategy.name': name, 'strategy.models': "('seed=1',)"}
   with pytest.raises(config_lib.ConfigError, match=message):
     command_line.load(str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys)
