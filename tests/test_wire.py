@@ -1,15 +1,81 @@
-"""What a worker and a server send each other: memory that is used again."""
+"""What travels between processes: where they are found, memory used again."""
 
 import gc
+import socket
 
 import jax
 import numpy as np
+import pytest
 
+from anp_jax import config as config_lib
+from anp_jax.cluster import places
 from anp_jax.strategies import wire
 
 
 def _address(array):
   return array.__array_interface__['data'][0]
+
+
+class _Route:
+  """A socket of a host with this address on the way to all others."""
+
+  def __init__(self, *_):
+    pass
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    pass
+
+  def connect(self, address):
+    self._to = address[0]
+
+  def getsockname(self):
+    return '127.0.0.1' if self._to.startswith('127.') else '10.0.0.7', 1234
+
+
+@pytest.mark.parametrize('hosts', [0, 2])
+@pytest.mark.parametrize('name', ['127.0.1.1', None])
+def test_a_name_that_means_loopback_is_not_told_to_other_hosts(
+  monkeypatch, hosts, name
+):
+  """As in Debian's own /etc/hosts; or it does not resolve."""
+
+  def resolved(_):
+    if not name:
+      raise socket.gaierror(-2, 'Name or service not known')
+    return name
+
+  monkeypatch.setattr(socket, 'gethostbyname', resolved)
+  monkeypatch.setattr(socket, 'gethostname', lambda: 'gpu2')
+  place = places.Place('flags', 1, 2, 'gpu1:4321', hosts=hosts)
+  with monkeypatch.context() as m:
+    m.setattr(socket, 'socket', _Route)
+    m.setattr(socket, 'getaddrinfo', lambda *_, **__: [_found('10.0.0.5')])
+    assert wire.own_address('', place) == '10.0.0.7'
+  # On the coordinator itself, with the system's own sockets.
+  monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: [
+    _found('127.0.1.1')
+  ])  # fmt: skip
+  with pytest.raises(config_lib.ConfigError) as e:
+    wire.own_address('', place)
+  said = str(e.value)
+  assert said.startswith("config.strategy.bind='': gpu2, the name of this host")
+  assert 'coordinator gpu1:4321' in said and '\n' not in said
+  # Processes of one host find each other there.
+  assert wire.own_address('', place._replace(hosts=1)) == '127.0.0.1'
+
+
+def test_a_name_that_means_an_address_is_taken(monkeypatch):
+  monkeypatch.setattr(socket, 'gethostbyname', lambda _: '10.0.0.9')
+  place = places.Place('flags', 1, 2, 'gpu1:4321')
+  assert wire.own_address('', place) == '10.0.0.9'
+
+
+def _found(host):
+  """An answer of the resolver."""
+  return socket.AF_INET, socket.SOCK_DGRAM, 17, '', (host, 4321)
 
 
 def test_memory_is_used_again_once_nothing_is_made_of_it():

@@ -176,6 +176,9 @@ def own_address(bind: str, place: places.Place) -> str:
   Args:
     bind: config.strategy.bind.
     place: of this process.
+
+  Raises:
+    ConfigError: if only this host would find that address.
   """
   if bind in [name for _, name in socket.if_nameindex()]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -194,7 +197,17 @@ def own_address(bind: str, place: places.Place) -> str:
     host, _ = places.split_address(place.coordinator)
   if place.count == 1 or place.hosts == 1 or places.is_loopback_name(host):
     return '127.0.0.1'
-  return socket.gethostbyname(socket.gethostname())
+  name = socket.gethostname()
+  # Debian's own /etc/hosts has 127.0.1.1 for it.
+  found = _resolved(name) or _route(place.coordinator)
+  if not found:
+    raise config_lib.ConfigError(
+      f"config.strategy.bind='': {name}, the name of this host, and its way to "
+      f'the coordinator {place.coordinator} have no address where other hosts '
+      "find it; expected an interface, such as 'eth0', or --coordinator="
+      '127.0.0.1:PORT where all processes are on one host'
+    )
+  return found
 
 
 def tls(config) -> tuple[bytes, bytes] | None:
@@ -258,6 +271,31 @@ def answering():
 def nbytes(like) -> int:
   """Of an array with this shape and dtype."""
   return int(np.prod(like.shape)) * np.dtype(like.dtype).itemsize
+
+
+def _resolved(name):
+  """A host's IPv4 address; '' where it is a loopback address, or none."""
+  try:
+    found = socket.gethostbyname(name)
+  except OSError:
+    return ''
+  return '' if places.is_loopback_name(found) else found
+
+
+def _route(coordinator):
+  """This host's address on the way to the coordinator; '' as `_resolved`."""
+  host, port = places.split_address(coordinator)
+  try:
+    family, *_, address = socket.getaddrinfo(
+      host, port, type=socket.SOCK_DGRAM
+    )[0]
+    # Nothing is sent: the system only looks for the way.
+    with socket.socket(family, socket.SOCK_DGRAM) as s:
+      s.connect(address)
+      found = s.getsockname()[0]
+  except OSError:
+    return ''
+  return '' if places.is_loopback_name(found) else found
 
 
 class _Buffers:
