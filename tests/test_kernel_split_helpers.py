@@ -1,5 +1,6 @@
 """Convolutions of which helpers compute some: devices that are in no mesh."""
 
+from concurrent import futures
 import itertools
 import json
 import re
@@ -7,6 +8,7 @@ import signal
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,6 +27,7 @@ from anp_jax.strategies import wire
 from anp_jax.strategies.kernel_split import calibration
 from anp_jax.strategies.kernel_split import costs as costs_lib
 from anp_jax.strategies.kernel_split import far
+from anp_jax.strategies.kernel_split import helped
 from anp_jax.strategies.kernel_split import helped_timing
 from anp_jax.strategies.kernel_split import helper as helper_lib
 from anp_jax.strategies.kernel_split import timing as timing_lib
@@ -167,6 +170,46 @@ def test_images_have_no_gradient(near, monkeypatch):
   )  # fmt: skip
   splitting.trained(parts, mesh, steps=1)
   assert asked == [(7, True), (3, False)]
+
+
+class _Rounded:
+  """A helper whose gradients of a kernel are those that it is given."""
+
+  def __init__(self, parts):
+    self._parts = iter(parts)
+
+  def backward(self, task, dy, of_x):
+    del task, dy, of_x
+    future = futures.Future()
+    future.set_result(next(self._parts))
+    return None, future
+
+
+def test_gradients_in_bfloat16_are_added_in_float32():
+  """Over micro-batches and over the uses of a layer."""
+  random = np.random.default_rng(0)
+  parts = random.normal(1, 0.1, (16, 3, 3, 2, 5)).astype(jnp.bfloat16)
+  x = jax.ShapeDtypeStruct((1, 8, 8, 2), jnp.bfloat16)
+  kernel = jax.ShapeDtypeStruct((3, 3, 2, 8), jnp.bfloat16)
+
+  def convolve(x, kernel, platform=None):
+    del platform
+    return jax.lax.conv_general_dilated(
+      x, kernel, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+    )
+
+  uses = [
+    helped.Use(convolve, x, kernel, (3, 5), [_Rounded(half)])
+    for half in (parts[:8], parts[8:])
+  ]
+  for use in uses:
+    for _ in range(8):
+      use._begin_back(0, np.zeros((1, 8, 8, 8), jnp.bfloat16), of_x=False)
+  own = jnp.zeros(kernel.shape, jnp.float32)
+  (found,) = jax.jit(lambda g: helped._kernels([uses], [g]))(own)
+  assert found.dtype == jnp.float32
+  want = parts.astype(np.float64).sum(0)
+  np.testing.assert_allclose(found, want, rtol=1e-6)
 
 
 # Runs.

@@ -56,8 +56,7 @@ class Helped(sync.Sync):
       parts = _kernels(uses, [found[i] for i in places])
       for i, part in zip(places, parts, strict=True):
         before = found[i].shape[-1] - part.shape[-1]
-        rest = jnp.pad(part, [(0, 0)] * (part.ndim - 1) + [(before, 0)])
-        found[i] += rest.astype(found[i].dtype)
+        found[i] += jnp.pad(part, [(0, 0)] * (part.ndim - 1) + [(before, 0)])
     return super().reduce(tree.unflatten(found), others)
 
   def convolutions(self):
@@ -181,12 +180,17 @@ class Use:
   def kernel(self) -> np.ndarray:
     """The gradient of the helpers' features since the last call, summed.
 
+    In float32 at least: what a device computes itself is added so.
     Zero where there was none: of a loop's body, traced twice, one is run.
     """
     begun, self._kernels = self._kernels, []
+    wide = jnp.promote_types(self.dtype, jnp.float32)
     if not begun:
-      return np.zeros((), self.dtype)
-    sums = [sum(f.result() for f in futures) for futures in zip(*begun)]
+      return np.zeros((), wide)
+    sums = [
+      sum(f.result().astype(wide, copy=False) for f in futures)
+      for futures in zip(*begun)
+    ]
     return np.concatenate(sums, -1)
 
   def _begin(self, x, kernel, keep):
@@ -283,18 +287,23 @@ def _kernels(uses, gradients):
   Args:
     uses: those of each kernel.
     gradients: of each kernel, so far.
+
+  Returns:
+    Of each kernel, in its gradient's dtype.
   """
   likes = tuple(
-    jax.ShapeDtypeStruct((*g.shape[:-1], g.shape[-1] - own[0].own.stop),
-                         own[0].dtype)
+    jax.ShapeDtypeStruct(
+      (*g.shape[:-1], g.shape[-1] - own[0].own.stop), g.dtype
+    )
     for own, g in zip(uses, gradients, strict=True)
-  )  # fmt: skip
+  )
 
   def fetch(*after):
     del after
+    sums = [sum(use.kernel() for use in own) for own in uses]
     return tuple(
-      np.broadcast_to(sum(use.kernel() for use in own), like.shape)
-      for own, like in zip(uses, likes, strict=True)
+      np.broadcast_to(total, like.shape).astype(like.dtype, copy=False)
+      for total, like in zip(sums, likes, strict=True)
     )
 
   return jax.pure_callback(fetch, likes, *[g[..., -1, -1] for g in gradients])
