@@ -4,7 +4,9 @@ import dataclasses
 import itertools
 import json
 
+from flax import linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.strategies.kernel_split import calibration
+from anp_jax.strategies.kernel_split import convolutions
 from anp_jax.strategies.kernel_split import costs as costs_lib
 from anp_jax.strategies.kernel_split import plan as plan_lib
 from anp_jax.strategies.kernel_split import timing as timing_lib
@@ -360,3 +363,42 @@ def test_layers_that_are_not_named_are_not_measured(monkeypatch):
   arguments = _measurable(2, **{'strategy.split_layers': 'conv2'})
   found = calibration.measure(*arguments, cluster.Processes(arguments[0]))
   assert list(found.layers) == ['conv2']
+
+
+class _OfAxes(nn.Module):
+  """Convolutions along so many axes, one after another."""
+
+  axes: int
+
+  @nn.compact
+  def __call__(self, x, train: bool):
+    del train
+    for features in (3, 5):
+      size = (2,) * self.axes
+      x = nn.Conv(features, size, padding='VALID', name=f'conv{features}')(x)
+    return x
+
+
+@pytest.mark.parametrize('axes', [1, 2, 3])
+def test_what_is_timed_of_a_convolution_along_other_axes(axes):
+  """Of the first features, with zeros for the gradient of the others."""
+  model = _OfAxes(axes)
+  x = jax.ShapeDtypeStruct((2, *[5, 4, 3][:axes], 2), jnp.float32)
+  variables = jax.eval_shape(
+    lambda x: model.init(jax.random.key(0), x, True), x
+  )
+  _, call = convolutions.find(model, variables, x)
+  held = {}
+  y, dx, dw = timing_lib._convolution(call, 2, True, held)()()
+  x, kernel, dy = map(np.asarray, held['arguments'])
+  windows = np.lib.stride_tricks.sliding_window_view(
+    x, kernel.shape[:-2], tuple(range(1, 1 + axes))
+  )
+  windows = np.moveaxis(windows, 1 + axes, -1)
+  want = np.tensordot(windows, kernel[..., :2], axes + 1)
+  np.testing.assert_allclose(y, want, atol=1e-6)
+  rows = tuple(range(1 + axes))
+  of_kernel = np.tensordot(windows, dy[..., :2], (rows, rows))
+  np.testing.assert_allclose(dw[..., :2], of_kernel, atol=1e-5)
+  assert dx.shape == x.shape and dw.shape == kernel.shape
+  assert not dw[..., 2:].any()

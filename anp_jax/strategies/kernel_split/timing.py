@@ -348,7 +348,7 @@ def _convolution(call, count, split, held):
   def part(x, kernel, dy):
     y, *dx, dw = whole(x, kernel[..., :count], dy[..., :count])
     after = kernel.shape[-1] - count
-    return y, *dx, jnp.pad(dw, ((0, 0),) * 3 + ((0, after),))
+    return y, *dx, jnp.pad(dw, ((0, 0),) * (dw.ndim - 1) + ((0, after),))
 
   def branch(choice, *arguments):
     found = jax.eval_shape(part, *arguments)
