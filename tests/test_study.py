@@ -87,6 +87,7 @@ def test_lists_of_numbers():
     (['--config.seed=3'], '--config.seed=3: the study sets it; use --seeds'),
     (['--config.strategy.name=sync'], 'the study sets it; use --strategies'),
     (['--config.duraton=3'], "unknown key config.duraton; did you mean 'dur"),
+    (['--strategies=sync,relay'], 'by python -m scripts.study relay'),
     (['--config=configs/none.py'], "no file 'configs/none.py'"),
     (['--workdir='], '--workdir is missing'),
   ),
@@ -100,10 +101,9 @@ def test_bad_flags_are_one_line(tmp_path, capsys, arguments, words):
 
 def test_unknown_strategy_is_refused_with_those_there_are(tmp_path, capsys):
   assert study_main.main(_command(tmp_path, '--strategies=sync,synk')) == 2
-  have = ', '.join(validation.STRATEGIES)
   assert capsys.readouterr().err == (
-    f"error: --strategies: no strategy 'synk' (have: {have}); did you mean "
-    "'sync'?\n"
+    "error: --strategies: no strategy 'synk' (have: sync, invariant, local, "
+    "server, kernel_split); did you mean 'sync'?\n"
   )
 
 
@@ -262,6 +262,19 @@ def test_a_cell_whose_config_is_refused_is_shown(pretend, capsys, monkeypatch):
   assert _calls(pretend) == ['sync-1x1-seed0']
   out = capsys.readouterr().out
   assert 'failed: sync-2x1-seed0: config.sharding: not with this' in out
+
+
+def test_a_run_too_short_to_be_timed_is_shown(pretend, capsys):
+  """Its first step, which compiles, is no rate."""
+  folder = pretend / 'study'
+  command = _command(folder, '--nodes=1,2')
+  assert study_main.main(command) == 0
+  metrics = folder / 'runs' / 'sync-1x1-seed0' / 'metrics.jsonl'
+  metrics.write_text('{"kind": "train", "step": 1, "epoch": 0.1}\n')
+  assert study_main.main(command) == 1
+  line = 'failed: sync-1x1-seed0: no step was timed'
+  assert line in capsys.readouterr().out
+  assert line in (folder / 'study.md').read_text()
 
 
 def test_when_all_fail_there_is_still_a_page(pretend):

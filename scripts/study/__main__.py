@@ -149,27 +149,33 @@ def _written(study, cells, failures, flags, arguments) -> str:
   """Writes the page; the table for the terminal."""
   from scripts.study import page  # matplotlib, once there is something to draw
 
-  done = [c for c in cells if c not in failures]
-  cores = [runner.record(study, c)['cores'] for c in done]
+  runs = _runs(study, cells, failures)
+  cores = [runner.record(study, c)['cores'] for c in runs]
   return page.write(
     study.folder,
     f'Strategies, {flags.config}',
     shlex.join(['python', '-m', 'scripts.study', *arguments]),
     cells,
-    _runs(study, done),
+    runs,
     failures,
     min((n for n in cores if n), default=None),
     flags.target_accuracy,
   )
 
 
-def _runs(study, done):
-  """The numbers of each finished run."""
+def _runs(study, cells, failures):
+  """The numbers of each finished run; one that has none is a failure, too."""
   runs, counted = {}, {}
-  for cell in done:
+  for cell in cells:
+    if cell in failures:
+      continue
     record = runner.record(study, cell)
     crowded = bool(record['cores']) and cell.workers > record['cores']
-    run = results.read(study.workdir(cell), crowded)
+    try:
+      run = results.read(study.workdir(cell), crowded)
+    except config_lib.ConfigError as e:
+      failures[cell] = str(e)
+      continue
     if run.megabytes is None:
       if 'megabytes' not in record:
         # It takes seconds: once for all seeds, and kept.

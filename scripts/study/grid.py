@@ -16,6 +16,9 @@ AXES = {
   'seed': '--seeds',
   RATE: '--learning_rates',
 }
+# A ring's runs are of many models each.
+_RING = 'relay'
+_STRATEGIES = tuple(s for s in validation.STRATEGIES if s != _RING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +115,19 @@ def strategies(text: str) -> tuple[str, ...]:
   """A list of strategies such as 'sync,local', in its order, each once.
 
   Raises:
-    ConfigError: for one that there is not, with those there are.
+    ConfigError: for one that there is not, with those there are, and for that
+      of many models.
   """
   names = tuple(dict.fromkeys(p.strip() for p in text.split(',')))
   for name in names:
-    if name not in validation.STRATEGIES:
+    if name == _RING:
+      raise config_lib.ConfigError(
+        f'--strategies: {name} is of many models; compare it by '
+        f'python -m scripts.study {name}'
+      )
+    if name not in _STRATEGIES:
       raise config_lib.ConfigError(
         f'--strategies: no strategy {name!r} (have: '
-        f'{", ".join(validation.STRATEGIES)})'
-        f'{config_lib.nearest(name, validation.STRATEGIES)}'
+        f'{", ".join(_STRATEGIES)}){config_lib.nearest(name, _STRATEGIES)}'
       )
   return names

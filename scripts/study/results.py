@@ -6,6 +6,7 @@ import statistics
 
 import numpy as np
 
+from anp_jax import config as config_lib
 from anp_jax import telemetry
 from anp_jax import workdir as workdir_lib
 from scripts.study import grid
@@ -51,6 +52,9 @@ def read(workdir: str, crowded: bool = False) -> Run:
   The first interval of the log is left out of the rate where there are more:
   it holds what is slow only once. A step's time is that of the interval it is
   in, so a run that was stopped and continued has no gap.
+
+  Raises:
+    ConfigError: if none of its steps was timed.
   """
   batch_size = workdir_lib.saved_config(workdir)['batch_size']
   lines = {'train': {}, 'validation': {}}
@@ -58,6 +62,10 @@ def read(workdir: str, crowded: bool = False) -> Run:
     lines.setdefault(record['kind'], {})[record['step']] = record
   train = [lines['train'][s] for s in sorted(lines['train'])]
   timed = [r for r in train if 'images_per_second' in r]
+  if not timed:
+    raise config_lib.ConfigError(
+      'no step was timed; config.duration: expected more than one step'
+    )
   counted = timed[1:] or timed
   seconds = sum(r['seconds'] for r in counted)
   images = sum(r['seconds'] * r['images_per_second'] for r in counted)
