@@ -22,6 +22,7 @@ from anp_jax import validation
 from anp_jax import xla_flags
 from anp_jax.cluster import cards
 from anp_jax.cluster import places
+from anp_jax.cluster import stopping
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.strategies import wire
 from anp_jax.strategies.kernel_split import calibration
@@ -143,6 +144,27 @@ def test_a_step_with_helpers_over_flight(x64, whole, distant, helpers):
   name = {'model.name': 'tests.user_network:WithOurLayers'}
   shares = {'strategy.shares': (2, 1, 3, 1)[: 1 + helpers]}
   _same_step(distant(helpers), whole, shares, **name)
+
+
+def test_a_helper_that_is_given_nothing_is_heard(monkeypatch):
+  monkeypatch.setattr(far, '_PERIOD', 0.01)
+  config, place = config_lib.base(), places.Place('test', 0, 1)
+  desks = [far.Desk(config, place, 'token', jax.devices()[1:2])
+           for _ in range(3)]  # fmt: skip
+  clients = [wire.connect(config, d.address, 'token') for d in desks]
+  votes = far.Votes(clients)
+  assert votes.vote == stopping.GO_ON
+  # Of one that has gone nothing is heard, and the others are asked on.
+  desks[0].close()
+  desks[1].vote, desks[2].vote = stopping.STOP, stopping.TIME_LIMIT
+  end = time.monotonic() + 30
+  while votes.vote != stopping.STOP:
+    assert time.monotonic() < end
+    time.sleep(0.01)
+  assert not any(desk.is_over for desk in desks)
+  votes.close()
+  for one in (*clients, *desks[1:]):
+    one.close()
 
 
 @pytest.mark.soak
@@ -488,17 +510,20 @@ def _started(ranks):
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-  'sent, codes, words',
+  'sent, shares, codes, words',
   [
-    # The process that trains hears of it from its helper.
-    (signal.SIGTERM, [0, 0], 'the same command goes on'),
-    (signal.SIGKILL, [75, -9], 'rank 1 on '),
+    # The process that trains hears of it from its helper, idle as this may be.
+    (signal.SIGTERM, '(1, 0)', [0, 0], 'the same command goes on'),
+    (signal.SIGKILL, '(2, 1)', [75, -9], 'rank 1 on '),
   ],
 )
-def test_a_helper_that_is_asked_to_stop_or_killed(tmp_path, sent, codes, words):
+def test_a_helper_that_is_asked_to_stop_or_killed(
+  tmp_path, sent, shares, codes, words
+):
   arguments = launching.arguments(
-    tmp_path / 'run', duration='20000 steps', **_KEYS, **_HELPED
-  )
+    tmp_path / 'run', duration='20000 steps', **_KEYS,
+    **{**_HELPED, 'strategy.shares': shares},
+  )  # fmt: skip
   with launching.Ranks(
     tmp_path, 2, arguments, environment=_X64
   ) as ranks:  # fmt: skip

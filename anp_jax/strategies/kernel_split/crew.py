@@ -35,7 +35,7 @@ class Crew:
       ConfigError: if a helper that the config names is not there.
     """
     self.devices = jax.local_devices()[:1]
-    self.helpers, self._clients = [], []
+    self.helpers, self._clients, self._votes = [], [], None
     for name in config.strategy.helpers:
       if name == PROCESSES:
         self.helpers += self._meet(config, processes)
@@ -59,6 +59,8 @@ class Crew:
     return self
 
   def __exit__(self, kind, error, trace):
+    if self._votes:
+      self._votes.close()
     for helper in self.helpers:
       helper.close()
     for helper in self.helpers:
@@ -74,7 +76,7 @@ class Crew:
 
   def vote(self) -> int:
     """The largest that a helper's process was heard to ask for."""
-    return max((helper.vote for helper in self.helpers), default=0)
+    return self._votes.vote if self._votes else 0
 
   def _meet(self, config, processes):
     if processes.count == 1:
@@ -96,6 +98,7 @@ class Crew:
       for number, device in enumerate(card['devices']):
         label = f'{device["kind"]} (rank {rank} on {processes.hosts[rank]})'
         found.append(far.Far(client, number, label, device))
+    self._votes = far.Votes(self._clients)
     return found
 
 

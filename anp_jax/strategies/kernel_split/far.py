@@ -3,6 +3,7 @@
 from concurrent import futures
 import contextlib
 import json
+import threading
 
 import jax
 from jax import export
@@ -16,6 +17,7 @@ from anp_jax.strategies.kernel_split import helper as helper_lib
 # Seconds of a call: the first one waits until a program is compiled. Of a
 # process that has gone, the processes' own watch tells sooner.
 TIMEOUT = 600.0
+_PERIOD = 1.0  # seconds between two questions for a vote
 
 
 def shown(device: jax.Device) -> dict:
@@ -42,7 +44,6 @@ class Far:
     platform: 'cpu', 'gpu' or 'tpu'.
     error: what went wrong on the way or there, or None.
     is_lost: whether it is because its process has gone.
-    vote: what its process was last heard to ask for; see `cluster.stopping`.
   """
 
   def __init__(self, client: wire.Client, device: int, name: str, card: dict):
@@ -55,7 +56,7 @@ class Far:
       card: see `shown`.
     """
     self.name, self.platform = name, card['platform']
-    self.error, self.is_lost, self.vote = None, False, 0
+    self.error, self.is_lost = None, False
     self._client, self._device = client, device
     self._target = card['target']
     self._taught = set()
@@ -108,11 +109,10 @@ class Far:
   def _answer(self, sent, number, name, like):
     def receive():
       sent.result()
-      said, data = self._noting(
+      _, data = self._noting(
         self._client.get, 'result', device=self._device, number=number,
         part=name,
       )  # fmt: skip
-      self.vote = max(self.vote, said['vote'])
       return wire.split(data, [like])[0]
 
     return self._down.submit(receive)
@@ -125,6 +125,37 @@ class Far:
       self.is_lost = isinstance(e, gone)
       self.error = self.error or e
       raise
+
+
+class Votes:
+  """What helpers' processes want, asked of each about once a second.
+
+  Of those that compute nothing, too.
+
+  Attributes:
+    vote: the largest that was heard; see `cluster.stopping`.
+  """
+
+  def __init__(self, clients):
+    """Begins to ask these `wire.Client`s."""
+    self.vote = 0
+    self._clients = clients
+    self._end = threading.Event()
+    self._thread = threading.Thread(target=self._ask, name='votes', daemon=True)
+    self._thread.start()
+
+  def close(self) -> None:
+    """Asks no more."""
+    self._end.set()
+    # Not for ever: one that has stopped does not answer.
+    self._thread.join(_PERIOD)
+
+  def _ask(self):
+    while not self._end.wait(_PERIOD):
+      for client in self._clients:
+        # That one has gone is for the processes' own watch to tell.
+        with contextlib.suppress(pa.ArrowException):
+          self.vote = max(self.vote, client.ask('vote')['vote'])
 
 
 class Desk(wire.Port):
@@ -177,17 +208,18 @@ class Desk(wire.Port):
       request = json.loads(ticket.ticket)
       place = request['device'], request['number'], request['part']
       found = self._begun.pop(place).result()
-      return wire.stream({'vote': self.vote}, [found])
+      return wire.stream({}, [found])
 
   def close(self):
     """Listens no more."""
     self.shutdown()
 
   def do_action(self, context, action):
-    """The end."""
-    del context, action
-    self.is_over = True
-    return [b'{}']
+    """A vote, or the end."""
+    del context
+    if action.type == 'over':
+      self.is_over = True
+    return [json.dumps({'vote': self.vote}).encode()]
 
   def _learn(self, helper, place, name, data):
     programs = self._programs.setdefault(place, {})

@@ -65,10 +65,9 @@ class Helper:
     platform: 'cpu', 'gpu' or 'tpu'.
     error: what went wrong, or None.
     is_lost: whether it might be found again.
-    vote: 0: no process is asked by way of it.
   """
 
-  error, is_lost, vote = None, False, 0
+  error, is_lost = None, False
 
   def __init__(self, device: jax.Device, name: str):
     """Takes a device."""
