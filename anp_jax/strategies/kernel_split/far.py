@@ -4,6 +4,7 @@ from concurrent import futures
 import contextlib
 import json
 import threading
+import time
 
 import jax
 from jax import export
@@ -17,6 +18,9 @@ from anp_jax.strategies.kernel_split import helper as helper_lib
 # Seconds of a call: the first one waits until a program is compiled. Of a
 # process that has gone, the processes' own watch tells sooner.
 TIMEOUT = 600.0
+# Seconds in which that watch ends this process, with a line that says who has
+# gone; of an error in a callback JAX would print a traceback first.
+_GRACE = 5.0
 _PERIOD = 1.0  # seconds between two questions for a vote
 
 
@@ -124,6 +128,8 @@ class Far:
       gone = (flight.FlightUnavailableError, flight.FlightTimedOutError)
       self.is_lost = isinstance(e, gone)
       self.error = self.error or e
+      if self.is_lost:
+        time.sleep(_GRACE)
       raise
 
 
