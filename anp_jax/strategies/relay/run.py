@@ -196,6 +196,11 @@ class Ring:
       self._local[station].expect(item)
     self._put(station, item)
 
+  def scorer(self, model: int, laps: int) -> int:
+    """The station that scores a model after so many laps."""
+    # In turn; in the end the first, which is the first to have nothing to do.
+    return 0 if laps == self.laps.count else (model + laps) % self.stations
+
   def scored(self, model: int, laps: int, step: int, scores: dict) -> None:
     """Hands a model's scores in."""
     self._to_lead(
@@ -298,7 +303,7 @@ class Ring:
         continue
       state, _ = checkpoints.restore(str(step))
       item = station_lib.Score(model, k, step, state.evaluated())
-      self.send((model + k) % self.stations, item)
+      self.send(self.scorer(model, k), item)
 
   def _introduce(self):
     c, count = self._config, len(self.candidates)

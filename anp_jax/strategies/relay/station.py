@@ -301,7 +301,7 @@ class Station:
       # A copy: the next station donates what it gets.
       evaluated = jax.tree.map(jnp.copy, parcel.state.evaluated())
       run.send(
-        (parcel.model + laps) % run.stations,
+        run.scorer(parcel.model, laps),
         Score(parcel.model, laps, step, evaluated),
       )
     left = runner.itinerary.at(step)
