@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-import threading
+import time
 
 import jax
 import numpy as np
@@ -18,9 +18,19 @@ from anp_jax.strategies.server import desk as desk_lib
 from anp_jax.strategies.server import keeper as keeper_lib
 from anp_jax.strategies.server import log as log_lib
 from anp_jax.strategies.server import meeting
+from anp_jax.strategies.server import readings
 from anp_jax.strategies.server import service as service_lib
 from anp_jax.strategies.server import setup as setup_lib
 from tests import serving
+
+# Of a commit, as a worker makes it of its first ticket.
+_PART = {
+  'ticket': [0, 0], 'reads': [0], 'weight': 16.0,
+  'values': {
+    'loss': 1.5, 'anp_top1': 2.0, 'grad_norm': 1.0, 'damaged': 0.0,
+    'waited': 0.0, 'bytes': 8.0,
+  },
+}  # fmt: skip
 
 
 class _Server:
@@ -40,6 +50,8 @@ class _Server:
       desk_lib.Desk(config, 5, 0, set()), self.log, [start],
       self.service.address,
       self.card, {'batch_size': 16, 'shards': 1},
+      readings.measured(setup.objective),
+
     )  # fmt: skip
     self.client = meeting.connect(config, str(folder))
     self.address, self.token = meeting.read(str(folder))
@@ -98,11 +110,7 @@ def _update(server, worker='a'):
     )
   weights, _ = wire.split(data, server.arrays())
   server.push(server.arrays(), ticket=ticket, worker=worker)
-  values = {'loss': 1.0, 'damaged': 0.0, 'waited': 0.0, 'bytes': 8.0}
-  part = {
-    'ticket': ticket, 'reads': [said['version']], 'weight': 16.0,
-    'values': values,
-  }  # fmt: skip
+  part = {**_PART, 'ticket': ticket, 'reads': [said['version']]}
   return weights, ask('commit', term='now', worker=worker, part=part)
 
 
@@ -114,7 +122,7 @@ def test_an_update_goes_round(server):
   # The next reader waits until it is applied.
   weights, _ = _update(server)
   assert weights.any()
-  assert server.term.updates[0][2][0]['values']['loss'] == 1.0
+  assert server.term.updates[0][2][0]['values'] == _PART['values']
 
 
 def test_wrong_token_is_refused(server):
@@ -200,17 +208,21 @@ def test_bytes_that_lie_are_refused(server):
   [
     ('take', {}),
     ('commit', {'worker': 'a', 'part': 3}),
-    ('commit', {'worker': 'a', 'part': {'ticket': [0, 0], 'reads': [7],
-                                        'weight': 1.0, 'values': {}}}),
-    ('commit', {'worker': 'a', 'part': {'ticket': [0, 0], 'reads': [0],
-                                        'weight': -1.0, 'values': {}}}),
-    ('commit', {'worker': 'a', 'part': {'ticket': 'x', 'reads': [0],
-                                        'weight': 1.0, 'values': {}}}),
+    ('commit', {'worker': 'a', 'part': {**_PART, 'reads': [7]}}),
+    ('commit', {'worker': 'a', 'part': {**_PART, 'weight': -1.0}}),
+    ('commit', {'worker': 'a', 'part': {**_PART, 'ticket': 'x'}}),
+    ('commit', {'worker': 'a', 'part': {**_PART, 'values': {}}}),
+    ('commit', {'worker': 'a', 'part': {
+      **_PART, 'values': {**_PART['values'], 'damaged': float('nan')}}}),
+    # Another's ticket, for which this one has pushed nothing.
+    ('commit', {'worker': 'b', 'part': _PART}),
     ('finish', {}),
     ('__init__', {}),
   ],
 )  # fmt: skip
 def test_senseless_request_is_refused(server, name, request_):
+  ticket = server.client.ask('take', term='now', worker='a')['ticket']
+  server.client.get('weights', term='now', worker='a', ticket=ticket)
   with pytest.raises(flight.FlightError, match='refused'):
     server.client.ask(name, term='now', **request_)
   server.unchanged()
@@ -218,7 +230,7 @@ def test_senseless_request_is_refused(server, name, request_):
 
 def test_ticket_nobody_gave_is_dropped(server):
   server.push(server.arrays(), ticket=(3, 0))
-  part = {'ticket': (3, 0), 'reads': [0], 'weight': 1.0, 'values': {}}
+  part = {**_PART, 'ticket': (3, 0)}
   answer = server.client.ask('commit', term='now', worker='a', part=part)
   assert answer == {'drop': True}
   assert server.term.desk.version == 0
@@ -248,18 +260,30 @@ def test_poisoned_update_is_not_applied(server):
   server.client.ask('take', term='now', worker='a')
   server.client.get('weights', term='now', worker='a', ticket=(0, 0))
   server.push([np.full(s, 3e38, np.float32) for s in server.sizes])
-  part = {'ticket': (0, 0), 'reads': [0], 'weight': 1.0, 'values': {}}
   # Statistics grow beyond what a float holds.
   state = server.keeper._state
   server.keeper._state = state.replace(stats=state.stats + 3e38)
-  server.client.ask('commit', term='now', worker='a', part=part)
-  end = threading.Event()
-  for _ in range(100):
-    if server.keeper.error:
-      break
-    end.wait(0.05)
-  assert 'update 0 is not finite' in server.keeper.error
+  server.client.ask('commit', term='now', worker='a', part=_PART)
+  assert 'update 0 is not finite' in _error(server)
   assert server.keeper.version == 0
+
+
+def test_update_that_cannot_be_applied_is_told(server, monkeypatch):
+  def apply(*_):
+    raise MemoryError('out of it')
+
+  monkeypatch.setattr(server.setup.shards[0], 'apply', apply)
+  assert _update(server)[1] == {}
+  assert _error(server) == 'update 0 cannot be applied: MemoryError: out of it'
+  assert server.keeper.version == 0
+
+
+def _error(server):
+  """Why the keeper applies no more updates."""
+  end = time.monotonic() + 10
+  while not server.keeper.error and time.monotonic() < end:
+    time.sleep(0.02)
+  return server.keeper.error
 
 
 def test_tls(config, tmp_path, monkeypatch):

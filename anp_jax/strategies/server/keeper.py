@@ -3,6 +3,7 @@
 import collections
 import threading
 
+from absl import logging
 import numpy as np
 
 # Snapshots that wait to be fetched before updates wait for them.
@@ -73,6 +74,11 @@ class Keeper:
         raise Unfit(f'{len(self._staged)} gradients wait already')
       self._staged[ticket, worker] = gradient, term
 
+  def holds(self, ticket, worker: str) -> bool:
+    """Whether a gradient is here, or has been, or another of its ticket."""
+    with self._changed:
+      return ticket in self._used or (ticket, worker) in self._staged
+
   def submit(self, order: int, parts: list[dict]) -> None:
     """The next update of the desk's order; all of it is staged here."""
     with self._changed:
@@ -123,7 +129,8 @@ class Keeper:
       self._changed.notify_all()
 
   def _run(self):
-    while True:
+    error = ''
+    while not error:
       with self._changed:
         self._changed.wait_for(
           lambda: (
@@ -133,24 +140,35 @@ class Keeper:
         if self._over:
           return
         order, parts = self._entries.popleft()
-        keys = [(tuple(p['ticket']), p['worker']) for p in parts]
-        staged = [self._staged[key] for key in keys]
-      state, finite = self._shard.apply(
-        self._state,
-        [gradient for gradient, _ in staged],
-        [term for _, term in staged],
-        [part['weight'] for part in parts],
-        order - parts[0]['reads'][0],
-      )
-      with self._changed:
-        if not finite:
-          self.error = f'update {order} is not finite; nothing of it was saved'
-          self._changed.notify_all()
-          return
-        self._state, self._version = state, order + 1
-        if self._is_due(self._version):
-          self._snapshots[self._version] = state
-        self._used.update(ticket for ticket, _ in keys)
-        for key in [k for k in self._staged if k[0] in self._used]:
-          del self._staged[key]
-        self._changed.notify_all()
+      try:
+        error = self._apply(order, parts)
+      except Exception as e:  # noqa: BLE001 - else all would wait for this thread
+        logging.exception('update %d cannot be applied', order)
+        error = f'update {order} cannot be applied: {type(e).__name__}: {e}'
+    with self._changed:
+      self.error = error
+      self._changed.notify_all()
+
+  def _apply(self, order, parts):
+    """Makes one update; says why not, where it is not finite."""
+    keys = [(tuple(p['ticket']), p['worker']) for p in parts]
+    with self._changed:
+      staged = [self._staged[key] for key in keys]
+    state, finite = self._shard.apply(
+      self._state,
+      [gradient for gradient, _ in staged],
+      [term for _, term in staged],
+      [part['weight'] for part in parts],
+      order - parts[0]['reads'][0],
+    )
+    if not finite:
+      return f'update {order} is not finite; nothing of it was saved'
+    with self._changed:
+      self._state, self._version = state, order + 1
+      if self._is_due(self._version):
+        self._snapshots[self._version] = state
+      self._used.update(ticket for ticket, _ in keys)
+      for key in [k for k in self._staged if k[0] in self._used]:
+        del self._staged[key]
+      self._changed.notify_all()
+    return ''

@@ -234,6 +234,7 @@ class Lead:
     self._term = service_lib.Lead(
       secrets.token_hex(8), setup.shards[0], keeper, desk, self._log, starts,
       self._service.address, self._card, self._settings,
+      readings_lib.measured(setup.objective),
     )  # fmt: skip
     self._service.term = self._term
 

@@ -10,6 +10,11 @@ from anp_jax.data import damage
 _STALEST = 15
 
 
+def measured(objective) -> tuple[str, ...]:
+  """Names of the values that a worker tells with each gradient."""
+  return (*_sums(objective), 'grad_norm', 'damaged', 'waited', 'bytes')
+
+
 class Readings:
   """Averages over updates, logged every config.log.every."""
 
@@ -29,8 +34,7 @@ class Readings:
     self._every = every
     self._workers = workers
     self._telemetry = telemetry
-    names = step_lib.metric_names(setup.objective)
-    self._names = names[: names.index('grad_norm')]
+    self._names = _sums(setup.objective)
     self._damaged = self._updates = 0
     self._waited = self._bytes = 0.0
     self._stale = collections.Counter()
@@ -81,3 +85,9 @@ class Readings:
     )
     self._stale.clear()
     self._waited = self._bytes = 0.0
+
+
+def _sums(objective):
+  """Names of what a gradient's program adds up over its examples."""
+  names = step_lib.metric_names(objective)
+  return names[: names.index('grad_norm')]

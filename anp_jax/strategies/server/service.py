@@ -50,7 +50,8 @@ class Lead(Term):
   """
 
   def __init__(
-    self, name, shard, keeper, desk, log, starts, address, card, settings
+    self, name, shard, keeper, desk, log, starts, address, card, settings,
+    measured,
   ):  # fmt: skip
     """Makes it.
 
@@ -64,6 +65,7 @@ class Lead(Term):
       address: of this server.
       card: of this process, see `cluster.cards`.
       settings: what each worker is told when it comes, JSON values.
+      measured: names of what is told with each gradient, see `readings`.
     """
     super().__init__(name, shard, keeper)
     self.desk = desk
@@ -74,6 +76,7 @@ class Lead(Term):
     self._starts = starts
     self._card = card
     self._settings = settings
+    self._measured = measured
     self._devices = None  # of a worker
     self._addresses = {0: address}  # by server
     self._gone = set()  # workers by name, servers by number
@@ -191,15 +194,23 @@ class Lead(Term):
     good = all(0 <= v <= self.desk.version for v in reads)
     if len(reads) != len(self._starts) or not good:
       raise keeper_lib.Unfit(f'reads {reads}')
+    given = part['values']
+    values = {name: float(given.get(name, np.nan)) for name in self._measured}
+    if not np.isfinite(list(values.values())).all():
+      raise keeper_lib.Unfit(
+        f'values {given}, expected finite ones of {", ".join(self._measured)}'
+      )
     return {
       'ticket': list(_ticket(part)),
       'worker': str(worker),
       'reads': reads,
       'weight': weight,
-      'values': {str(k): float(v) for k, v in part['values'].items()},
+      'values': values,
     }
 
   def _commit(self, worker, ticket, part):
+    if not self.keeper.holds(ticket, worker):
+      raise keeper_lib.Unfit(f'no gradient of {worker} for ticket {ticket}')
     version = self.desk.version
     parts = self.desk.commit(worker, ticket, part)
     if isinstance(parts, list) and parts:
