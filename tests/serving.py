@@ -20,8 +20,12 @@ TINY = {
 
 def config_of(config, **keys):
   """A copy of a config with these keys."""
+  return _changed(config, {**TINY, **keys})
+
+
+def _changed(config, keys):
   config = config.copy_and_resolve_references()
-  for key, value in {**TINY, **keys}.items():
+  for key, value in keys.items():
     group, _, leaf = key.rpartition('.')
     target = config
     for part in group.split('.') if group else ():
@@ -37,8 +41,14 @@ def on_devices(monkeypatch, count):
   monkeypatch.setattr(jax, 'local_device_count', lambda: count)
 
 
-def run(config, workdir, count=1):
+def run(config, workdir, count=1, changes=None):
   """A run of `count` processes; the scores of process 0.
+
+  Args:
+    config: of all.
+    workdir: of the run.
+    count: of processes.
+    changes: by process, keys that differ there.
 
   Raises:
     Whatever a process raises.
@@ -47,7 +57,7 @@ def run(config, workdir, count=1):
 
   def one(index):
     place = places.Place('test', index, count, hosts=1)
-    mine = config.copy_and_resolve_references()
+    mine = _changed(config, (changes or {}).get(index, {}))
     with cluster.Processes(mine, place) as processes:
       return server_run.run(mine, str(workdir), processes)
 

@@ -4,9 +4,12 @@ import jax
 import numpy as np
 import pytest
 
+from anp_jax import cluster
 from anp_jax import train
+from anp_jax.strategies.server import lead as lead_lib
 from anp_jax.strategies.server import log as log_lib
 from anp_jax.strategies.server import replay
+from anp_jax.strategies.server import shard as shard_lib
 from tests import launching
 from tests import serving
 
@@ -156,6 +159,26 @@ def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
     assert max(stale) <= 1
   if shards == 2:
     assert set(stale) == {0}
+
+
+def test_failure_is_told_while_slices_are_fetched(
+  tmp_path, config, one_device, monkeypatch
+):  # fmt: skip
+  """Of a server that waits for a version which another cannot make."""
+  real = shard_lib.Shard.apply
+
+  def apply(self, state, *more):
+    made, finite = real(self, state, *more)
+    return made, finite and (self.stats_size > 0 or int(made.step) != 4)
+
+  monkeypatch.setattr(shard_lib.Shard, 'apply', apply)
+  monkeypatch.setattr(lead_lib, '_PARTING', 1.0)
+  keys = {'strategy.servers': 2, 'strategy.dedicated': True}
+  config = serving.config_of(
+    config, **_FULL, **keys, **{'checkpoint.every': '4 steps'}
+  )
+  with pytest.raises(cluster.Failed, match='update 3 is not finite'):
+    serving.run(config, tmp_path, 3)
 
 
 @pytest.mark.soak

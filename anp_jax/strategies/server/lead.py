@@ -170,7 +170,7 @@ class Lead:
       if due > version:
         state = self._collected(due)
         if state is None:
-          return False
+          continue
         version = due
         self._keep(version, state, last, idle())
       if last:
@@ -271,7 +271,7 @@ class Lead:
     return service_lib.is_due(self._settings)(version)
 
   def _collected(self, version):
-    """The whole state of a version; None if a server has lost its slice."""
+    """The whole state of a version; None if the term is lost or has failed."""
     setup, term = self._setup, self._term
     states = [term.keeper.snapshot(version, 0)]
     for index, shard in enumerate(setup.shards[1:], 1):
