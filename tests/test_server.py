@@ -181,6 +181,16 @@ def test_failure_is_told_while_slices_are_fetched(
     serving.run(config, tmp_path, 3)
 
 
+def test_dedicated_server_of_another_config_ends_the_run(
+  tmp_path, config, one_device, monkeypatch
+):  # fmt: skip
+  monkeypatch.setattr(lead_lib, '_PARTING', 1.0)
+  keys = {'strategy.servers': 2, 'strategy.dedicated': True}
+  config = serving.config_of(config, **_FULL, **keys)
+  with pytest.raises(cluster.Failed, match=r'config\.optimizer\.momentum 0\.5'):
+    serving.run(config, tmp_path, 3, {1: {'optimizer.momentum': 0.5}})
+
+
 @pytest.mark.soak
 def test_resumes_as_itself_and_as_sync(
   tmp_path, config, one_device, monkeypatch, capsys

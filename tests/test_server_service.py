@@ -242,6 +242,19 @@ def test_worker_of_another_config_is_named(server):
   assert 'seed' in said['problem']
 
 
+def test_server_of_another_config_is_named(server):
+  other = {**server.card, 'config': {**server.card['config'], 'seed': '7'}}
+  said = server.client.ask('join', server=1, address='grpc://x:1', card=other)
+  assert 'config.seed 7' in said['problem']
+  assert server.term.failed == said['problem']
+
+
+def test_server_may_compute_on_other_devices(server):
+  other = {**server.card, 'index': 1, 'platform': 'gpu', 'gpus': ['x']}
+  said = server.client.ask('join', server=1, address='grpc://x:1', card=other)
+  assert said['term'] == 'now'
+
+
 def test_devices_must_be_alike(server):
   server.client.ask('hello', worker='a', card=server.card, devices=1)
   said = server.client.ask('hello', worker='b', card=server.card, devices=2)

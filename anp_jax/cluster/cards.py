@@ -79,15 +79,9 @@ def disagreement(cards: list[dict]) -> str:
       return f'{name(card)}: {card["problem"]}'
   first = cards[0]
   for card in cards[1:]:
-    for kind in ('versions', 'config', 'command'):
-      text = _difference(kind, card, first)
-      if text:
-        return text
-    if card['code'] != first['code']:
-      return (
-        f'{name(card)} runs other code than {name(first)}: the files of the '
-        'package anp_jax differ'
-      )
+    text = of_another_run(card, first)
+    if text:
+      return text
     if card['platform'] != first['platform'] and not _may_differ(first):
       return (
         f'{name(card)} would compute on {card["platform"]}, '
@@ -102,6 +96,23 @@ def disagreement(cards: list[dict]) -> str:
           '/etc/hosts or DNS'
         )
   return devices(cards)[1]
+
+
+def of_another_run(card: dict, first: dict) -> str:
+  """Which of its versions, config, command or code is another; '' if none.
+
+  On what the two compute is not looked at.
+  """
+  for kind in ('versions', 'config', 'command'):
+    text = _difference(kind, card, first)
+    if text:
+      return text
+  if card['code'] != first['code']:
+    return (
+      f'{name(card)} runs other code than {name(first)}: the files of the '
+      'package anp_jax differ'
+    )
+  return ''
 
 
 def _may_differ(card):

@@ -7,6 +7,7 @@ import jax
 from pyarrow import flight
 
 from anp_jax import cluster
+from anp_jax import config as config_lib
 from anp_jax.strategies import wire
 from anp_jax.strategies.server import keeper as keeper_lib
 from anp_jax.strategies.server import meeting
@@ -23,13 +24,22 @@ class Follower:
     done: answers heard: while it grows, this server lives.
   """
 
-  def __init__(self, index: int, config, workdir: str, place):
-    """Makes it; `run` opens the port."""
+  def __init__(self, index: int, config, workdir: str, place, card: dict):
+    """Makes it; `run` opens the port.
+
+    Args:
+      index: of the server.
+      config: the run's config.
+      workdir: of the run.
+      place: of this process.
+      card: of this process, see `cluster.cards`.
+    """
     self.done = 0
     self._index = index
     self._config = config
     self._workdir = workdir
     self._place = place
+    self._card = card
     self._closed = threading.Event()
     self._shard = None
 
@@ -45,6 +55,7 @@ class Follower:
       prepare: what server 0 says -> `setup.Setup`.
 
     Raises:
+      ConfigError: if this process does not go with server 0.
       cluster.Lost: if server 0 has not answered for
         config.cluster.rendezvous_timeout.
     """
@@ -62,8 +73,12 @@ class Follower:
             self._config, self._place, self._workdir
           )
           token = current
-        said = desk.ask('join', server=self._index, address=service.address)
+        said = desk.ask(
+          'join', server=self._index, address=service.address, card=self._card
+        )
         heard = time.monotonic()
+        if 'problem' in said:
+          raise config_lib.ConfigError(said['problem'])
         if 'term' in said:
           self._serve(service, desk, said, prepare)
           service.shutdown()

@@ -73,7 +73,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
       return _lead(config, workdir, processes, card, workers, worker)
     jobs = [_Job(worker.run, 'worker')] if worker else []
     if index < s.servers:
-      follower = follow.Follower(index, config, workdir, processes.place)
+      follower = follow.Follower(index, config, workdir, processes.place, card)
       stack.callback(follower.close)
       jobs.append(_Job(lambda: follower.run(connect, prepare), 'follower'))
     with processes.listening():

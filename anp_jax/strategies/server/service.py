@@ -84,9 +84,14 @@ class Lead(Term):
     self._first = desk.version  # version of the first entry
     self.changed = threading.Condition()
 
-  def join(self, server: int, address: str) -> dict:
+  def join(self, server: int, address: str, card: dict) -> dict:
     """A server comes, for its slice of the start."""
+    # Its devices may be others: a server computes on its CPU.
+    problem = cards.of_another_run(card, self._card)
     with self.changed:
+      if problem:
+        self.fail(problem)  # nothing goes on without this server
+        return {'problem': problem}
       if server in self._addresses:
         self.lost = True  # it has come anew, without what it had
       self._addresses[server] = address
