@@ -25,6 +25,13 @@ _FULL = {
   'data.mixup': 0.2,
 }
 
+# A schedule that the length of the run shapes.
+_COSINE = {
+  'schedule.name': 'cosine',
+  'schedule.warmup': '0 steps',
+  'strategy.lanes': 1,
+}
+
 
 @pytest.fixture
 def one_device(monkeypatch):
@@ -51,7 +58,11 @@ def _close(a, b, tolerance):
 
 def _replayed(config, workdir, version):
   """Leaves of the state that the log alone gives, named like `_weights`."""
-  state = replay.replay(config, log_lib.read(str(workdir)), version)
+  records = log_lib.read(str(workdir))
+  return _leaves(replay.replay(config, records, version), version)
+
+
+def _leaves(state, version):
   return {
     '/'.join((str(version), *_names(path))): np.asarray(leaf)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state)
@@ -189,6 +200,27 @@ def test_dedicated_server_of_another_config_ends_the_run(
   config = serving.config_of(config, **_FULL, **keys)
   with pytest.raises(cluster.Failed, match=r'config\.optimizer\.momentum 0\.5'):
     serving.run(config, tmp_path, 3, {1: {'optimizer.momentum': 0.5}})
+
+
+@pytest.mark.slow
+def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
+  """Its first part followed a schedule that ended sooner."""
+  keys = {**_FULL, **_COSINE}
+  for duration in ('2 steps', '4 steps'):
+    config = serving.config_of(config, **keys, duration=duration)
+    serving.run(config, tmp_path)
+  _same_bits(_weights(tmp_path), _replayed(config, tmp_path, 4))
+  assert config.duration == '4 steps'
+
+
+def test_replays_a_log_without_durations(tmp_path, config, one_device):
+  """Of a version that did not write them."""
+  keys = {**_FULL, **_COSINE}
+  config = serving.config_of(config, **keys, duration='3 steps')
+  serving.run(config, tmp_path)
+  records = log_lib.read(str(tmp_path))
+  assert [r.pop('duration') for r in records if 'start' in r] == ['3 steps']
+  _same_bits(_weights(tmp_path), _leaves(replay.replay(config, records, 3), 3))
 
 
 @pytest.mark.soak

@@ -216,6 +216,7 @@ class Lead:
       self._workdir,
       version,
       {
+        'duration': config.duration,
         'servers': config.strategy.servers,
         'shards': self._settings['shards'],
         'batch_size': config.batch_size,

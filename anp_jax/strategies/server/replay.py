@@ -47,8 +47,7 @@ def replay(config, records: list[dict], version: int):
     )
   state = None
   for part, stop in _terms(records, version):
-    _settle(config, part)
-    setup = setup_lib.create(config)
+    setup = setup_lib.create(_settled(config, part))
     if state is None:
       state = jax.device_get(setup.start()[0])
     first = int(state.step)
@@ -65,11 +64,16 @@ def _terms(records, version):
   return zip(starts, stops)
 
 
-def _settle(config, part):
+def _settled(config, part):
+  """The config as it was in a part of the run."""
+  config = config.copy_and_resolve_references()
+  # Schedules end with the run. Logs of earlier versions do not tell when.
+  config.duration = part.get('duration', config.duration)
   config.batch_size = part['batch_size']
   config.strategy.servers = part['servers']
   config.strategy.wire_dtype = part['wire_dtype']
   config.strategy.compensation = part['compensation']
+  return config
 
 
 def _replayed(setup, shards, state, updates):
