@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+import types
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from anp_jax.strategies.server import keeper as keeper_lib
 from anp_jax.strategies.server import log as log_lib
 from anp_jax.strategies.server import meeting
 from anp_jax.strategies.server import readings
+from anp_jax.strategies.server import run as server_run
 from anp_jax.strategies.server import service as service_lib
 from anp_jax.strategies.server import setup as setup_lib
 from tests import serving
@@ -253,6 +255,31 @@ def test_server_may_compute_on_other_devices(server):
   other = {**server.card, 'index': 1, 'platform': 'gpu', 'gpus': ['x']}
   said = server.client.ask('join', server=1, address='grpc://x:1', card=other)
   assert said['term'] == 'now'
+
+
+def test_stop_is_asked_for_until_the_run_ends(server, monkeypatch):
+  """Of a server 0 without a term yet, and again when it begins another."""
+  monkeypatch.setattr(server_run, '_REPEAT', 0.1)
+  server.service.term = None
+  asked, stopped, end = [], [], time.monotonic() + 10
+
+  def connect():
+    asked.append(server.service.term)
+    if len(asked) == 2:
+      server.service.term = server.term
+    return wire.Client(server.address, server.token)
+
+  def done():
+    assert time.monotonic() < end, f'stopped {len(stopped)} times'
+    if server.term.desk.limit == 0:
+      stopped.append(server.term.desk)
+      server.term.desk = desk_lib.Desk(server.setup.config, 5, 0, set())
+    return len(stopped) == 2
+
+  processes = types.SimpleNamespace(vote=lambda: 1, beat=lambda *_: None)
+  jobs = [types.SimpleNamespace(done=done)]
+  server_run._attend(processes, jobs, types.SimpleNamespace(done=0), connect)
+  assert asked[0] is None
 
 
 def test_devices_must_be_alike(server):

@@ -19,6 +19,7 @@ from anp_jax.strategies.server import worker as worker_lib
 
 _POLL = 0.05  # seconds
 _PARTING = 5.0  # seconds
+_REPEAT = 1.0  # seconds between two requests to stop
 
 
 def run(config, workdir: str, processes: cluster.Processes) -> dict:
@@ -135,13 +136,16 @@ class _Job:
 
 def _attend(processes, jobs, living, connect):
   """Until all jobs are done: looks whether they live, and passes signals on."""
-  seen, asked = -1, False
+  seen, asked = -1, -_REPEAT
   while not all([job.done() for job in jobs]):
     if living.done != seen:
       seen = living.done
       processes.beat('step', seen)
-    if processes.vote() and not asked:
+    # Until the end: server 0 may be on its way to its first term, or to another
+    # that knows nothing of what the one before was asked.
+    if processes.vote() and time.monotonic() - asked > _REPEAT:
       with contextlib.suppress(*worker_lib.BROKEN):
-        connect().ask('stop')
-        asked = True
+        with contextlib.closing(connect()) as desk:
+          desk.ask('stop')
+      asked = time.monotonic()
     time.sleep(_POLL)
