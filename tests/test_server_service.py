@@ -282,6 +282,30 @@ def test_stop_is_asked_for_until_the_run_ends(server, monkeypatch):
   assert asked[0] is None
 
 
+def test_snapshot_can_be_fetched_again(server):
+  """An answer may be lost on its way."""
+  server.keeper._is_due = lambda version: True
+  for _ in range(2):
+    assert _update(server)[1] == {}
+  server.keeper.read(2, 10)
+
+  def fetched(version):
+    return server.client.get('snapshot', term='now', version=version)[1]
+
+  assert server.keeper.due() == 1
+  first = fetched(1)
+  assert server.keeper.due() == 2  # the one that was fetched is not in the way
+  assert _update(server)[1] == {}
+  server.keeper.read(3, 10)
+  np.testing.assert_array_equal(fetched(1), first)
+  assert (fetched(2) != first).any()
+  with pytest.raises(
+    flight.FlightError, match='refused: version 1 is not kept'
+  ):
+    fetched(1)
+  assert server.keeper.due() == 3
+
+
 def test_devices_must_be_alike(server):
   server.client.ask('hello', worker='a', card=server.card, devices=1)
   said = server.client.ask('hello', worker='b', card=server.card, devices=2)

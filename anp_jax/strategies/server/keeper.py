@@ -39,7 +39,8 @@ class Keeper:
     self._staged = {}  # (ticket, worker) -> gradient, term
     self._used = set()  # tickets of what was applied
     self._entries = collections.deque()
-    self._snapshots = {}
+    self._snapshots = {}  # version -> SliceState, not fetched yet
+    self._fetched = None, None  # the last of them that was
     self._over = False
     self.error = ''  # why no more updates are applied
     self._changed = threading.Condition()
@@ -106,21 +107,30 @@ class Keeper:
   def snapshot(self, version: int, timeout: float):
     """The SliceState of a version that was due, or of the last one.
 
+    It can be had again until a later one is asked for: it may be lost on its
+    way.
+
     Raises:
       TimeoutError: if it is not there in time.
+      Unfit: if it is not kept.
     """
     with self._changed:
-      if not self._changed.wait_for(
+      self._changed.wait_for(
         lambda: self._version >= version or self._over, timeout
-      ):
+      )
+      if self._version < version:
         raise TimeoutError(f'version {version} is not there yet')
-      for old in [v for v in self._snapshots if v < version]:
-        del self._snapshots[old]
-      self._changed.notify_all()
-      if version == self._version:
-        self._snapshots.pop(version, None)
-        return self._state
-      return self._snapshots.pop(version)
+      if version != self._fetched[0]:
+        is_last = version == self._version
+        state = self._state if is_last else self._snapshots.get(version)
+        if state is None:
+          raise Unfit(f'version {version} is not kept here')
+        self._fetched = version, state
+        self._snapshots = {
+          v: s for v, s in self._snapshots.items() if v > version
+        }
+        self._changed.notify_all()
+      return self._fetched[1]
 
   def close(self) -> None:
     """Ends the thread."""

@@ -297,13 +297,17 @@ class Lead:
         client = meeting.connect(
           self._config, self._workdir, self._term.address_of(index)
         )
-        _, data = client.get('snapshot', term=self._term.name, version=version)
-        client.close()
-        return data
+        with contextlib.closing(client):
+          return client.get('snapshot', term=self._term.name, version=version)[
+            1
+          ]
       except worker_lib.BROKEN as e:
+        if 'refused:' in str(e):
+          raise cluster.Failed(f'server {index}: {worker_lib.line(e)}') from e
         if time.monotonic() > deadline:
           raise cluster.Lost(
-            f'server {index} has gone, and not come back in {patience:g} s'
+            f'server {index} has not given its slice of version {version} '
+            f'within {patience:g} s: {worker_lib.line(e)}'
           ) from e
         time.sleep(_POLL)
     return None

@@ -20,6 +20,12 @@ _STARTED = time.time_ns()
 BROKEN = (flight.FlightError, OSError, EOFError)
 
 
+def line(e: Exception) -> str:
+  """What it is, for a log."""
+  text = str(e).strip().splitlines()
+  return f'{type(e).__name__}: {text[0] if text else ""}'[:300]
+
+
 class Tickets:
   """The tickets of a worker, by count, as its data stream asks for them."""
 
@@ -127,8 +133,8 @@ class Worker:
         return
       except BROKEN as e:
         if 'refused:' in str(e):
-          raise cluster.Failed(_line(e)) from e
-        logging.warning('worker %s comes anew: %s', self.name, _line(e))
+          raise cluster.Failed(line(e)) from e
+        logging.warning('worker %s comes anew: %s', self.name, line(e))
         time.sleep(_RETRY)
       finally:
         for server in servers:
@@ -180,7 +186,7 @@ class Worker:
           if str(e):
             raise cluster.Failed(str(e)) from e
           return None, []
-        why = _line(e)
+        why = line(e)
       time.sleep(_RETRY)
     raise cluster.Lost(
       f'worker {self.name}: nothing to do for {patience:g} s: {why}'
@@ -358,8 +364,3 @@ class _Turn:
     answer = self._servers[0].ask(name, term=self._term, **request)
     self._worker.done += 1
     return answer
-
-
-def _line(e):
-  text = str(e).strip().splitlines()
-  return f'{type(e).__name__}: {text[0] if text else ""}'[:300]
