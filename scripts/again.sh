@@ -4,11 +4,15 @@
 #   scripts/again.sh TIMES COMMAND...
 #
 # For the processes of the strategy `server`, which come back to a run that goes
-# on without them. SIGINT, SIGTERM and SIGUSR1 are passed on, and end this too.
+# on without them, or has ended meanwhile. SIGINT, SIGTERM and SIGUSR1 are passed on, and end this too.
 set -uo pipefail
 left=${1:?TIMES is missing}
 shift
 told=
+# A run that ended later than this was theirs. The next whole second: one that
+# ended just before was not.
+ANP_LAUNCHED=$(($(date +%s) + 1))
+export ANP_LAUNCHED
 
 pass_on() {
   told=1

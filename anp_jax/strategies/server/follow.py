@@ -24,7 +24,9 @@ class Follower:
     done: answers heard: while it grows, this server lives.
   """
 
-  def __init__(self, index: int, config, workdir: str, place, card: dict):
+  def __init__(
+    self, index: int, config, workdir: str, place, card: dict, launched: float
+  ):  # fmt: skip
     """Makes it; `run` opens the port.
 
     Args:
@@ -33,6 +35,7 @@ class Follower:
       workdir: of the run.
       place: of this process.
       card: of this process, see `cluster.cards`.
+      launched: see `meeting.launched`.
     """
     self.done = 0
     self._index = index
@@ -40,6 +43,7 @@ class Follower:
     self._workdir = workdir
     self._place = place
     self._card = card
+    self._launched = launched
     self._closed = threading.Event()
     self._shard = None
 
@@ -58,6 +62,7 @@ class Follower:
       ConfigError: if this process does not go with server 0.
       cluster.Lost: if server 0 has not answered for
         config.cluster.rendezvous_timeout.
+      cluster.Failed: if the run has failed.
     """
     service, token = None, None
     patience = self._config.cluster.rendezvous_timeout
@@ -83,14 +88,14 @@ class Follower:
           self._serve(service, desk, said, prepare)
           service.shutdown()
           return
-      except meeting.Over:
-        if self._shard:  # of a run before, to one that has just been started
-          return
       except worker_lib.BROKEN as e:
+        # One that has just been started waits: that was the run before.
+        if meeting.is_over(e, 0 if self._shard else self._launched):
+          return
         if time.monotonic() - heard > patience:
           raise cluster.Lost(
             f'server {self._index}: nothing from server 0 for {patience:g} s: '
-            f'{str(e).splitlines()[0]}'
+            f'{worker_lib.line(e)}'
           ) from e
       time.sleep(_RETRY)
 

@@ -3,7 +3,9 @@
 import json
 import os
 import secrets
+import time
 
+from anp_jax import cluster
 from anp_jax.cluster import places
 from anp_jax.strategies import wire
 from anp_jax.strategies.server import service as service_lib
@@ -12,7 +14,43 @@ NAME = 'server0.json'
 
 
 class Over(OSError):
-  """The run that was last in this workdir has ended; says why it failed."""
+  """The run that was last in this workdir has ended.
+
+  Attributes:
+    failed: why it could not go on; '' if it ended well.
+    when: it did, in seconds since 1970.
+  """
+
+  def __init__(self, failed: str, when: float):
+    self.failed, self.when = failed, when
+    super().__init__(
+      f'the run in this workdir has ended{": " if failed else ""}{failed}'
+    )
+
+
+def launched() -> float:
+  """When this process's run was started, in seconds since 1970.
+
+  A process that `scripts/again.sh` starts again is of the run that it was of.
+  """
+  return float(os.environ.get('ANP_LAUNCHED') or time.time())
+
+
+def is_over(error: Exception, since: float) -> bool:
+  """Whether an error says that a run which was there at `since` is over.
+
+  Args:
+    error: of a call.
+    since: seconds since 1970.
+
+  Raises:
+    cluster.Failed: if that run could not go on.
+  """
+  if not isinstance(error, Over) or error.when < since:
+    return False
+  if error.failed:
+    raise cluster.Failed(error.failed) from error
+  return True
 
 
 def open_service(config, place: places.Place, workdir: str):
@@ -45,7 +83,7 @@ def close(workdir: str, failed: str) -> None:
     workdir: of the run.
     failed: why it could not go on; '' if it ended well.
   """
-  _write(workdir, {'over': failed})
+  _write(workdir, {'over': failed, 'when': time.time()})
 
 
 def read(workdir: str) -> tuple[str, str]:
@@ -57,7 +95,7 @@ def read(workdir: str) -> tuple[str, str]:
   with open(os.path.join(workdir, NAME)) as f:
     found = json.load(f)
   if 'over' in found:
-    raise Over(found['over'])
+    raise Over(found['over'], found.get('when', 0.0))
   return found['address'], found['token']
 
 

@@ -55,6 +55,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     jax.config.update('jax_platforms', 'cpu')
   compile_cache.enable(config)
   os.makedirs(workdir, exist_ok=True)
+  launched = meeting.launched()
   card = cards.show(processes.place, config, {})
   # Before config.batch_size is filled in: the cards are compared.
   with contextlib.ExitStack() as stack:
@@ -68,13 +69,17 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
 
     worker = None
     if index >= s.servers or not s.dedicated:
-      worker = worker_lib.Worker(index, config, connect, card, prepare)
+      worker = worker_lib.Worker(
+        index, config, connect, card, prepare, launched
+      )
       stack.callback(worker.close)
     if index == 0:
       return _lead(config, workdir, processes, card, workers, worker)
     jobs = [_Job(worker.run, 'worker')] if worker else []
     if index < s.servers:
-      follower = follow.Follower(index, config, workdir, processes.place, card)
+      follower = follow.Follower(
+        index, config, workdir, processes.place, card, launched
+      )
       stack.callback(follower.close)
       jobs.append(_Job(lambda: follower.run(connect, prepare), 'follower'))
     with processes.listening():

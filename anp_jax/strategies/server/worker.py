@@ -90,7 +90,7 @@ class Worker:
     done: answers heard and gradients computed: while it grows, this one lives.
   """
 
-  def __init__(self, rank: int, config, connect, card: dict, prepare):
+  def __init__(self, rank: int, config, connect, card: dict, prepare, launched):
     """Makes the worker.
 
     Args:
@@ -100,6 +100,7 @@ class Worker:
         there is none yet.
       card: of this process, see `cluster.cards`.
       prepare: what server 0 says -> `setup.Setup`.
+      launched: see `meeting.launched`.
     """
     self.name = f'{rank}.{_STARTED:x}'
     self.done = 0
@@ -108,6 +109,7 @@ class Worker:
     self._connect = connect
     self._card = card
     self._prepare = prepare
+    self._launched = launched
     self._computing = threading.Lock()
     self._setup = self._program = None
     self._has_met = False  # server 0, in this run
@@ -182,9 +184,7 @@ class Worker:
         why = 'not all servers are there'
       except BROKEN as e:
         # One that has just been started waits: that was the run before.
-        if isinstance(e, meeting.Over) and self._has_met:
-          if str(e):
-            raise cluster.Failed(str(e)) from e
+        if meeting.is_over(e, 0 if self._has_met else self._launched):
           return None, []
         why = line(e)
       time.sleep(_RETRY)

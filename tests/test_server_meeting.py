@@ -1,0 +1,76 @@
+"""How processes of a run find server 0, and what they do when it has left."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from anp_jax import cluster
+from anp_jax.cluster import cards
+from anp_jax.cluster import places
+from anp_jax.strategies.server import follow
+from anp_jax.strategies.server import meeting
+from anp_jax.strategies.server import worker as worker_lib
+from tests import launching
+from tests import serving
+
+
+@pytest.fixture(params=['follower', 'worker'])
+def come(request, config, tmp_path):
+  """Has a process come to a workdir in which there is no server 0."""
+  config = serving.config_of(config, **{'cluster.rendezvous_timeout': 0.5})
+  place = places.Place('test', 1, 3, hosts=1)
+  card = cards.show(place, config, {})
+  folder = str(tmp_path)
+
+  def connect(address=None):
+    return meeting.connect(config, folder, address)
+
+  def run(launched):
+    if request.param == 'worker':
+      worker_lib.Worker(1, config, connect, card, None, launched).run()
+    else:
+      made = follow.Follower(1, config, folder, place, card, launched)
+      made.run(connect, None)
+
+  return run
+
+
+def test_started_again_after_the_end_ends_as_the_run_did(come, tmp_path):
+  before = time.time()
+  meeting.close(str(tmp_path), '')
+  come(before)
+  meeting.close(str(tmp_path), 'update 3 is not finite')
+  with pytest.raises(cluster.Failed, match='^update 3 is not finite$'):
+    come(before)
+
+
+@pytest.mark.timeout(20)
+def test_run_before_is_none_to_wait_for_without_end(come, tmp_path):
+  meeting.close(str(tmp_path), '')
+  with pytest.raises(cluster.Lost, match='the run in this workdir has ended$'):
+    come(time.time())
+  # As earlier versions left it.
+  (tmp_path / meeting.NAME).write_text(json.dumps({'over': ''}))
+  with pytest.raises(cluster.Lost, match='the run in this workdir has ended$'):
+    come(time.time())
+
+
+def test_what_is_started_again_knows_when_it_was_launched(monkeypatch):
+  monkeypatch.delenv('ANP_LAUNCHED', raising=False)
+  before = time.time()
+  assert before <= meeting.launched() <= time.time()
+  found = subprocess.run(
+    ['scripts/again.sh', '1', 'bash', '-c', 'echo $ANP_LAUNCHED; kill -9 $$'],
+    cwd=launching.ROOT, capture_output=True, text=True,
+  )  # fmt: skip
+  assert found.returncode == 128 + signal.SIGKILL
+  first, second = found.stdout.split()
+  assert first == second
+  # In whole seconds, but not before it was.
+  assert before <= float(first) <= time.time() + 1
+  monkeypatch.setitem(os.environ, 'ANP_LAUNCHED', first)
+  assert meeting.launched() == float(first)
