@@ -11,8 +11,10 @@ import pytest
 from anp_jax import cluster
 from anp_jax.cluster import cards
 from anp_jax.cluster import places
+from anp_jax.strategies.server import desk as desk_lib
 from anp_jax.strategies.server import follow
 from anp_jax.strategies.server import meeting
+from anp_jax.strategies.server import service as service_lib
 from anp_jax.strategies.server import worker as worker_lib
 from tests import launching
 from tests import serving
@@ -57,6 +59,21 @@ def test_run_before_is_none_to_wait_for_without_end(come, tmp_path):
   (tmp_path / meeting.NAME).write_text(json.dumps({'over': ''}))
   with pytest.raises(cluster.Lost, match='the run in this workdir has ended$'):
     come(time.time())
+
+
+def test_server_that_comes_anew_waits_for_the_next_term(config, tmp_path):
+  """What this one's updates were made of is not there any more."""
+  place = places.Place('test', 0, 3, hosts=1)
+  card = cards.show(place, config, {})
+  desk = desk_lib.Desk(config, 5, 0, set())
+  term = service_lib.Lead(
+    'now', None, None, desk, None, [None, None], '', card, {}, ()
+  )
+  assert term.join(1, 'grpc://x:1', card) == {'term': 'now'}
+  assert not term.lost
+  assert term.join(1, 'grpc://x:2', card) == {'wait': True}
+  assert term.lost
+  assert term.join(1, 'grpc://x:2', card) == {'wait': True}
 
 
 def test_what_is_started_again_knows_when_it_was_launched(monkeypatch):

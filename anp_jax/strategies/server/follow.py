@@ -82,6 +82,7 @@ class Follower:
           'join', server=self._index, address=service.address, card=self._card
         )
         heard = time.monotonic()
+        self.done += 1
         if 'problem' in said:
           raise config_lib.ConfigError(said['problem'])
         if 'term' in said:

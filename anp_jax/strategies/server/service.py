@@ -92,8 +92,11 @@ class Lead(Term):
       if problem:
         self.fail(problem)  # nothing goes on without this server
         return {'problem': problem}
-      if server in self._addresses:
-        self.lost = True  # it has come anew, without what it had
+      if self.lost or server in self._addresses:
+        # It has come anew, without what it had: all begin another term.
+        self.lost = True
+        self.changed.notify_all()
+        return {'wait': True}
       self._addresses[server] = address
       self.changed.notify_all()
       return {'term': self.name, **self._settings}
