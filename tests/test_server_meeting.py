@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import time
+import types
 
+from pyarrow import flight
 import pytest
 
 from anp_jax import cluster
@@ -13,6 +15,7 @@ from anp_jax.cluster import cards
 from anp_jax.cluster import places
 from anp_jax.strategies.server import desk as desk_lib
 from anp_jax.strategies.server import follow
+from anp_jax.strategies.server import log as log_lib
 from anp_jax.strategies.server import meeting
 from anp_jax.strategies.server import service as service_lib
 from anp_jax.strategies.server import worker as worker_lib
@@ -74,6 +77,24 @@ def test_server_that_comes_anew_waits_for_the_next_term(config, tmp_path):
   assert term.join(1, 'grpc://x:2', card) == {'wait': True}
   assert term.lost
   assert term.join(1, 'grpc://x:2', card) == {'wait': True}
+
+
+def test_request_on_its_way_at_the_end_of_a_term_has_its_worker_come_anew(
+  config, tmp_path
+):  # fmt: skip
+  """It waits in a call which had come before."""
+  log = log_lib.Log(str(tmp_path), 0, {})
+  keeper = types.SimpleNamespace(close=lambda: None, holds=lambda *_: True)
+  desk = desk_lib.Desk(config, 5, 0, set())
+  term = service_lib.Lead(
+    'now', None, keeper, desk, log, [None], '', {}, {}, ()
+  )
+  ticket = term.take('a')['ticket']
+  part = {'ticket': ticket, 'reads': [0], 'weight': 1.0, 'values': {}}
+  term.close()
+  with pytest.raises(flight.FlightUnavailableError, match='come anew'):
+    term.commit('a', part)
+  assert [r for r in log_lib.read(str(tmp_path)) if 'order' in r] == []
 
 
 def test_what_is_started_again_knows_when_it_was_launched(monkeypatch):

@@ -242,8 +242,7 @@ class Lead:
   def _end_term(self):
     self._service.term = None
     if self._term:
-      self._term.keeper.close()
-      self._log.close()
+      self._term.close()
       self._telemetry.close()
     self._term = None
 

@@ -69,7 +69,7 @@ class Lead(Term):
     """
     super().__init__(name, shard, keeper)
     self.desk = desk
-    self.lost = self.finished = False
+    self.lost = self.finished = self._closed = False
     self.failed = ''
     self.updates = collections.deque()
     self._log = log
@@ -181,6 +181,14 @@ class Lead(Term):
     with self.changed:
       self.changed.wait_for(lambda: len(self._gone) >= count, timeout)
 
+  def close(self) -> None:
+    """Gives and takes nothing any more: who asks comes anew."""
+    with self.changed:
+      self._closed = True
+      self.keeper.close()
+      self._log.close()
+      self.changed.notify_all()
+
   def address_of(self, server: int) -> str:
     """Of another server, which has come."""
     return self._addresses[server]
@@ -238,6 +246,8 @@ class Lead(Term):
     deadline = time.monotonic() + PATIENCE
     with self.changed:
       while True:
+        if self._closed:  # since the request came
+          raise _another_term()
         self.desk.look()
         found = ask()
         left = deadline - time.monotonic()
@@ -300,7 +310,7 @@ class Service(wire.Port):
   def _known(self, request):
     term = self.term
     if term is None or request.get('term') != term.name:
-      raise flight.FlightUnavailableError('of another term: come anew')
+      raise _another_term()
     return term
 
   def _act(self, name, request):
@@ -330,6 +340,10 @@ class Service(wire.Port):
       {'version': version},
       [*term.shard.weights(state), np.asarray(state.stats)],
     )
+
+
+def _another_term():
+  return flight.FlightUnavailableError('of another term: come anew')
 
 
 def _ticket(request):
