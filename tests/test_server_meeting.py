@@ -97,6 +97,34 @@ def test_request_on_its_way_at_the_end_of_a_term_has_its_worker_come_anew(
   assert [r for r in log_lib.read(str(tmp_path)) if 'order' in r] == []
 
 
+def test_port_of_a_server_is_shut_also_where_the_run_has_ended(
+  config, tmp_path, monkeypatch
+):  # fmt: skip
+  place = places.Place('test', 1, 3, hosts=1)
+  folder, before = str(tmp_path), time.time()
+  written = {'address': 'grpc://x:1', 'token': 'of the run'}
+  (tmp_path / meeting.NAME).write_text(json.dumps(written))
+  real, shut = service_lib.Service.shutdown, []
+
+  def shutdown(self):
+    shut.append(self.address)
+    real(self)
+
+  def ask(name, **request):
+    meeting.close(folder, '')
+    joined.append(request['address'])
+    return {'wait': True}
+
+  def connect():
+    meeting.read(folder)
+    return types.SimpleNamespace(ask=ask)
+
+  joined = []
+  monkeypatch.setattr(service_lib.Service, 'shutdown', shutdown)
+  follow.Follower(1, config, folder, place, {}, before).run(connect, None)
+  assert shut == joined and len(shut) == 1
+
+
 def test_what_is_started_again_knows_when_it_was_launched(monkeypatch):
   monkeypatch.delenv('ANP_LAUNCHED', raising=False)
   before = time.time()

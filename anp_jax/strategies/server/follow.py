@@ -1,5 +1,6 @@
 """The servers after the first: each keeps a slice, in server 0's order."""
 
+import contextlib
 import threading
 import time
 
@@ -64,6 +65,13 @@ class Follower:
         config.cluster.rendezvous_timeout.
       cluster.Failed: if the run has failed.
     """
+    # However this ends: who called a port that is left open while Python shuts
+    # down would take the process down.
+    with contextlib.ExitStack() as ports:
+      self._follow(connect, prepare, ports)
+
+  def _follow(self, connect, prepare, ports):
+    """Term after term."""
     service, token = None, None
     patience = self._config.cluster.rendezvous_timeout
     heard = time.monotonic()
@@ -72,11 +80,11 @@ class Follower:
         desk = connect()
         current = meeting.read(self._workdir)[1]
         if token != current:  # server 0 has been started again
-          if service:
-            service.shutdown()
+          ports.close()
           service = meeting.open_service(
             self._config, self._place, self._workdir
           )
+          ports.callback(service.shutdown)
           token = current
         said = desk.ask(
           'join', server=self._index, address=service.address, card=self._card
@@ -87,7 +95,6 @@ class Follower:
           raise config_lib.ConfigError(said['problem'])
         if 'term' in said:
           self._serve(service, desk, said, prepare)
-          service.shutdown()
           return
       except worker_lib.BROKEN as e:
         # One that has just been started waits: that was the run before.
