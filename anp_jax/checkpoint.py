@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from anp_jax import checksums
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
@@ -223,7 +224,7 @@ class Checkpoints:
         step,
         args=ocp.args.Composite(
           state=ocp.args.StandardSave(
-            {'state': state, 'sums': _jitted_checksums(state)}
+            {'state': state, 'sums': checksums.of_tree(state)}
           ),
           meta=ocp.args.JsonSave(json.loads(json.dumps(meta))),
         ),
@@ -355,7 +356,7 @@ class Checkpoints:
 
   def _check_sums(self, restored):
     want = jax.device_get(restored['sums'])
-    have = jax.device_get(_jitted_checksums(restored['state']))
+    have = jax.device_get(checksums.of_tree(restored['state']))
     if not np.array_equal(want, have):
       first = int(np.argmax(want != have))
       paths = jax.tree_util.tree_leaves_with_path(restored['state'])
@@ -402,43 +403,6 @@ def check_best_metric(config, names) -> None:
       f'config.checkpoint.best_metric={chosen!r}: evaluation of this data set '
       f'gives {", ".join(names)}{config_lib.nearest(chosen, names)}'
     )
-
-
-def checksum(x: np.ndarray) -> int:
-  """A leaf's, of `_checksums`, computed on the host."""
-  width = min(x.dtype.itemsize, 4)
-  words = np.ascontiguousarray(x).view(f'<u{width}').ravel()
-  weights = 2 * np.arange(words.size, dtype=np.uint32) + np.uint32(1)
-  return int((words.astype(np.uint32) * weights).sum(dtype=np.uint32))
-
-
-def _checksums(tree):
-  """(leaves,) uint32: of each leaf the sum of (2i + 1) word_i, modulo 2^32.
-
-  The weights are odd, hence invertible: any one changed word is always seen,
-  and two that change places almost always. Integer sums do not depend on the
-  order, hence not on how the leaf is divided over devices.
-  """
-  # One array: a save's cost on the host grows with the number of leaves.
-  return jnp.stack([_checksum(x) for x in jax.tree.leaves(tree)])
-
-
-def _checksum(x):
-  if x.dtype == jnp.bool_:
-    x = x.astype(jnp.uint8)
-  bits = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
-  words = jax.lax.bitcast_convert_type(x, bits).astype(jnp.uint32)
-  place = jnp.zeros(words.shape, jnp.uint32)
-  stride = 1
-  for axis in reversed(range(words.ndim)):
-    iota = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-    place += iota * np.uint32(stride % 2**32)
-    stride *= words.shape[axis]
-  return (words * (2 * place + 1)).sum(dtype=jnp.uint32)
-
-
-# One for all checkpoints of a process: models that are alike compile it once.
-_jitted_checksums = jax.jit(_checksums)
 
 
 @contextlib.contextmanager

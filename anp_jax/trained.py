@@ -16,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from anp_jax import checkpoint as checkpoint_lib
+from anp_jax import checksums
 from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
 from anp_jax import models
@@ -162,7 +163,7 @@ def _read_state(folder):
   for field, want in zip(dataclasses.fields(state_lib.TrainState), sums):
     leaves = jax.tree_util.tree_leaves_with_path(state.get(field.name, {}))
     for (path, leaf), number in zip(leaves, want):
-      if checkpoint_lib.checksum(leaf) != number:
+      if checksums.of_array(leaf) != number:
         name = f'{field.name}/{mesh_lib.path_name(path)}'
         raise ValueError(f'the bytes of {name} are not those that were saved')
   return state

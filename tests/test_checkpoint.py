@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from anp_jax import checkpoint
+from anp_jax import checksums
 from anp_jax import config as config_lib
 from anp_jax import mesh as mesh_lib
 
@@ -299,7 +300,7 @@ def _reference_checksum(array):
 @pytest.mark.parametrize('count', [1, 2, 4, 8])
 def test_checksum_is_the_sum_whatever_the_devices(count):
   state = _state(3, _mesh(count), 'data')
-  sums = jax.device_get(jax.jit(checkpoint._checksums)(state))
+  sums = jax.device_get(checksums.of_tree(state))
   leaves = jax.tree.leaves(state)
   assert sums.tolist() == [_reference_checksum(x) for x in leaves]
 

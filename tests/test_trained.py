@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from anp_jax import checkpoint
+from anp_jax import checksums
 from anp_jax import command_line
 from anp_jax import config as config_lib
 from anp_jax import train
@@ -178,7 +178,7 @@ def test_reading_changes_nothing(averaged):
 )
 def test_checksums_on_the_host(array, words):
   want = sum((2 * i + 1) * word for i, word in enumerate(words)) % 2**32
-  assert checkpoint.checksum(array) == want
+  assert checksums.of_array(array) == want
 
 
 def test_names_of_classes_stay_those_of_the_run(averaged):
