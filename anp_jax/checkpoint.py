@@ -17,24 +17,18 @@ import time
 
 from absl import logging
 import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
 from anp_jax import checksums
 from anp_jax import cluster
 from anp_jax import config as config_lib
-from anp_jax import mesh as mesh_lib
+from anp_jax import restoring
 
 NEWEST = 'checkpoints'
 BEST = 'best'
 DAMAGED = 'damaged'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 LOWER_IS_BETTER = ('loss',)
-
-
-class Damaged(Exception):
-  """A checkpoint that cannot be read back as it was written."""
 
 
 class NotSaved(cluster.Failed):
@@ -64,6 +58,7 @@ class Checkpoints:
     self._fingerprint = fingerprint
     self._like = like
     self._gather = gather
+    self._reader = restoring.Reader(self._workdir, config, fingerprint, like)
     self._metric = config.checkpoint.best_metric
     self._managers = {
       NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
@@ -142,8 +137,8 @@ class Checkpoints:
     for step in found:
       state, problem = None, ''
       try:
-        state = self._restore(NEWEST, step)
-      except Damaged as e:
+        state = self._reader.read(manager, step)
+      except restoring.Damaged as e:
         problem = str(e)
       # One disk that reads badly must not send one process to another step.
       problem = next(filter(None, self._gather(problem)), '')
@@ -170,7 +165,7 @@ class Checkpoints:
       try:
         manager.wait_until_finished()
       except Exception as e:  # noqa: BLE001 - whatever a disk answers
-        raise NotSaved(self._not_saved(kind, _first_line(e))) from e
+        raise NotSaved(self._not_saved(kind, restoring.first_line(e))) from e
 
   def close(self) -> None:
     """Waits and releases the managers; NotSaved as `wait`."""
@@ -179,7 +174,9 @@ class Checkpoints:
       try:
         manager.close()
       except Exception as e:  # noqa: BLE001 - whatever a disk answers
-        problem = problem or NotSaved(self._not_saved(kind, _first_line(e)))
+        problem = problem or NotSaved(
+          self._not_saved(kind, restoring.first_line(e))
+        )
     if problem:
       raise problem
 
@@ -211,7 +208,7 @@ class Checkpoints:
       self._write(kind, step, state, metrics)
       self._lacking = ''
     except Exception as e:  # noqa: BLE001 - whatever a disk answers
-      self._go_on_without(kind, _first_line(e), e)
+      self._go_on_without(kind, restoring.first_line(e), e)
 
   def _write(self, kind, step, state, metrics):
     meta = {
@@ -292,78 +289,11 @@ class Checkpoints:
           f'{", ".join(map(str, have)) or "none"})'
         )
     try:
-      return self._restore(kind, step), step
-    except Damaged as e:
+      return self._reader.read(self._managers[kind], step), step
+    except restoring.Damaged as e:
       raise config_lib.ConfigError(
         f'{self._workdir}/{kind}/{step} is damaged: {e}'
       ) from e
-
-  def _restore(self, kind, step):
-    manager = self._managers[kind]
-    try:
-      meta = manager.restore(
-        step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
-      )['meta']
-      saved = {key: meta[key] for key in ('config', 'data')}
-      tree = manager.item_metadata(step)['state']['state']
-    except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
-      raise Damaged(_first_line(e)) from e
-    self._check_meta(saved)
-    self._check_shapes(tree)
-    leaves = jax.tree.leaves(self._like)
-    sums = jax.ShapeDtypeStruct(
-      (len(leaves),),
-      jnp.uint32,
-      sharding=mesh_lib.replicated(leaves[0].sharding.mesh),
-    )
-    target = {'state': self._like, 'sums': sums}
-    try:
-      restored = manager.restore(
-        step,
-        args=ocp.args.Composite(state=ocp.args.StandardRestore(target)),
-      )['state']
-    except Exception as e:  # noqa: BLE001
-      raise Damaged(_first_line(e)) from e
-    self._check_sums(restored)
-    return restored['state']
-
-  def _check_meta(self, saved):
-    free = () if self._fingerprint else ('data',)
-    difference = config_lib.difference(saved['config'], self._config, free)
-    if difference:
-      raise config_lib.ConfigError(
-        f'{self._workdir}: {difference}; only these keys may change: '
-        f'{", ".join((*free, *config_lib.RESUMABLE))}. Another --workdir '
-        'starts a new run'
-      )
-    for key, value in (self._fingerprint or {}).items():
-      if saved['data'].get(key) != value:
-        raise config_lib.ConfigError(
-          f'{self._workdir}: the training data differ in {key!r}: '
-          f'{value!r}, but the run was started with {saved["data"].get(key)!r}'
-        )
-
-  def _check_shapes(self, tree):
-    """Compared before the restore: Orbax answers a mismatch with a flood."""
-    have = _shapes(tree)
-    want = _shapes(self._like)
-    for name in sorted(set(have) | set(want)):
-      if have.get(name) != want.get(name):
-        raise config_lib.ConfigError(
-          f'{self._workdir}: {name} has shape {want.get(name)}, but '
-          f'{have.get(name)} in the checkpoint; did the model change?'
-        )
-
-  def _check_sums(self, restored):
-    want = jax.device_get(restored['sums'])
-    have = jax.device_get(checksums.of_tree(restored['state']))
-    if not np.array_equal(want, have):
-      first = int(np.argmax(want != have))
-      paths = jax.tree_util.tree_leaves_with_path(restored['state'])
-      raise Damaged(
-        f'the bytes of {mesh_lib.path_name(paths[first][0])} are not those '
-        'that were saved'
-      )
 
   def _set_aside(self, step):
     name = f'{step}-{time.strftime("%Y%m%d-%H%M%S")}'
@@ -422,17 +352,3 @@ def _undisturbed():
     sys.setswitchinterval(interval)
     if enabled:
       gc.enable()
-
-
-def _shapes(tree):
-  return {
-    mesh_lib.path_name(path): tuple(leaf.shape)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
-
-
-def _first_line(e):
-  if 'No space left on device' in str(e):
-    return 'no space is left on the disk'
-  text = str(e).strip().splitlines()
-  return f'{type(e).__name__}: {text[0] if text else ""}'[:200]

@@ -1,0 +1,113 @@
+"""Reading a checkpoint back: whose it is, and whether it is whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from anp_jax import checksums
+from anp_jax import config as config_lib
+from anp_jax import mesh as mesh_lib
+
+
+class Damaged(Exception):
+  """A checkpoint that cannot be read back as it was written."""
+
+
+class Reader:
+  """Reads the checkpoints of one run."""
+
+  def __init__(self, workdir: str, config, fingerprint: dict | None, like):
+    """Makes it; arguments as of `checkpoint.Checkpoints`."""
+    self._workdir = workdir
+    self._config = config
+    self._fingerprint = fingerprint
+    self._like = like
+
+  def read(self, manager: ocp.CheckpointManager, step: int):
+    """The state of a step.
+
+    Raises:
+      ConfigError: if it belongs to another run.
+      Damaged: if it is not whole.
+    """
+    try:
+      meta = manager.restore(
+        step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+      )['meta']
+      saved = {key: meta[key] for key in ('config', 'data')}
+      tree = manager.item_metadata(step)['state']['state']
+    except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
+      raise Damaged(first_line(e)) from e
+    self._check_meta(saved)
+    self._check_shapes(tree)
+    leaves = jax.tree.leaves(self._like)
+    sums = jax.ShapeDtypeStruct(
+      (len(leaves),),
+      jnp.uint32,
+      sharding=mesh_lib.replicated(leaves[0].sharding.mesh),
+    )
+    target = {'state': self._like, 'sums': sums}
+    try:
+      restored = manager.restore(
+        step,
+        args=ocp.args.Composite(state=ocp.args.StandardRestore(target)),
+      )['state']
+    except Exception as e:  # noqa: BLE001
+      raise Damaged(first_line(e)) from e
+    _check_sums(restored)
+    return restored['state']
+
+  def _check_meta(self, saved):
+    free = () if self._fingerprint else ('data',)
+    difference = config_lib.difference(saved['config'], self._config, free)
+    if difference:
+      raise config_lib.ConfigError(
+        f'{self._workdir}: {difference}; only these keys may change: '
+        f'{", ".join((*free, *config_lib.RESUMABLE))}. Another --workdir '
+        'starts a new run'
+      )
+    for key, value in (self._fingerprint or {}).items():
+      if saved['data'].get(key) != value:
+        raise config_lib.ConfigError(
+          f'{self._workdir}: the training data differ in {key!r}: '
+          f'{value!r}, but the run was started with {saved["data"].get(key)!r}'
+        )
+
+  def _check_shapes(self, tree):
+    """Compared before the restore: Orbax answers a mismatch with a flood."""
+    have = _shapes(tree)
+    want = _shapes(self._like)
+    for name in sorted(set(have) | set(want)):
+      if have.get(name) != want.get(name):
+        raise config_lib.ConfigError(
+          f'{self._workdir}: {name} has shape {want.get(name)}, but '
+          f'{have.get(name)} in the checkpoint; did the model change?'
+        )
+
+
+def first_line(error: BaseException) -> str:
+  """What went wrong with a disk, for people."""
+  if 'No space left on device' in str(error):
+    return 'no space is left on the disk'
+  text = str(error).strip().splitlines()
+  return f'{type(error).__name__}: {text[0] if text else ""}'[:200]
+
+
+def _check_sums(restored):
+  want = jax.device_get(restored['sums'])
+  have = jax.device_get(checksums.of_tree(restored['state']))
+  if not np.array_equal(want, have):
+    first = int(np.argmax(want != have))
+    paths = jax.tree_util.tree_leaves_with_path(restored['state'])
+    raise Damaged(
+      f'the bytes of {mesh_lib.path_name(paths[first][0])} are not those '
+      'that were saved'
+    )
+
+
+def _shapes(tree):
+  return {
+    mesh_lib.path_name(path): tuple(leaf.shape)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
