@@ -42,13 +42,13 @@ class Checkpoints:
     self, workdir: str, config, fingerprint: dict | None, like,
     gather=lambda value: [value],
   ):  # fmt: skip
-    """Opens or creates the folders; nothing is written or changed yet.
+    """Opens the folders; those of a run that goes on are made and cleared.
 
     Args:
       workdir: of the run.
       config: resolved, stored with every checkpoint.
-      fingerprint: of the training data, stored and compared; None: nothing is
-        saved, and any data may be scored.
+      fingerprint: of the training data, stored and compared; None: the folders
+        are only read, as a run may be saving there, and any data may be scored.
       like: TrainState of jax.ShapeDtypeStruct with shardings: what a restore
         gives, whatever topology wrote it.
       gather: called with a JSON value, returns that of every process.
@@ -56,6 +56,7 @@ class Checkpoints:
     self._workdir = os.path.abspath(workdir)
     self._config = config
     self._fingerprint = fingerprint
+    self._only_reads = fingerprint is None
     self._like = like
     self._gather = gather
     self._reader = restoring.Reader(self._workdir, config, fingerprint, like)
@@ -118,8 +119,8 @@ class Checkpoints:
   def restore(self, which: str = 'newest'):
     """The newest whole checkpoint, or a named one.
 
-    A damaged newest one is named, set aside under `damaged/`, and the one
-    before is taken.
+    A damaged newest one is named, set aside under `damaged/` unless the folders
+    are only read, and the one before is taken.
 
     Args:
       which: 'newest', 'best' or a step.
@@ -132,10 +133,13 @@ class Checkpoints:
     """
     if which != 'newest':
       return self._restore_named(which)
-    manager = self._managers[NEWEST]
-    found = self._gather(sorted(manager.all_steps(), reverse=True))[0]
-    for step in found:
-      state, problem = None, ''
+    manager, tried = self._managers[NEWEST], []
+    while True:
+      left = [s for s in reversed(self.steps()) if s not in tried]
+      left = self._gather(left)[0]
+      if not left:
+        break
+      step, state, problem = left[0], None, ''
       try:
         state = self._reader.read(manager, step)
       except restoring.Damaged as e:
@@ -144,15 +148,16 @@ class Checkpoints:
       problem = next(filter(None, self._gather(problem)), '')
       if not problem:
         return state, step
-      place = self._gather(self._set_aside(step))[0]
+      tried.append(step)
       logging.error(
-        'checkpoint %d is damaged (%s); set aside as %s', step, problem, place
+        'checkpoint %d is damaged (%s)%s', step, problem, self._set_aside(step)
       )
+      # The run that owns the folder may have deleted it, and saved another.
       manager.reload()
-    if found:
+    if tried:
       raise config_lib.ConfigError(
         f'{self._workdir}: none of the checkpoints '
-        f'{", ".join(map(str, found))} is whole; to start again, choose '
+        f'{", ".join(map(str, tried))} is whole; to start again, choose '
         'another --workdir'
       )
     return None
@@ -180,12 +185,15 @@ class Checkpoints:
     if problem:
       raise problem
 
-  def _manager(self, folder, **options):
+  def _manager(self, folder, max_to_keep, **options):
+    own = not self._only_reads
     return ocp.CheckpointManager(
       os.path.join(self._workdir, folder),
       options=ocp.CheckpointManagerOptions(
-        create=True,
-        cleanup_tmp_directories=True,
+        # What is not this run's own may be in the midst of a save.
+        create=own,
+        cleanup_tmp_directories=own,
+        max_to_keep=max_to_keep if own else None,
         # Two managers save at once: their barriers must not be taken for one.
         multiprocessing_options=ocp.options.MultiprocessingOptions(
           barrier_sync_key_prefix=folder
@@ -296,12 +304,15 @@ class Checkpoints:
       ) from e
 
   def _set_aside(self, step):
+    """Moves it away where this is the run's own; what to say of that."""
+    if self._only_reads:
+      return ''
     name = f'{step}-{time.strftime("%Y%m%d-%H%M%S")}'
     place = os.path.join(self._workdir, DAMAGED, name)
     if jax.process_index() == 0:
       os.makedirs(os.path.dirname(place), exist_ok=True)
       shutil.move(os.path.join(self._workdir, NEWEST, str(step)), place)
-    return place
+    return f'; set aside as {self._gather(place)[0]}'
 
 
 def saved_steps(folder: str) -> list[int]:

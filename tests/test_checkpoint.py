@@ -233,6 +233,48 @@ def test_unfinished_save_is_no_checkpoint(tmp_path, config):
   assert _open(tmp_path, config).restore()[1] == 1
 
 
+def _all_files(workdir):
+  return {
+    str(p): None if p.is_dir() else p.read_bytes() for p in workdir.rglob('*')
+  }
+
+
+def test_what_only_reads_changes_nothing(tmp_path, config, caplog):
+  """The run that owns the folder may be in the midst of a save."""
+  _write(tmp_path, config, [1, 2])
+  _empty(tmp_path / 'checkpoints' / '2')
+  (tmp_path / 'best').rmdir()  # as of a run that was not evaluated yet
+  save = tmp_path / 'checkpoints' / '3.orbax-checkpoint-tmp'
+  save.mkdir()
+  (save / 'half').write_text('x')
+  before = _all_files(tmp_path)
+  found = _open(tmp_path, config, data=None)
+  state, step = found.restore()
+  found.close()
+  assert step == 1
+  _equal(state, 1)
+  assert 'checkpoint 2 is damaged' in caplog.text
+  assert _all_files(tmp_path) == before
+  _empty(tmp_path / 'checkpoints' / '1')
+  with pytest.raises(config_lib.ConfigError, match='none of the checkpoints'):
+    _open(tmp_path, config, data=None).restore()
+  assert _open(tmp_path / 'new', config, data=None).restore() is None
+  assert not (tmp_path / 'new').exists()
+
+
+def test_a_newer_one_is_read_where_the_run_has_deleted_the_newest(
+  tmp_path, config
+):
+  config.checkpoint.keep = 1
+  _write(tmp_path, config, [1])
+  found = _open(tmp_path, config, data=None)
+  _write(tmp_path, config, [2])
+  assert _folders(tmp_path, 'checkpoints') == [2]
+  state, step = found.restore()
+  assert step == 2
+  _equal(state, 2)
+
+
 def test_other_config_is_refused_with_the_key(tmp_path, config):
   _write(tmp_path, config, [1])
   config.optimizer.learning_rate = 0.7

@@ -192,8 +192,13 @@ def test_not_finite_stops_with_the_step_and_keeps_the_past(tmp_path, one):
 
 def test_evaluate_scores_a_checkpoint(tmp_path, one, capsys):
   scores = train.run(one, str(tmp_path))
+  save = tmp_path / 'checkpoints' / '99.orbax-checkpoint-tmp'
+  save.mkdir()  # of the run, which goes on somewhere else
+  capsys.readouterr()
   assert train.run(one, str(tmp_path), 'evaluate') == scores
-  assert 'checkpoint of step 12, 64 images' in capsys.readouterr().out
+  out, err = capsys.readouterr()
+  assert 'checkpoint of step 12, 64 images' in out and not err
+  assert save.exists()
   best = train.run(one, str(tmp_path), 'evaluate', 'best')
   lines = [r for r in telemetry.read(str(tmp_path)) if r['kind'] != 'train']
   assert best['anp_top1'] == max(r['anp_top1'] for r in lines)
