@@ -97,6 +97,7 @@ class Checkpoints:
       NotSaved: if this one or the one before cannot be written, for want of
         space say, and config.checkpoint.on_error is 'stop'.
     """
+    self._settle(NEWEST)
     if step not in self.steps(NEWEST):
       self._save(NEWEST, step, state)
 
@@ -108,12 +109,16 @@ class Checkpoints:
       state: TrainState.
       metrics: of an evaluation of this state.
     """
-    if BEST not in self._managers or step in self.steps(BEST):
+    if BEST not in self._managers:
+      return
+    self._settle(BEST)
+    if step in self.steps(BEST):
       return
     # Orbax would write first and delete after; what cannot stay is not written.
     value = metrics[self._metric]
-    if self._is_good(value):
-      self._save(BEST, step, state, {self._metric: value})
+    if self._is_good(value) and self._save(
+      BEST, step, state, {self._metric: value}
+    ):
       self._keep_score(step, value)
 
   def restore(self, which: str = 'newest'):
@@ -206,17 +211,31 @@ class Checkpoints:
       },
     )
 
+  def _settle(self, kind):
+    """Waits for the save before, as Orbax would, and sees whether it failed."""
+    try:
+      self._managers[kind].wait_until_finished()
+    except Exception as e:  # noqa: BLE001 - whatever a disk answers
+      self._go_on_without(kind, restoring.first_line(e), e)
+    if kind == BEST:  # Orbax's list lacks one that failed
+      have = self.steps(BEST)
+      self._scores = {s: v for s, v in self._scores.items() if s in have}
+
   def _save(self, kind, step, state, metrics=None):
+    """Begins to write a checkpoint; whether it did."""
     # One process asks, so that all save or none.
     problem = self._gather(self._no_room())[0]
     if problem:
       self._go_on_without(kind, problem)
-      return
+      return False
     try:
       self._write(kind, step, state, metrics)
-      self._lacking = ''
     except Exception as e:  # noqa: BLE001 - whatever a disk answers
       self._go_on_without(kind, restoring.first_line(e), e)
+      return False
+    if kind == NEWEST:
+      self._lacking = ''
+    return True
 
   def _write(self, kind, step, state, metrics):
     meta = {

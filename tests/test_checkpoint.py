@@ -6,10 +6,12 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint._src.path import atomicity
 import pytest
 
 from anp_jax import checkpoint
@@ -379,6 +381,38 @@ def test_a_full_disk(tmp_path, config, monkeypatch, caplog, on_error):
   found.save(3, _state(3))
   found.wait()
   assert found.restore()[1] == 3
+
+
+@pytest.mark.parametrize('when', ['before', 'meanwhile'])
+def test_the_best_that_was_not_written_is_not_the_best(
+  tmp_path, config, monkeypatch, when
+):
+  """A disk that is full at the best score, and has room for the next."""
+  config.checkpoint.on_error = 'continue'
+  config.checkpoint.keep_best = 1
+  found = _open(tmp_path, config)
+  with monkeypatch.context() as full:
+    if when == 'before':
+      full.setattr(
+        checkpoint.shutil, 'disk_usage',
+        lambda _: shutil._ntuple_diskusage(1, 1, 0),
+      )  # fmt: skip
+    else:
+      for name in ('AtomicRenameTemporaryPath', 'CommitFileTemporaryPath'):
+        full.setattr(getattr(atomicity, name), 'finalize', _no_space)
+    found.save_best(1, _state(1), {'anp_top1': 0.9})
+    # Orbax's own thread has ended, and nobody has asked it how.
+    manager = found._managers['best']
+    while manager.is_saving_in_progress():
+      time.sleep(0.01)
+  found.save_best(2, _state(2), {'anp_top1': 0.8})
+  found.save_best(3, _state(3), {'anp_top1': 0.7})
+  found.close()
+  assert _folders(tmp_path, 'best') == [2]
+
+
+async def _no_space(*_, **__):
+  raise OSError(28, 'No space left on device')
 
 
 @pytest.mark.slow
