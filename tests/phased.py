@@ -11,6 +11,8 @@ of several the next is for whichever process is there, also one started earlier.
 Until the last a gradient takes _PAUSE longer, or the run would be over first.
 
 ANP_STALL='RANK STEP': that rank's input never gives the batch of that step.
+
+ANP_PLATFORM=gpu: what this machine seems to have.
 """
 
 import importlib
@@ -122,6 +124,12 @@ def _stall():
   feed.Feed.__next__ = stall_here
 
 
+def _pretend(name):
+  from anp_jax import xla_flags
+
+  xla_flags.platform = lambda environment=None: name
+
+
 if __name__ == '__main__':
   sys.path.insert(0, str(_ROOT))
   if os.environ.get('ANP_KILL'):
@@ -133,5 +141,7 @@ if __name__ == '__main__':
     _kill_in_call(mine.partition('=')[2])
   if os.environ.get('ANP_STALL'):
     _stall()
+  if os.environ.get('ANP_PLATFORM'):
+    _pretend(os.environ['ANP_PLATFORM'])
   sys.argv = sys.argv[1:]
   runpy.run_path(sys.argv[0], run_name='__main__')

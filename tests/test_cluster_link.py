@@ -19,6 +19,7 @@ import pytest
 
 from anp_jax import cluster
 from anp_jax import config as config_lib
+from anp_jax import xla_flags
 from anp_jax.cluster import hub as hub_lib
 from anp_jax.cluster import link as link_lib
 from anp_jax.cluster import places
@@ -618,6 +619,16 @@ def test_one_process_is_told_of_gpus_that_jax_does_not_see(monkeypatch, config):
   """In a batch shell too, where no step says that this is Slurm."""
   monkeypatch.setattr(cluster.cards, 'own_problem', lambda: 'no driver')
   with pytest.raises(config_lib.ConfigError, match='no driver'):
+    cluster.start(config, places.ALONE)
+
+
+@pytest.mark.parametrize('name', ['gpu', 'tpu'])
+def test_an_accelerator_that_jax_drops_is_refused(monkeypatch, config, name):
+  """It warns of a plug-in that fails, and computes on the CPU."""
+  monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: name)
+  with pytest.raises(
+    config_lib.ConfigError, match=f'has a {name}, but JAX computes on cpu'
+  ):
     cluster.start(config, places.ALONE)
 
 

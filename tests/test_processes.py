@@ -352,6 +352,18 @@ def test_uneven_devices_are_refused(tmp_path):
       )
 
 
+def test_ranks_whose_gpus_do_not_start_are_refused(tmp_path):
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run'),
+    environment={'ANP_PLATFORM': 'gpu'},
+  ) as ranks:  # fmt: skip
+    assert ranks.wait(60) == [2, 2], ranks.text()
+    for rank in (0, 1):
+      assert re.search(
+        r'error: .*has a gpu, but JAX computes on cpu', ranks.text(rank)
+      )
+
+
 def test_a_missing_rank_is_named(tmp_path):
   port = launching.free_port()
   done = subprocess.run(

@@ -12,6 +12,7 @@ import time
 import traceback
 
 from anp_jax import config as config_lib
+from anp_jax import xla_flags
 from anp_jax.cluster import cards
 from anp_jax.cluster import hub as hub_lib
 from anp_jax.cluster import labels
@@ -186,11 +187,13 @@ def start(
   trains = (command or {}).get('--mode') == 'train'
   apart = config.strategy.name == 'server' and trains
   if place.count == 1 or apart:
+    if place.count > 1:
+      labels.begin(f'[{place.index} {socket.gethostname()}] ')
     problem = cards.own_problem()
     if problem:
       raise config_lib.ConfigError(problem)
-    if place.count > 1:
-      labels.begin(f'[{place.index} {socket.gethostname()}] ')
+    if not apart:  # a server may compute on the CPU
+      _check_platform()
     return Processes(config, place)
   settings = config.cluster
   card = cards.show(place, config, command or {})
@@ -203,6 +206,7 @@ def start(
     helps = config.strategy.helpers and trains
     if config.strategy.name == 'relay' or helps:
       _keep_own_gpus(link.devices)
+      _check_platform()
     else:
       _start_jax(place, link)
   except BaseException as e:  # noqa: BLE001 - the others would wait for it
@@ -272,6 +276,7 @@ def _start_jax(place, link):
     heartbeat_timeout_seconds=_JAX_TIMEOUT,
     shutdown_timeout_seconds=60,
   )
+  _check_platform()
   seen = len(jax.local_devices())
   counts = link.gather(seen)
   for index, count in enumerate(counts):
@@ -289,6 +294,22 @@ def _keep_own_gpus(devices):
   if devices is not None:
     own = ','.join(str(d) for d in devices)
     jax.config.update('jax_cuda_visible_devices', own)
+
+
+def _check_platform():
+  """JAX only warns of a plug-in that fails, and computes on the CPU."""
+  here = xla_flags.platform()
+  if here not in ('gpu', 'tpu'):  # what else JAX_PLATFORMS names, it insists on
+    return
+  import jax  # noqa: PLC0415
+
+  found = jax.default_backend()
+  if found != here:
+    raise config_lib.ConfigError(
+      f'this host has a {here}, but JAX computes on {found}: its warning says '
+      'why, a driver too old or a missing library, say; '
+      f'JAX_PLATFORMS={found} if that is meant'
+    )
 
 
 def _shut_down_jax():
