@@ -59,7 +59,9 @@ class Checkpoints:
     self._only_reads = fingerprint is None
     self._like = like
     self._gather = gather
-    self._reader = restoring.Reader(self._workdir, config, fingerprint, like)
+    self._reader = restoring.Reader(
+      self._workdir, config, fingerprint, like, gather
+    )
     self._metric = config.checkpoint.best_metric
     self._managers = {
       NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
@@ -144,19 +146,13 @@ class Checkpoints:
       left = self._gather(left)[0]
       if not left:
         break
-      step, state, problem = left[0], None, ''
+      step = left[0]
       try:
-        state = self._reader.read(manager, step)
+        return self._read(NEWEST, step), step
       except restoring.Damaged as e:
-        problem = str(e)
-      # One disk that reads badly must not send one process to another step.
-      problem = next(filter(None, self._gather(problem)), '')
-      if not problem:
-        return state, step
-      tried.append(step)
-      logging.error(
-        'checkpoint %d is damaged (%s)%s', step, problem, self._set_aside(step)
-      )
+        tried.append(step)
+        where = self._set_aside(step)
+        logging.error('checkpoint %d is damaged (%s)%s', step, e, where)
       # The run that owns the folder may have deleted it, and saved another.
       manager.reload()
     if tried:
@@ -316,11 +312,14 @@ class Checkpoints:
           f'{", ".join(map(str, have)) or "none"})'
         )
     try:
-      return self._reader.read(self._managers[kind], step), step
+      return self._read(kind, step), step
     except restoring.Damaged as e:
       raise config_lib.ConfigError(
         f'{self._workdir}/{kind}/{step} is damaged: {e}'
       ) from e
+
+  def _read(self, kind, step):
+    return self._reader.read(self._managers[kind].directory / str(step))
 
   def _set_aside(self, step):
     """Moves it away where this is the run's own; what to say of that."""

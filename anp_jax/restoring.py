@@ -1,5 +1,7 @@
 """Reading a checkpoint back: whose it is, and whether it is whole."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,30 +19,58 @@ class Damaged(Exception):
 class Reader:
   """Reads the checkpoints of one run."""
 
-  def __init__(self, workdir: str, config, fingerprint: dict | None, like):
+  def __init__(
+    self, workdir: str, config, fingerprint: dict | None, like, gather
+  ):
     """Makes it; arguments as of `checkpoint.Checkpoints`."""
     self._workdir = workdir
     self._config = config
     self._fingerprint = fingerprint
     self._like = like
+    self._gather = gather
 
-  def read(self, manager: ocp.CheckpointManager, step: int):
-    """The state of a step.
+  def read(self, folder):
+    """The state of a checkpoint, on every process or on none.
+
+    Args:
+      folder: of the checkpoint, as Orbax's managers give it.
 
     Raises:
       ConfigError: if it belongs to another run.
-      Damaged: if it is not whole.
+      Damaged: if it is not whole, or a process cannot read it.
     """
+    # Not by Orbax's manager, in which the others would wait for a process
+    # that cannot read.
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+      self._agreed(self._check_run, handler, folder)
+      restored = self._agreed(self._arrays, handler, folder)
+    self._agreed(_check_sums, restored)
+    return restored['state']
+
+  def _agreed(self, call, *arguments):
+    """What a call gives; Damaged on all processes if it is that on one."""
+    found, problem = None, ''
     try:
-      meta = manager.restore(
-        step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
-      )['meta']
+      found = call(*arguments)
+    except Damaged as e:
+      problem = str(e)
+    problems = self._gather(problem)
+    for rank, text in enumerate(problems):
+      if text:
+        raise Damaged(text if all(problems) else f'rank {rank}: {text}')
+    return found
+
+  def _check_run(self, handler, folder):
+    try:
+      meta = ocp.JsonCheckpointHandler().restore(folder / 'meta')
       saved = {key: meta[key] for key in ('config', 'data')}
-      tree = manager.item_metadata(step)['state']['state']
+      tree = handler.metadata(folder / 'state').tree['state']
     except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
       raise Damaged(first_line(e)) from e
     self._check_meta(saved)
     self._check_shapes(tree)
+
+  def _arrays(self, handler, folder):
     leaves = jax.tree.leaves(self._like)
     sums = jax.ShapeDtypeStruct(
       (len(leaves),),
@@ -49,14 +79,11 @@ class Reader:
     )
     target = {'state': self._like, 'sums': sums}
     try:
-      restored = manager.restore(
-        step,
-        args=ocp.args.Composite(state=ocp.args.StandardRestore(target)),
-      )['state']
+      return handler.restore(
+        folder / 'state', args=ocp.args.StandardRestore(target)
+      )
     except Exception as e:  # noqa: BLE001
       raise Damaged(first_line(e)) from e
-    _check_sums(restored)
-    return restored['state']
 
   def _check_meta(self, saved):
     free = () if self._fingerprint else ('data',)

@@ -12,6 +12,8 @@ Until the last a gradient takes _PAUSE longer, or the run would be over first.
 
 ANP_STALL='RANK STEP': that rank's input never gives the batch of that step.
 
+ANP_BAD_READ='RANK STEP': that rank's disk cannot read that step's checkpoint.
+
 ANP_PLATFORM=gpu: what this machine seems to have.
 """
 
@@ -124,6 +126,22 @@ def _stall():
   feed.Feed.__next__ = stall_here
 
 
+def _fail_to_read():
+  import orbax.checkpoint as ocp
+
+  rank, step = os.environ['ANP_BAD_READ'].split()
+  if f'--process_id={rank}' not in sys.argv:
+    return
+  real = ocp.StandardCheckpointHandler.restore
+
+  def restore(self, directory, *args, **kwargs):
+    if step in pathlib.Path(directory).parts:
+      raise OSError('Input/output error')
+    return real(self, directory, *args, **kwargs)
+
+  ocp.StandardCheckpointHandler.restore = restore
+
+
 def _pretend(name):
   from anp_jax import xla_flags
 
@@ -141,6 +159,8 @@ if __name__ == '__main__':
     _kill_in_call(mine.partition('=')[2])
   if os.environ.get('ANP_STALL'):
     _stall()
+  if os.environ.get('ANP_BAD_READ'):
+    _fail_to_read()
   if os.environ.get('ANP_PLATFORM'):
     _pretend(os.environ['ANP_PLATFORM'])
   sys.argv = sys.argv[1:]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -159,6 +160,28 @@ def test_any_topology_continues_any_other(tmp_path, unbroken, sharding):
     assert found['train', step] == pytest.approx(
       wanted['train', step], rel=1e-5
     )
+
+
+def test_a_disk_that_reads_badly_on_one_sends_all_to_another_step(
+  tmp_path, alone
+):
+  """Where each decided for itself, one would wait for the others for ever."""
+  work = tmp_path / 'run'
+  shutil.copytree(alone, work)
+  before, newest = sorted(
+    int(p.name) for p in (work / 'checkpoints').iterdir() if p.name.isdigit()
+  )
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(work, duration=f'{newest} steps'),
+    environment={'ANP_BAD_READ': f'1 {newest}'},
+  ) as ranks:  # fmt: skip
+    assert ranks.wait(60) == [0, 0], ranks.text(0) + ranks.text(1)
+    for rank in (0, 1):
+      assert (
+        f'checkpoint {newest} is damaged (rank 1: OSError: Input/output error)'
+      ) in ranks.text(rank)
+    assert f'continuing from step {before} of {newest}' in ranks.text(0)
+  _compare(alone, work, 1e-5)
 
 
 def _invariant(folder, name, topologies):
