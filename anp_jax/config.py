@@ -225,7 +225,7 @@ def base() -> ml_collections.ConfigDict:
   p.max_gigabytes = 4.0  # the least recently used entries go first
 
   c.cluster = u = ml_collections.ConfigDict()  # seconds, all of them
-  u.rendezvous_timeout = 300.0  # until all processes have come
+  u.rendezvous_timeout = 300.0  # until all have come; until JAX is up in all
   u.heartbeat_timeout = 20.0  # of silence, after which a process is lost
   u.stall_timeout = 120.0  # of one step, then all end; 0: no watchdog
   u.stop_timeout = (

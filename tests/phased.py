@@ -14,6 +14,9 @@ ANP_STALL='RANK STEP': that rank's input never gives the batch of that step.
 
 ANP_BAD_READ='RANK STEP': that rank's disk cannot read that step's checkpoint.
 
+ANP_STUCK='RANK WHERE': that rank never gets further than 'import', of JAX, or
+'devices', which it has opened.
+
 ANP_PLATFORM=gpu: what this machine seems to have.
 """
 
@@ -126,6 +129,27 @@ def _stall():
   feed.Feed.__next__ = stall_here
 
 
+def _get_stuck():
+  rank, where = os.environ['ANP_STUCK'].split()
+  if f'--process_id={rank}' not in sys.argv:
+    return
+  if where == 'import':
+    sys.meta_path.insert(0, _Hangs())
+    return
+  import jax
+
+  real = jax.local_devices
+  jax.local_devices = lambda: real() and threading.Event().wait()
+
+
+class _Hangs:
+  """A file system that does not answer."""
+
+  def find_spec(self, name, *_):
+    if name == 'jax':
+      threading.Event().wait()
+
+
 def _fail_to_read():
   import orbax.checkpoint as ocp
 
@@ -161,6 +185,8 @@ if __name__ == '__main__':
     _stall()
   if os.environ.get('ANP_BAD_READ'):
     _fail_to_read()
+  if os.environ.get('ANP_STUCK'):
+    _get_stuck()
   if os.environ.get('ANP_PLATFORM'):
     _pretend(os.environ['ANP_PLATFORM'])
   sys.argv = sys.argv[1:]

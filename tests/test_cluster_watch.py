@@ -73,6 +73,13 @@ def test_the_start_may_last_ten_times_that(clock):
   assert _lasts(_watch(clock), clock, 1000)
 
 
+@pytest.mark.parametrize('phase', ['loading', 'joining', 'opening'])
+def test_until_jax_is_up_it_is_the_rendezvous_timeout(clock, phase):
+  watch = _watch(clock, joining_timeout=300.0)
+  watch.beat(phase)
+  assert _lasts(watch, clock, 300)
+
+
 def test_slow_steps_may_last_ten_times_the_longest(clock):
   watch = _watch(clock)
   _steps(watch, clock, 30, 40, 20, 1)

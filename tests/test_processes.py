@@ -403,6 +403,22 @@ def test_a_missing_rank_is_named(tmp_path):
   assert 'rank 1, rank 2 have not come within 12 s' in done.stderr
 
 
+@pytest.mark.parametrize(
+  'where', ['import', pytest.param('devices', marks=_SOAK)]
+)
+def test_a_rank_that_is_stuck_while_jax_starts_is_named(tmp_path, where):
+  """Of a file system that hangs, or a driver."""
+  keys = {'cluster.rendezvous_timeout': '8'}
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys),
+    environment={'ANP_STUCK': f'1 {where}'},
+  ) as ranks:  # fmt: skip
+    assert ranks.wait(60) == [75, 75], ranks.text(0) + ranks.text(1)
+    for rank in (0, 1):
+      assert re.search(r'error: .*rank 1 on \S+ is late', ranks.text(rank))
+    assert 'phased.py' in ranks.text(1)  # its stack
+
+
 def test_nobody_at_the_coordinator(tmp_path):
   done = subprocess.run(
     [

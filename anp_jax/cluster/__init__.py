@@ -24,8 +24,8 @@ from anp_jax.cluster import watch as watch_lib
 Lost = link_lib.Lost
 find = places.find
 # JAX's own watch over its processes is the last resort: it ends them without
-# saying who was lost.
-_JAX_TIMEOUT = 600  # seconds
+# saying who was lost. Seconds at least, and times as long as ours.
+_JAX_TIMEOUT, _LATER = 600, 2
 _SEEN_WITHIN = 15.0  # seconds: NFS clients remember for a while what was there
 
 
@@ -60,12 +60,12 @@ class Processes:
       self._stalled,
       link.beat if link else lambda state: None,
       hub_lib.PULSE,
+      joining_timeout=config.cluster.rendezvous_timeout,
     )
     self._stop = stopping.Stop(config, self._watch.to_stop)
 
   def __enter__(self):
-    self._watch.start()
-    self._stack.callback(self._watch.stop)
+    self.watch()
     return self
 
   def __exit__(self, kind, error, trace):
@@ -79,7 +79,21 @@ class Processes:
       self._stack.close()
       _shut_down_jax()
       return
-    _end_all(self._link, error)
+    self.end(error)
+
+  def watch(self) -> None:
+    """Sees from now on that this process gets on; see `watch.Watch`."""
+    self._watch.start()
+    self._stack.callback(self._watch.stop)
+
+  def end(self, error: BaseException) -> None:
+    """Ends this process and all others with what an error asks for."""
+    self._stack.close()
+    code, text = exit_status(error)
+    if code == hub_lib.FAILED and not isinstance(error, EXPECTED):
+      traceback.print_exception(error)
+    self._link.fail(code, text)
+    link_lib.end_process(code, text)
 
   def beat(self, phase: str, step: int = 0) -> None:
     """Says that this process begins something; see `watch.Watch`."""
@@ -201,17 +215,19 @@ def start(
   if not place.index:
     _open_hub(place, settings)
   link = link_lib.Link(place, card, settings)
+  processes = Processes(config, place, link)
   try:
+    processes.watch()
     # No program spans the processes of a ring, nor those that help another.
     helps = config.strategy.helpers and trains
     if config.strategy.name == 'relay' or helps:
-      _keep_own_gpus(link.devices)
-      _check_platform()
+      _keep_own_gpus(link.devices, processes.beat)
     else:
-      _start_jax(place, link)
+      _start_jax(place, link, settings, processes.beat)
+    processes.beat('starting')
   except BaseException as e:  # noqa: BLE001 - the others would wait for it
-    _end_all(link, e)
-  return Processes(config, place, link)
+    processes.end(e)
+  return processes
 
 
 def exit_status(error: BaseException) -> tuple[int, str]:
@@ -230,15 +246,6 @@ def exit_status(error: BaseException) -> tuple[int, str]:
   if isinstance(error, Failed):
     return 1, lines[0]
   return 1, f'{type(error).__name__}: {lines[0]}'
-
-
-def _end_all(link, error):
-  """Ends this process and all others with what an error asks for."""
-  code, text = exit_status(error)
-  if code == hub_lib.FAILED and not isinstance(error, EXPECTED):
-    traceback.print_exception(error)
-  link.fail(code, text)
-  link_lib.end_process(code, text)
 
 
 def _open_hub(place, settings):
@@ -260,24 +267,30 @@ def _open_hub(place, settings):
     ) from e
 
 
-def _start_jax(place, link):
+def _start_jax(place, link, settings, beat):
+  beat('loading')
   import jax  # noqa: PLC0415 - heavy: only once all processes are there
 
+  beat('joining')
   # It would take SIGTERM for itself.
   jax.config.update('jax_enable_preemption_service', False)
   host, _ = places.split_address(place.coordinator)
   host = f'[{host}]' if ':' in host else host
+  ours = max(settings.rendezvous_timeout, settings.heartbeat_timeout)
+  timeout = int(max(_JAX_TIMEOUT, _LATER * ours))
   jax.distributed.initialize(
     f'{host}:{link.port}',
     place.count,
     place.index,
     local_device_ids=link.devices,
-    initialization_timeout=_JAX_TIMEOUT,
-    heartbeat_timeout_seconds=_JAX_TIMEOUT,
+    initialization_timeout=timeout,
+    heartbeat_timeout_seconds=timeout,
     shutdown_timeout_seconds=60,
   )
+  beat('opening')
   _check_platform()
   seen = len(jax.local_devices())
+  beat('comparing')
   counts = link.gather(seen)
   for index, count in enumerate(counts):
     if count != counts[0]:  # Orbax's and JAX's own barriers need them alike
@@ -287,13 +300,16 @@ def _start_jax(place, link):
       )
 
 
-def _keep_own_gpus(devices):
+def _keep_own_gpus(devices, beat):
   """What jax.distributed does, for a process that goes without it."""
+  beat('loading')
   import jax  # noqa: PLC0415
 
   if devices is not None:
     own = ','.join(str(d) for d in devices)
     jax.config.update('jax_cuda_visible_devices', own)
+  beat('opening')
+  _check_platform()
 
 
 def _check_platform():

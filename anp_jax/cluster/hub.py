@@ -13,6 +13,7 @@ import threading
 import time
 
 from anp_jax.cluster import cards
+from anp_jax.cluster import watch
 
 # Exit status of a process that ends because another is lost, late or missing:
 # sysexits' EX_TEMPFAIL. Starting again may help; a launcher should try.
@@ -252,6 +253,10 @@ class Hub:
       phase = member.state.get('phase', '')
       # All else comes before the steps, or is the compiling of the first.
       order = _ORDER.index(phase) if phase in _ORDER else -1
+      if phase in watch.JOINING:
+        order = watch.JOINING.index(phase) - len(watch.JOINING) - 1
+      elif not phase:  # not even that
+        order = -len(watch.JOINING) - 2
       return member.state.get('step', 0), order
 
     members = [member for _, member in sorted(self._members.items())]
@@ -265,7 +270,7 @@ class Hub:
   def _whereabouts(self):
     states = [
       f'{m.card["index"]}: {m.state.get("phase", "starting")} '
-      f'{m.state.get("step", "")}'.strip()
+      f'{m.state.get("step") or ""}'.strip()
       for _, m in sorted(self._members.items())
     ]
     return f' (rank: what it does, step; {"; ".join(states)})'

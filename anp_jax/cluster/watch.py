@@ -10,6 +10,8 @@ import time
 _STEPS, _ELSE = 10, 10
 _RECENT = 32
 STEPPING = ('input', 'step')
+# What a process does once all have met, until JAX is up in each, in this order.
+JOINING = ('loading', 'joining', 'opening', 'comparing')
 PAUSES = ('evaluating', 'saving')
 
 
@@ -17,13 +19,14 @@ class Watch:
   """Knows what this process does since when, and calls when it lasts too long.
 
   The bound on a step adapts: ten times the longest of the last 32, and never
-  less than config.cluster.stall_timeout; all else may take ten times that.
+  less than config.cluster.stall_timeout; all else may take ten times that, but
+  until JAX is up it is config.cluster.rendezvous_timeout.
   """
 
   def __init__(
     self, stall_timeout: float, stalled: Callable[[dict], None],
     pulse: Callable[[dict], None] = lambda state: None, seconds: float = 1.0,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = time.monotonic, joining_timeout: float = 0.0,
   ):  # fmt: skip
     """Makes a watch that is not running yet.
 
@@ -33,23 +36,27 @@ class Watch:
       pulse: called with the state every `seconds`.
       seconds: between two looks.
       clock: returns seconds that never run backwards.
+      joining_timeout: seconds for each of JOINING.
     """
     self._stall_timeout = stall_timeout
     self._stalled = stalled
     self._pulse = pulse
     self._seconds = seconds
     self._clock = clock
+    self._joining_timeout = joining_timeout
     # One tuple, so that the watch's thread never reads half of a change.
     self._at = ('starting', 0, clock())
     self._stepped = None  # when the last step began
     self._durations = collections.deque(maxlen=_RECENT)
     self._entered = clock()  # when the present phase began
     self._pause = 0.0  # the longest save or evaluation
+    self._thread = threading.Thread(target=self._run, name='watch', daemon=True)
     self._ended = threading.Event()
 
   def start(self) -> None:
-    """Begins to look, in a thread of its own."""
-    threading.Thread(target=self._run, name='watch', daemon=True).start()
+    """Begins to look, in a thread of its own; a second call begins nothing."""
+    if self._thread.ident is None:
+      self._thread.start()
 
   def stop(self) -> None:
     """Ends the thread; `stalled` is not called after this."""
@@ -81,6 +88,8 @@ class Watch:
 
   def bound(self, phase: str) -> float:
     """Seconds that a phase may last."""
+    if phase in JOINING:
+      return self._joining_timeout
     if phase not in STEPPING:
       return _ELSE * self._stall_timeout
     longest = max(self._durations, default=0.0)
