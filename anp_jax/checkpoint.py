@@ -66,6 +66,8 @@ class Checkpoints:
     self._managers = {
       NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     }
+    self._began = {}  # when the last save of each kind did
+    self._longest = 0.0  # seconds from a save's begin until it is on disk
     self._lacking = ''  # why the newest step has no checkpoint
     self._lower = self._metric in LOWER_IS_BETTER
     # Of the best steps, held in memory: a process that looked at the folder
@@ -163,6 +165,20 @@ class Checkpoints:
       )
     return None
 
+  def to_save(self) -> float:
+    """Seconds that one more save may take, to judge by those before.
+
+    To be asked often, from any thread: what is under way is timed by that.
+    """
+    left = 0.0
+    for kind, began in list(self._began.items()):
+      spent = time.monotonic() - began
+      saving = self._managers[kind].is_saving_in_progress()
+      if saving and self._began.get(kind) == began:  # and not the next one
+        self._longest = max(self._longest, spent)
+        left = max(left, self._longest - spent)
+    return left + self._longest
+
   def wait(self) -> None:
     """Returns when everything is on disk; NotSaved if it does not get there."""
     if self._lacking:  # what a run ends with has to be there
@@ -224,11 +240,14 @@ class Checkpoints:
     if problem:
       self._go_on_without(kind, problem)
       return False
+    began = time.monotonic()
+    self._began.pop(kind, None)
     try:
       self._write(kind, step, state, metrics)
     except Exception as e:  # noqa: BLE001 - whatever a disk answers
       self._go_on_without(kind, restoring.first_line(e), e)
       return False
+    self._began[kind] = began
     if kind == NEWEST:
       self._lacking = ''
     return True

@@ -216,7 +216,7 @@ def _run(config, workdir, processes, crew=None):
   # The loop. Order of effects after a step: its numbers, newest checkpoint,
   # evaluation, best checkpoint, stop.
   scores, vote = {}, stopping.GO_ON
-  with processes.listening():
+  with processes.listening(checkpoints.to_save):
     try:
       if owes:
         scores = score()

@@ -1,5 +1,6 @@
 """Tests of checkpoint: keeping, falling back, refusing, checking bytes."""
 
+import asyncio
 import json
 import os
 import pathlib
@@ -381,6 +382,38 @@ def test_a_full_disk(tmp_path, config, monkeypatch, caplog, on_error):
   found.save(3, _state(3))
   found.wait()
   assert found.restore()[1] == 3
+
+
+def test_a_save_is_timed_until_it_is_on_disk(tmp_path, config, monkeypatch):
+  """Not until the loop goes on, which it does at once."""
+  found = _open(tmp_path, config)
+  assert found.to_save() == 0
+  for name in ('AtomicRenameTemporaryPath', 'CommitFileTemporaryPath'):
+    monkeypatch.setattr(
+      getattr(atomicity, name), 'finalize',
+      _slow(getattr(atomicity, name).finalize, 0.2),
+    )  # fmt: skip
+  start = time.monotonic()
+  found.save(1, _state(1))
+  while not (tmp_path / 'checkpoints/1').exists():
+    found.to_save()
+    time.sleep(0.01)
+  spent = time.monotonic() - start
+  found.wait()
+  longest = found.to_save()
+  assert longest == pytest.approx(spent, rel=0.5)
+  found.save(2, _state(2))
+  # What is left of the one under way comes first.
+  assert longest < found.to_save() <= 2 * longest
+  found.close()
+
+
+def _slow(real, seconds):
+  async def slow(*args, **kwargs):
+    await asyncio.sleep(seconds)
+    return await real(*args, **kwargs)
+
+  return slow
 
 
 @pytest.mark.parametrize('when', ['before', 'meanwhile'])

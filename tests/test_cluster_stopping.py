@@ -82,6 +82,23 @@ def test_the_end_of_slurms_job(text, minutes, ends):
   assert _votes_at(stop, clock, ends - 15)
 
 
+@pytest.mark.parametrize(
+  'left, needed, allowed',
+  [
+    (None, 0, 60),
+    (None, 100, 160),  # as long as saves have taken, and stop_timeout
+    (3600, 100, 160),
+    (120, 0, 115),  # Slurm's signal before the end of the job
+    (120, 100, 160),
+    (30, 0, 60),
+  ],
+)
+def test_seconds_that_a_stop_may_take(left, needed, allowed):
+  text = str(int(_NOW) + left) if left else ''
+  stop = _stop({'SLURM_JOB_END_TIME': text}, needed=lambda: needed)
+  assert stop._allowed() == allowed
+
+
 def test_a_signal_outweighs_the_time_limit():
   clock = _Clock()
   stop = _stop(minutes=1.0, clock=clock)

@@ -128,6 +128,16 @@ def test_an_evaluation_that_gets_on_has_no_bound(clock, config):
   assert watch.to_stop() == 2 * 3600
 
 
+def test_saves_beside_the_loop_count_when_a_stop_is_near(clock, config):
+  config.time_limit = 2.0
+  processes = cluster.Processes(config)
+  processes._stop._clock = lambda: processes._stop._ends - 60
+  with processes.listening():
+    assert processes.vote() == cluster.stopping.GO_ON
+  with processes.listening(lambda: 50.0):  # and a margin
+    assert processes.vote() == cluster.stopping.TIME_LIMIT
+
+
 def test_to_stop_is_what_pauses_and_steps_have_taken(clock):
   watch = _watch(clock)
   assert watch.to_stop() == 0

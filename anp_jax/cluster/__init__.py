@@ -62,7 +62,10 @@ class Processes:
       hub_lib.PULSE,
       joining_timeout=config.cluster.rendezvous_timeout,
     )
-    self._stop = stopping.Stop(config, self._watch.to_stop)
+    self._to_save = float
+    self._stop = stopping.Stop(
+      config, lambda: self._watch.to_stop() + self._to_save()
+    )
 
   def __enter__(self):
     self.watch()
@@ -117,8 +120,13 @@ class Processes:
     return self._stop.vote()
 
   @contextlib.contextmanager
-  def listening(self):
-    """Within it, a signal is a vote; outside it ends the process."""
+  def listening(self, to_save=float):
+    """Within it, a signal is a vote; outside it ends the process.
+
+    Args:
+      to_save: returns the seconds that a save takes beside the loop.
+    """
+    self._to_save = to_save
     self._stop.listen(self._cannot_stop)
     try:
       yield

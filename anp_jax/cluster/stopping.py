@@ -1,6 +1,7 @@
 """Being told to stop: signals, and the end of the time that a run has."""
 
 import functools
+import math
 import os
 import signal
 import socket
@@ -18,6 +19,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _ECHO = 5.0
 # Of the time that is left when a run begins to stop, on top of what it needs.
 _MARGIN = 15.0  # seconds
+# A signal this near to the end of the time is for that end, which then alone
+# bounds the stop.
+_NEAR, _LAST = 300.0, 5.0  # seconds
 
 
 class Stop:
@@ -116,9 +120,16 @@ class Stop:
     self._heard = now
     _say(f'{name}: saving, then stopping; once more to leave at once')
     if self._timeout:
-      timer = threading.Timer(self._timeout, self._too_late, (name,))
+      seconds = self._allowed()
+      timer = threading.Timer(seconds, self._too_late, (name, seconds))
       timer.daemon = True
       timer.start()
+
+  def _allowed(self):
+    """Seconds that a stop may take from now on."""
+    allowed = self._timeout + self._needed()
+    left = self._ends - self._clock() if self._ends else math.inf
+    return max(allowed, left - _LAST) if left < _NEAR else allowed
 
   def _after(self, handler, number, frame):
     """Handles a signal that comes when the run has stopped."""
@@ -127,10 +138,10 @@ class Stop:
       signal.signal(number, handler)
       signal.raise_signal(number)
 
-  def _too_late(self, name):
+  def _too_late(self, name, seconds):
     cannot = self._cannot
     if cannot:
-      cannot(f'could not stop within {self._timeout:g} s of {name}')
+      cannot(f'could not stop within {seconds:.3g} s of {name}')
 
 
 def _end_of_time(minutes, environment, now):
