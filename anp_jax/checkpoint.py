@@ -113,10 +113,9 @@ class Checkpoints:
       state: TrainState.
       metrics: of an evaluation of this state.
     """
-    if BEST not in self._managers:
-      return
-    self._settle(BEST)
-    if step in self.steps(BEST):
+    if BEST in self._managers:
+      self._settle(BEST)
+    if BEST not in self._managers or step in self.steps(BEST):
       return
     # Orbax would write first and delete after; what cannot stay is not written.
     value = metrics[self._metric]
@@ -150,11 +149,11 @@ class Checkpoints:
         break
       step = left[0]
       try:
-        return self._read(NEWEST, step), step
+        return self._reader.read(manager.directory / str(step)), step
       except restoring.Damaged as e:
-        tried.append(step)
         where = self._set_aside(step)
         logging.error('checkpoint %d is damaged (%s)%s', step, e, where)
+      tried.append(step)
       # The run that owns the folder may have deleted it, and saved another.
       manager.reload()
     if tried:
@@ -171,7 +170,7 @@ class Checkpoints:
     To be asked often, from any thread: what is under way is timed by that.
     """
     left = 0.0
-    for kind, began in list(self._began.items()):
+    for kind, began in tuple(self._began.items()):
       spent = time.monotonic() - began
       saving = self._managers[kind].is_saving_in_progress()
       if saving and self._began.get(kind) == began:  # and not the next one
@@ -229,9 +228,9 @@ class Checkpoints:
       self._managers[kind].wait_until_finished()
     except Exception as e:  # noqa: BLE001 - whatever a disk answers
       self._go_on_without(kind, restoring.first_line(e), e)
-    if kind == BEST:  # Orbax's list lacks one that failed
-      have = self.steps(BEST)
-      self._scores = {s: v for s, v in self._scores.items() if s in have}
+    # Orbax's list lacks one that failed.
+    for step in self._scores.keys() - set(self.steps(BEST)):
+      del self._scores[step]
 
   def _save(self, kind, step, state, metrics=None):
     """Begins to write a checkpoint; whether it did."""
@@ -331,14 +330,12 @@ class Checkpoints:
           f'{", ".join(map(str, have)) or "none"})'
         )
     try:
-      return self._read(kind, step), step
+      folder = self._managers[kind].directory / str(step)
+      return self._reader.read(folder), step
     except restoring.Damaged as e:
       raise config_lib.ConfigError(
         f'{self._workdir}/{kind}/{step} is damaged: {e}'
       ) from e
-
-  def _read(self, kind, step):
-    return self._reader.read(self._managers[kind].directory / str(step))
 
   def _set_aside(self, step):
     """Moves it away where this is the run's own; what to say of that."""

@@ -627,6 +627,17 @@ def test_an_error_while_jax_starts_ends_all(starting, capsys):
   assert 'Traceback' not in capsys.readouterr().err
 
 
+def test_without_nvidias_tool_a_start_says_what_is_not_checked(
+  starting, monkeypatch, capsys
+):
+  says = 'nvidia-smi lists no GPU here: none can be told to be shared\n'
+  monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
+  for found, want in (([], says), (['GPU-1a2b'], '')):
+    monkeypatch.setattr(cluster.cards, 'gpus', lambda _, found=found: found)
+    starting(cluster.Failed('enough'))
+    assert capsys.readouterr().out == want
+
+
 def test_one_process_is_told_of_gpus_that_jax_does_not_see(monkeypatch, config):
   """In a batch shell too, where no step says that this is Slurm."""
   monkeypatch.setattr(cluster.cards, 'own_problem', lambda: 'no driver')

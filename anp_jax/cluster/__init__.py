@@ -220,6 +220,9 @@ def start(
   settings = config.cluster
   card = cards.show(place, config, command or {})
   labels.begin(f'[{place.index} {card["host"]}] ')
+  # One process a host says it.
+  if card['platform'] == 'gpu' and not card['gpus'] and place.local_index <= 0:
+    print('nvidia-smi lists no GPU here: none can be told to be shared')
   if not place.index:
     _open_hub(place, settings)
   link = link_lib.Link(place, card, settings)
