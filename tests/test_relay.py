@@ -434,7 +434,11 @@ def test_evaluation_of_all_models(tmp_path, stations, capsys):
   train.run(config, str(tmp_path))
   trained = capsys.readouterr().out
   stations(1)
+  # Of a ring that still trains, and is writing this.
+  save = tmp_path / 'models/000/checkpoints/99.orbax-checkpoint-tmp'
+  save.mkdir()
   train.run(config, str(tmp_path), 'evaluate')
+  assert save.is_dir()
   scored = capsys.readouterr().out
   for name in ('000', '001'):
     (line,) = [x for x in trained.splitlines() if f'{name}  lap 3' in x]

@@ -105,6 +105,7 @@ class Ring:
       config_lib.steps(
         config.log.every, self.candidates[0].config.batch_size, len(source)
       ),
+      training,
     )  # fmt: skip
     self._claim(training)
     parts = itinerary_lib.parts(config, source, self.stations)
@@ -141,7 +142,7 @@ class Ring:
     if self._config.log.tensorboard:
       # Seconds where torch is installed; not in the middle of a turn.
       import tensorboardX  # noqa: F401
-    with processes.listening():
+    with processes.listening(self.store.to_save):
       models = processes.gather(self._begin() if self._lead else None)[0]
       for station in self._local.values():
         station.start(*models, self._seats)

@@ -69,7 +69,10 @@ class Store:
     records: `records.Records`.
   """
 
-  def __init__(self, config, workdir: str, candidates, source, like, every):
+  def __init__(
+    self, config, workdir: str, candidates, source, like, every: int,
+    training: bool,
+  ):  # fmt: skip
     """Makes it; nothing is written yet.
 
     Args:
@@ -80,6 +83,7 @@ class Store:
       like: model -> its TrainState of jax.ShapeDtypeStruct, as a restore gives
         it.
       every: steps between two records.
+      training: whether the ring trains; else nothing is changed.
     """
     self._config = config
     self._workdir = workdir
@@ -87,8 +91,10 @@ class Store:
     self._source = source
     self._like = like
     self._every = every
+    self._fingerprint = sources.fingerprint(source) if training else None
     self._saving, self._counting = threading.Lock(), threading.Lock()
     self._checkpoints, self._damaged, self._seen = {}, {}, {}
+    self._to_save = 0.0  # of models that have been let go
     self.records = records_lib.Records(
       config, self.folder, candidates, len(source)
     )
@@ -103,15 +109,19 @@ class Store:
       own = self._candidates[model].config.copy_and_resolve_references()
       own.checkpoint.keep_best = 0
       self._checkpoints[model] = checkpoint_lib.Checkpoints(
-        self.folder(model), own, sources.fingerprint(self._source),
-        self._like(model),
-      )  # fmt: skip
+        self.folder(model), own, self._fingerprint, self._like(model)
+      )
     return self._checkpoints[model]
 
   def save(self, model: int, step: int, state) -> None:
     """Begins to save a model; one that is saved at this step stays."""
     with self._saving:
       self.checkpoints(model).save(step, state)
+
+  def to_save(self) -> float:
+    """Seconds that a save takes beside all else; any thread may ask."""
+    found = list(self._checkpoints.values())
+    return max((self._to_save, *(c.to_save() for c in found)))
 
   def let_go(self, model: int) -> None:
     """Returns once a model's last save is done, and its files are closed."""
@@ -120,6 +130,7 @@ class Store:
       checkpoints = self._checkpoints.pop(model, None)
     if checkpoints:
       checkpoints.close()
+      self._to_save = max(self._to_save, checkpoints.to_save())
 
   def wait(self) -> None:
     """Returns once all saves are done."""

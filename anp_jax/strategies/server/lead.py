@@ -176,6 +176,10 @@ class Lead:
       if last:
         return True
 
+  def to_save(self) -> float:
+    """Seconds that a save takes beside all else."""
+    return self._checkpoints.to_save()
+
   def finish(self) -> dict:
     """Ends the run well; returns the last scores."""
     version, total = self._term.keeper.version, self._parts.total

@@ -92,7 +92,7 @@ def _lead(config, workdir, processes, card, workers, worker):
   lead = lead_lib.Lead(config, workdir, processes, card, workers)
   job = worker and _Job(worker.run, 'worker')
   try:
-    with processes.listening():
+    with processes.listening(lead.to_save):
       lead.begin()
       while not lead.attend(job, worker):
         lead.begin()
