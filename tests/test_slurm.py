@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import random
 import re
 import subprocess
@@ -278,24 +277,39 @@ def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
 
 
 def test_sweep(cluster, tmp_path):
+  """The task that has the array's own number is told to stop; only it does."""
   sweep = tmp_path / 'sweep.txt'
   sweep.write_text(
-    "--config.seed=1 --config.duration='3 steps'\n"
-    "--config.seed=2 --config.duration='4 steps'\n"
+    "--config.seed=1 --config.duration='2000 steps'\n"
+    "--config.seed=2 --config.duration='2001 steps'\n"
   )
+  keys = {'log.every': '1 steps', 'eval.every': '5000 steps',
+          'checkpoint.every': '5000 steps'}  # fmt: skip
   arguments = [
-    a for a in launching.arguments('unused', **_KEYS)
-    if not a.startswith(('--workdir', '--config.duration'))
+    a for a in launching.arguments('unused', **keys)
+    if not a.startswith('--workdir')
   ]  # fmt: skip
-  cluster.submit(
+  array = cluster.submit(
     'scripts/slurm/sweep.sbatch', ['--array=1-2'],
     [str(sweep), str(tmp_path / 'runs'), *arguments],
     tmp_path / 'job-%a.log',
   )  # fmt: skip
-  for number, steps in ((1, 3), (2, 4)):
-    slurm_cluster.until(
-      pathlib.Path(tmp_path / f'job-{number}.log'), 'index.html', timeout=120
+  for number in (1, 2):
+    slurm_cluster.until(tmp_path / f'job-{number}.log', 'start 1')
+    own = cluster.field(f'{array}_{number}', 'JobId')
+    log = tmp_path / f'runs/{number}/logs/{own}-0.log'
+    slurm_cluster.until(log, r'\b10/200')
+    if own == array:
+      stopped = number
+  subprocess.run(
+    ['scancel', '--batch', '--signal=USR1', f'{array}_{stopped}'], timeout=60
+  )
+  for number, steps in ((1, 2000), (2, 2001)):
+    text = slurm_cluster.until(
+      tmp_path / f'job-{number}.log', 'index.html', timeout=120
     )
+    assert text.count('USR1: asking') == (number == stopped), text
+    assert text.count('start 2') == (number == stopped), text
     lines = telemetry.read(str(tmp_path / f'runs/{number}'))
     assert lines[-1]['step'] == steps
 

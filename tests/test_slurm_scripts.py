@@ -1,0 +1,94 @@
+"""What the scripts of scripts/slurm decide, without a cluster."""
+
+import os
+import stat
+import subprocess
+
+import pytest
+
+from tests import launching
+
+_TRAIN, _SERVER = 'scripts/slurm/train.sbatch', 'scripts/slurm/server.sbatch'
+# Slurm's programs, which note how they were called.
+_PROGRAMS = {
+  'squeue': 'echo RUNNING',
+  'scontrol': ':',
+  'scancel': ':',
+  'sleep': ':',
+  'srun': """
+while [[ ${1:-} == -* ]]; do shift; done
+"$@"
+""",
+  # What trains: nothing at all.
+  'python': ':',
+}
+_JOB = {
+  'SLURM_JOB_ID': '19',
+  'SLURM_JOB_NODELIST': 'node[1-2]',
+  'SLURM_SUBMIT_DIR': str(launching.ROOT),
+}
+_TASK_2 = {**_JOB, 'SLURM_ARRAY_JOB_ID': '19', 'SLURM_ARRAY_TASK_ID': '2'}
+
+
+class Job:
+  """A script's runs beside stand-ins for Slurm's programs."""
+
+  def __init__(self, folder):
+    self.workdir = folder / 'run'
+    self._folder = folder / 'programs'
+    self._folder.mkdir()
+    for name, text in _PROGRAMS.items():
+      self.program(name, text)
+
+  def program(self, name, text):
+    path = self._folder / name
+    path.write_text(
+      f'#!/usr/bin/env bash\necho "$@" >>"$NOTES/{name}.calls"\n{text}\n'
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+  def start(self, script, environment, *arguments):
+    """Runs it to its end; the status and all that it said."""
+    mine = {k: v for k, v in os.environ.items() if not k.startswith('SLURM')}
+    done = subprocess.run(
+      ['bash', script, f'--workdir={self.workdir}', *arguments],
+      cwd=launching.ROOT,
+      env={
+        **mine,
+        'PATH': f'{self._folder}:{mine["PATH"]}',
+        'NOTES': str(self._folder),
+        'WORKDIR': str(self.workdir),
+        'PYTHON': str(self._folder / 'python'),
+        **environment,
+      },
+      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+  def calls(self, name):
+    path = self._folder / f'{name}.calls'
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def job(tmp_path):
+  return Job(tmp_path)
+
+
+# What a process does that was asked to stop.
+_STOPS = 'echo "{\\"step\\": 5}" >"$WORKDIR/stopped.json"'
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+@pytest.mark.parametrize('environment, name', [(_JOB, '19'), (_TASK_2, '19_2')])
+def test_a_task_of_an_array_speaks_for_itself_only(
+  job, script, environment, name
+):
+  """19 is the whole array to Slurm, also where it is the number of a task."""
+  # As Slurm does before the time limit: the script is srun's parent.
+  job.program('srun', f'kill -USR1 $PPID; command -p sleep 0.5; {_STOPS}')
+  status, text = job.start(script, environment)
+  assert status == 0 and 'USR1: asking all tasks' in text
+  assert job.calls('scancel') == [f'--signal=USR1 {name}']
+  assert job.calls('scontrol') == [f'requeue {name}']
+  assert all(f' {name} ' in f'{call} ' for call in job.calls('squeue'))
