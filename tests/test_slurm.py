@@ -240,11 +240,19 @@ def test_a_run_that_comes_no_further_is_given_up(cluster, tmp_path):
   assert cluster.field(job, 'Restarts') == '3'
 
 
-def test_bad_input_is_not_started_again(cluster, tmp_path):
-  job = _submit(cluster, tmp_path, (), {**_KEYS, 'mesh.data': '3'})
+def test_bad_input_of_one_rank_is_not_started_again(cluster, tmp_path):
+  """Rank 0 waits for rank 1, and srun ends it."""
+  script = tmp_path / 'python'
+  script.write_text(
+    f'#!/bin/sh\n[ $SLURM_PROCID = 0 ] || set -- "$@" --config.seeed=1\n'
+    f'exec {sys.executable} "$@"\n'
+  )
+  script.chmod(0o755)
+  job = _submit(cluster, tmp_path, PYTHON=str(script))
   cluster.wait(job, 'FAILED')
-  assert 'failed with status 2' in _text(tmp_path)
-  assert 'config.mesh (data=3, model=1) does not fit 2 cpu' in _text(tmp_path)
+  assert cluster.field(job, 'Restarts') == '0'
+  assert cluster.field(job, 'ExitCode') == '2:0'
+  assert "did you mean 'seed'" in _text(tmp_path)
 
 
 def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):

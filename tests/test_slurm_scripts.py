@@ -92,3 +92,46 @@ def test_a_task_of_an_array_speaks_for_itself_only(
   assert job.calls('scancel') == [f'--signal=USR1 {name}']
   assert job.calls('scontrol') == [f'requeue {name}']
   assert all(f' {name} ' in f'{call} ' for call in job.calls('squeue'))
+
+
+# srun's own words and status where a task on node2 ends first, for the reason
+# given, and srun ends the other.
+_FIRST = """
+touch "$WORKDIR/logs/19-0.log"
+echo 'error: no such key' >"$WORKDIR/logs/19-1.log"
+echo 'srun: error: node2: task 1: {reason}' >&2
+echo 'srun: launch/slurm: _step_signal: Terminating StepId=19.0' >&2
+echo 'srun: error: node1: task 0: {other}' >&2
+exit {status}
+"""
+
+
+@pytest.mark.parametrize(
+  'reason, other, srun, status, requeued',
+  [
+    # Bad input on one rank: the other waited for it.
+    ('Exited with exit code 2', 'Terminated', 143, 2, False),
+    ('Exited with exit code 1', 'Killed', 137, 1, False),
+    ('Exited with exit code 2', 'Exited with exit code 75', 75, 2, False),
+    # What a loss brings about does not hide it.
+    ('Killed', 'Exited with exit code 1', 137, 137, True),
+    ('Exited with exit code 75', 'Terminated', 143, 143, True),
+  ],
+)
+def test_the_first_task_that_ends_badly_decides(
+  job, reason, other, srun, status, requeued
+):
+  job.program('srun', _FIRST.format(reason=reason, other=other, status=srun))
+  found, text = job.start(_TRAIN, _JOB)
+  assert found == status
+  assert bool(job.calls('scontrol')) == requeued
+  assert f'srun: error: node2: task 1: {reason}' in text
+  assert 'error: no such key' in text  # of its log
+  assert sorted(os.listdir(job.workdir / 'logs')) == ['19-0.log', '19-1.log']
+
+
+def test_what_srun_alone_knows(job):
+  job.program('srun', 'echo "srun: error: no such partition" >&2; exit 1')
+  status, text = job.start(_TRAIN, _JOB)
+  assert status == 1 and not job.calls('scontrol')
+  assert 'srun: error: no such partition\nfailed with status 1' in text
