@@ -135,3 +135,46 @@ def test_what_srun_alone_knows(job):
   status, text = job.start(_TRAIN, _JOB)
   assert status == 1 and not job.calls('scontrol')
   assert 'srun: error: no such partition\nfailed with status 1' in text
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+def test_a_marker_of_an_earlier_start_is_no_reason_to_start_again(job, script):
+  """--mode=evaluate of a run that was stopped."""
+  job.program('python', _STOPS)
+  assert job.start(script, _JOB)[0] == 0
+  assert len(job.calls('scontrol')) == 1
+  job.program('python', ':')
+  status, text = job.start(script, _JOB, '--mode=evaluate')
+  assert status == 0 and 'again' not in text
+  assert len(job.calls('scontrol')) == 1
+  assert len(job.calls('python')) == 2
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+def test_the_same_marker_once_more_is_a_reason(job, script):
+  """Of a start that was stopped before its first step."""
+  job.program('python', f'rm -f "$WORKDIR/stopped.json"; {_STOPS}')
+  for starts in (1, 2):
+    assert job.start(script, _JOB)[0] == 0
+    assert len(job.calls('scontrol')) == starts
+
+
+# A save, and then a loss.
+_SAVES = 'mkdir -p "$WORKDIR/$SAVED"; kill -KILL $$'
+
+
+@pytest.mark.parametrize('folder', ['', 'models/{}/'])
+def test_starts_that_come_no_further(job, folder):
+  """A ring keeps its checkpoints by models, which advance in turn."""
+  job.program('python', _SAVES)
+  saved = [f'{folder.format(i % 2)}checkpoints/{90 + 10 * i}' for i in range(4)]
+  for number, path in enumerate([*saved, saved[-1], saved[-1]]):
+    status, text = job.start(_TRAIN, {**_JOB, 'SAVED': path})
+    assert status == 137 and 'giving up' not in text
+    assert len(job.calls('scontrol')) == number + 1
+  status, text = job.start(_TRAIN, {**_JOB, 'SAVED': saved[-1]})
+  # The newest of each: 120, or 110 + 120.
+  step = 230 if folder else 120
+  assert status == 137
+  assert f'three starts came no further than step {step}: giving up' in text
+  assert len(job.calls('scontrol')) == 6
