@@ -284,6 +284,20 @@ def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
   relaying.assert_same(workdir, config, (32, 32), range(2), laps)
 
 
+@pytest.mark.soak
+def test_a_workdir_of_one_node(cluster, tmp_path):
+  (tmp_path / 'run').mkdir()
+  cluster.fault('exec', 'node2', 'mount', '-t', 'tmpfs', 'none',
+                str(tmp_path / 'run'))  # fmt: skip
+  try:
+    job = _submit(cluster, tmp_path)
+    cluster.wait(job, 'FAILED', timeout=60)
+  finally:
+    cluster.fault('exec', 'node2', 'umount', str(tmp_path / 'run'))
+  assert cluster.field(job, 'ExitCode') == '2:0'
+  assert f'--workdir={tmp_path}/run: node2 does not see it' in _text(tmp_path)
+
+
 def test_sweep(cluster, tmp_path):
   """The task that has the array's own number is told to stop; only it does."""
   sweep = tmp_path / 'sweep.txt'

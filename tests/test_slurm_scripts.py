@@ -178,3 +178,33 @@ def test_starts_that_come_no_further(job, folder):
   assert status == 137
   assert f'three starts came no further than step {step}: giving up' in text
   assert len(job.calls('scontrol')) == 6
+
+
+# Each node runs it; node2 has no such folder.
+_TWO_NODES = """
+while [[ ${1:-} == -* ]]; do shift; done
+SLURMD_NODENAME=node1 "$@"
+SLURMD_NODENAME=node2 "${@//$WORKDIR/$WORKDIR-of-node2}"
+"""
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+@pytest.mark.parametrize('seen', [True, False])
+def test_a_workdir_that_a_node_does_not_see(job, script, seen):
+  """srun could not open the logs of its tasks there, and would wait."""
+  job.program('srun', _PROGRAMS['srun'] if seen else _TWO_NODES)
+  two = {**_JOB, 'SLURM_JOB_NUM_NODES': '2'}
+  status, text = job.start(script, two)
+  assert status == (0 if seen else 2)
+  assert bool(job.calls('python')) == seen
+  line = (
+    f'error: --workdir={job.workdir}: node2 does not see it; it must be a '
+    'folder that all nodes share\n'
+  )
+  assert (line in text) != seen
+  assert not job.calls('scontrol')
+
+
+def test_one_node_is_not_asked(job):
+  assert job.start(_TRAIN, {**_JOB, 'SLURM_JOB_NUM_NODES': '1'})[0] == 0
+  assert len(job.calls('srun')) == 1
