@@ -50,6 +50,9 @@ def introduce(to, config, mesh, like, train, evaluated) -> None:
       f'{len(vocabulary.nouns)} nouns'
     )
   devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
+  # Of this process: what feeds its devices.
+  cores = len(os.sched_getaffinity(0))
+  cores = f'{cores} core' + 's' * (cores > 1)
   size = f'{_count(like.params) / 1e6:.2f} M parameters'
   head, balance = config.model.head, config.data.balance
   head = '' if head == 'joint' else f', head {head}'
@@ -59,7 +62,7 @@ def introduce(to, config, mesh, like, train, evaluated) -> None:
     f'model    {config.model.name}, {size}, {config.model.dtype}{head}',
     f'data     {config.data.source}: {len(train)} training and '
     f'{len(evaluated)} validation images, {classes}',
-    f'devices  {devices}, {config.batch_size} images a step',
+    f'devices  {devices}, {config.batch_size} images a step, {cores}',
     f'scores   {_scored_weights(config)}',
   ):
     to.note(text)

@@ -1,6 +1,7 @@
 """What the scripts of scripts/slurm decide, without a cluster."""
 
 import os
+import re
 import stat
 import subprocess
 
@@ -208,3 +209,34 @@ def test_a_workdir_that_a_node_does_not_see(job, script, seen):
 def test_one_node_is_not_asked(job):
   assert job.start(_TRAIN, {**_JOB, 'SLURM_JOB_NUM_NODES': '1'})[0] == 0
   assert len(job.calls('srun')) == 1
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+def test_a_task_is_bound_to_the_cores_that_it_asked_for(job, script):
+  job.start(script, {**_JOB, 'SLURM_CPUS_PER_TASK': '16'})
+  job.start(script, _JOB)
+  chosen, unasked = job.calls('srun')
+  assert ' --cpu-bind=cores --cpus-per-task=16 ' in chosen
+  # Of many cores, --cpu-bind=cores would give it one.
+  assert ' --cpu-bind=none ' in unasked and '--cpus-per-task' not in unasked
+
+
+def test_in_a_container(job, tmp_path):
+  """With the lines that are there for it, as they stand in the script."""
+  text = (launching.ROOT / _TRAIN).read_text()
+  text, found = re.subn('^#(container=|PYTHON=)', r'\1', text, flags=re.M)
+  assert found == 2
+  script = tmp_path / 'train.sbatch'
+  script.write_text(text)
+  job.program('apptainer', ':')
+  job.program('make', 'exit 1')
+  status, text = job.start(script, _JOB, '--mode=train')
+  assert status == 0, text
+  python = '/opt/anp_jax/.venv/bin/python'
+  image = (launching.ROOT / 'scripts/anp_jax.def').read_text()
+  assert f'exec {python} ' in image
+  assert job.calls('apptainer') == [
+    f'exec --nv --bind /shared anp_jax.sif {python} main.py '
+    f'--workdir={job.workdir} --mode=train'
+  ]
+  assert not job.calls('python')

@@ -35,6 +35,13 @@ if [ "$nodes" -gt 1 ]; then
   fi
 fi
 
+# Of srun. Bound to cores, a task without a number of its own would get one of
+# those that the job has; Slurm 22.05 and newer do not pass that on to steps.
+cores=(--cpu-bind=none)
+if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
+  cores=(--cpu-bind=cores "--cpus-per-task=$SLURM_CPUS_PER_TASK")
+fi
+
 # To Slurm, the number of one task of an array is that of the whole array.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
