@@ -242,12 +242,28 @@ def test_nobody_at_the_coordinator(capsys):
   assert line in capsys.readouterr().out
 
 
-def test_a_coordinator_that_does_not_resolve():
+def test_a_coordinator_that_does_not_resolve(monkeypatch):
+  monkeypatch.setattr(link_lib, '_RESOLVES_WITHIN', 0.1)
   place = places.Place('flags', 1, 2, 'no-such-host.invalid:99')
   with pytest.raises(config_lib.ConfigError) as caught:
     link_lib.Link(place, {}, None)
   text = "coordinator 'no-such-host.invalid:99' does not resolve on "
   assert str(caught.value).startswith(text + socket.gethostname())
+
+
+def test_a_coordinator_that_resolves_late(monkeypatch):
+  """A pod of Kubernetes has a name once it has started."""
+  left = [socket.EAI_NONAME, socket.EAI_AGAIN]
+  ask = socket.getaddrinfo
+
+  def late(host, port, *more, **values):
+    if left:
+      raise socket.gaierror(left.pop(), 'not yet')
+    return ask(host, port, *more, **values)
+
+  monkeypatch.setattr(socket, 'getaddrinfo', late)
+  run = _Run(1).join(0).started()
+  assert not run.errors and not left
 
 
 def test_a_rank_that_goes_while_waiting_may_come_again():

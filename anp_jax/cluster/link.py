@@ -15,6 +15,8 @@ from anp_jax.cluster import hub as hub_lib
 from anp_jax.cluster import places
 
 _RETRY = 0.3  # seconds between two attempts to reach process 0
+# A name may appear late: that of a pod of Kubernetes once the pod has started.
+_RESOLVES_WITHIN = 20.0  # seconds
 # Until a process ends that cannot write down why: its output is stuck, say.
 _LAST_WORDS = 10.0
 
@@ -95,13 +97,7 @@ class Link:
 
   def _connect(self):
     host, port = places.split_address(self._place.coordinator)
-    try:
-      socket.getaddrinfo(host, port)
-    except OSError as e:
-      raise config_lib.ConfigError(
-        f'coordinator {self._place.coordinator!r} does not resolve on '
-        f'{socket.gethostname()}: {e.strerror or e}'
-      ) from e
+    self._resolve(host, port)
     patience = self._settings.rendezvous_timeout
     start = said = time.monotonic()
     deadline = start + patience
@@ -128,6 +124,20 @@ class Link:
           f'waiting: rank 0 at {self._place.coordinator} does not answer yet; '
           f'{deadline - now:.0f} s left'
         )
+      time.sleep(_RETRY)
+
+  def _resolve(self, host, port):
+    deadline = time.monotonic() + _RESOLVES_WITHIN
+    while True:
+      try:
+        socket.getaddrinfo(host, port)
+        return
+      except OSError as e:
+        if time.monotonic() > deadline:
+          raise config_lib.ConfigError(
+            f'coordinator {self._place.coordinator!r} does not resolve on '
+            f'{socket.gethostname()}: {e.strerror or e}'
+          ) from e
       time.sleep(_RETRY)
 
   def _wait_for_go(self):
