@@ -33,9 +33,18 @@ def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
     where the strategy has each group train weights of its own.
 
   Raises:
-    ConfigError: if the counts do not fit the devices.
+    ConfigError: if the counts do not fit the devices, or JAX has processes
+      beside those of `hosts`.
   """
-  devices = jax.devices() if devices is None else devices
+  if devices is None:
+    # A TPU pod is one to JAX, whatever its workers were told of each other.
+    if jax.process_count() > len(hosts):
+      raise config_lib.ConfigError(
+        f'JAX computes with {jax.process_count()} processes, but this one was '
+        f'told of {len(hosts)}: give --coordinator, --num_processes and '
+        '--process_id'
+      )
+    devices = jax.devices()
   if len(set(hosts)) > 1:
     devices = sorted(
       devices,

@@ -1,11 +1,15 @@
 """Where a process stands, told by flags, Slurm, Open MPI or a TPU pod."""
 
+import http.server
 import re
+import socket
+import threading
 
 import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import places
+from anp_jax.cluster import tpu_metadata
 
 # What srun sets for a task of a step over two nodes, 2 tasks on each.
 _STEP = {
@@ -228,6 +232,105 @@ def test_a_tpu_pod():
   assert place.coordinator == 't1k-w-0.svc:61440'
   alone = {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_WORKER_ID': '0'}
   assert _find(alone) == places.ALONE
+
+
+class _Metadata(http.server.BaseHTTPRequestHandler):
+  """A TPU VM's metadata server, as Google documents it."""
+
+  def do_GET(self):
+    assert self.headers['Metadata-Flavor'] == 'Google'
+    key = self.path.removeprefix('/computeMetadata/v1/instance/attributes/')
+    self.server.asked.append(key)
+    # Not ready at first.
+    found = self.server.attributes.get(key)
+    status = 503 if len(self.server.asked) < 3 else 200 if found else 404
+    self.send_response(status)
+    self.end_headers()
+    self.wfile.write((found or '').encode() if status == 200 else b'')
+
+  def log_message(self, *_):
+    pass
+
+
+_TRIPLES = 'unknown:unknown:10.0.0.4,unknown:unknown:10.0.0.5'
+_TPU_ENV = "ACCELERATOR_TYPE: 'v4-16'\nMEGASCALE_NUM_SLICES: '{}'\nZONE: 'a'\n"
+
+
+@pytest.fixture
+def tpu_vm(monkeypatch):
+  """(attributes, more) -> the place that a TPU VM finds."""
+  monkeypatch.setattr(places.xla_flags, 'platform', lambda _: 'tpu')
+  monkeypatch.setattr(tpu_metadata, '_RETRY', 0.01)
+  with http.server.HTTPServer(('127.0.0.1', 0), _Metadata) as server:
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+
+    def find(attributes, more=None):
+      server.attributes, server.asked = attributes, []
+      address = f'127.0.0.1:{server.server_port}'
+      return _find({'GCE_METADATA_IP': address, **(more or {})})
+
+    find.server = server
+    yield find
+    server.shutdown()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+  'workers, first', [(_TRIPLES, '10.0.0.4'), ('w-0,w-1', 'w-0')]
+)
+@pytest.mark.parametrize('slices', [None, '', '1'])
+def test_a_tpu_vm_asks_its_metadata_server(tpu_vm, workers, first, slices):
+  attributes = {
+    'agent-worker-number': '1', 'worker-network-endpoints': workers,
+    'tpu-env': slices and _TPU_ENV.format(slices),
+  }  # fmt: skip
+  place = tpu_vm(attributes)
+  assert (place.how, place.index, place.count) == ('TPU', 1, 2)
+  assert place.coordinator == f'{first}:61440' and place.hosts == 2
+
+
+def test_a_tpu_vm_of_its_own(tpu_vm):
+  alone = {
+    'agent-worker-number': '0',
+    'worker-network-endpoints': 'a:b:10.1.1.1',
+  }
+  assert tpu_vm(alone) == tpu_vm({}) == places.ALONE
+
+
+def test_who_does_not_ask_the_metadata_server(tpu_vm, monkeypatch):
+  pod = {'agent-worker-number': '1', 'worker-network-endpoints': _TRIPLES}
+  assert tpu_vm(pod, _TPU).coordinator == 't1k-w-0.svc:61440'
+  assert tpu_vm(pod, {'TPU_SKIP_MDS_QUERY': '1'}) == places.ALONE
+  assert tpu_vm(pod, _STEP).how == 'Slurm'
+  monkeypatch.setattr(places.xla_flags, 'platform', lambda _: 'cpu')
+  assert tpu_vm(pod) == places.ALONE
+  assert not tpu_vm.server.asked
+
+
+def test_a_metadata_server_that_is_not_there(tpu_vm, monkeypatch):
+  monkeypatch.setattr(tpu_metadata, '_TRIES', 2)
+  with socket.socket() as taken:  # bound, and deaf
+    taken.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{taken.getsockname()[1]}'
+    assert tpu_vm({}, {'GCE_METADATA_IP': address}) == places.ALONE
+
+
+def test_what_a_metadata_server_may_not_say(tpu_vm):
+  pod = {'agent-worker-number': '1', 'worker-network-endpoints': _TRIPLES}
+  for changes, text in (
+    ({'tpu-env': _TPU_ENV.format(2)}, 'MEGASCALE_NUM_SLICES=2: expected 1'),
+    ({'worker-network-endpoints': 'a:b,c:d'}, "has 'a:b': expected HOST or"),
+    ({'agent-worker-number': '2'}, 'TPU_WORKER_ID=2: expected a number from 0'),
+  ):
+    with pytest.raises(config_lib.ConfigError, match=text):
+      tpu_vm({**pod, **changes})
+
+
+def test_several_slices_are_refused():
+  _refused('MEGASCALE_NUM_SLICES=2', {**_TPU, 'MEGASCALE_NUM_SLICES': '2'})
+  one = {**_TPU, 'MEGASCALE_NUM_SLICES': '1'}
+  assert _find(one) == _find(_TPU)
 
 
 @pytest.mark.parametrize(

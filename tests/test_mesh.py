@@ -232,3 +232,12 @@ def test_shardings_put_arrays_where_the_specs_say(config):
   a = jax.device_put(np.zeros((3, 16)), where['a'])
   assert a.addressable_shards[0].data.shape == (3, 2)
   assert where['b'].is_fully_replicated
+
+
+@pytest.mark.parametrize('hosts', [('',), ('a', 'b')])
+def test_processes_that_nobody_told_of_are_refused(config, monkeypatch, hosts):
+  """A TPU pod's, each of which would write the checkpoints of all."""
+  monkeypatch.setattr(jax, 'process_count', lambda: 3)
+  text = f'JAX computes with 3 processes, but this one was told of {len(hosts)}'
+  with pytest.raises(config_lib.ConfigError, match=text):
+    mesh_lib.create(config, hosts=hosts)

@@ -6,6 +6,8 @@ import re
 from typing import NamedTuple
 
 from anp_jax import config as config_lib
+from anp_jax import xla_flags
+from anp_jax.cluster import tpu_metadata
 
 # Above the ports that systems hand out by themselves.
 _FIRST_PORT, _PORTS = 61440, 4096
@@ -171,9 +173,21 @@ def _open_mpi(environment, coordinator):
 
 
 def _tpu(environment, coordinator):
-  """What Google's TPU VMs and GKE set on each worker of a pod."""
+  """What GKE sets on each worker of a pod, or its metadata server tells."""
+  if (
+    'TPU_WORKER_HOSTNAMES' not in environment
+    and 'TPU_SKIP_MDS_QUERY' not in environment
+    and xla_flags.platform(environment) == 'tpu'
+  ):
+    environment = {**tpu_metadata.variables(environment), **environment}
   names = environment.get('TPU_WORKER_HOSTNAMES', '')
   hosts = [n.strip() for n in names.split(',') if n.strip()]
+  slices = environment.get('MEGASCALE_NUM_SLICES') or '1'
+  if slices != '1':
+    raise config_lib.ConfigError(
+      f'MEGASCALE_NUM_SLICES={slices}: expected 1 slice of TPUs; over several, '
+      'give --coordinator, --num_processes and --process_id'
+    )
   if len(hosts) < 2:
     return None
   port = environment.get('JAX_COORDINATOR_PORT') or _FIRST_PORT

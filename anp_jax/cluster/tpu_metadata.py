@@ -1,0 +1,76 @@
+"""What the metadata server of a Google TPU VM tells of the pod around it."""
+
+from collections.abc import Mapping
+import re
+import time
+import urllib.error
+import urllib.request
+
+from anp_jax import config as config_lib
+
+_SERVER = 'metadata.google.internal'
+_PATH = '/computeMetadata/v1/instance/attributes/'
+# A virtual machine that has just started may have to ask more than once.
+_TRIES, _RETRY = 6, 0.5  # seconds between two
+_TIMEOUT = 5.0  # seconds, of one
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+  """What GKE would set in this environment, for a VM without it.
+
+  Args:
+    environment: variables; GCE_METADATA_IP names another server.
+
+  Returns:
+    TPU_WORKER_HOSTNAMES, TPU_WORKER_ID and MEGASCALE_NUM_SLICES; {} where no
+    server answers or none of its answers tells of workers.
+
+  Raises:
+    ConfigError: if the server names the workers in an unknown way.
+  """
+  server = environment.get('GCE_METADATA_IP') or _SERVER
+  number = _ask(server, 'agent-worker-number')
+  workers = _ask(server, 'worker-network-endpoints') if number else ''
+  if not workers:
+    return {}
+  slices = re.search(
+    r"^\s*MEGASCALE_NUM_SLICES\s*:\s*'?([^'\s]*)",
+    _ask(server, 'tpu-env'), re.MULTILINE,
+  )  # fmt: skip
+  return {
+    'TPU_WORKER_HOSTNAMES': ','.join(_host(w) for w in workers.split(',')),
+    'TPU_WORKER_ID': number,
+    'MEGASCALE_NUM_SLICES': slices[1] if slices else '',
+  }
+
+
+def _host(worker):
+  """Of 'host', or of 'name:number:address' as older servers write it."""
+  parts = worker.strip().split(':')
+  if len(parts) not in (1, 3):
+    raise config_lib.ConfigError(
+      f'worker-network-endpoints of the metadata server has {worker!r}: '
+      'expected HOST or NAME:NUMBER:ADDRESS'
+    )
+  return parts[-1]
+
+
+def _ask(server, key):
+  """The text of an attribute; '' where there is none."""
+  request = urllib.request.Request(
+    f'http://{server}{_PATH}{key}', headers={'Metadata-Flavor': 'Google'}
+  )
+  # Never over a proxy: the server is the machine's own.
+  opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+  for left in reversed(range(_TRIES)):
+    try:
+      with opener.open(request, timeout=_TIMEOUT) as answer:
+        return answer.read().decode().strip()
+    except urllib.error.HTTPError as e:
+      if e.code == 404:
+        return ''
+    except OSError:
+      pass
+    if left:
+      time.sleep(_RETRY)
+  return ''
