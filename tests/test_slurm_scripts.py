@@ -193,7 +193,8 @@ SLURMD_NODENAME=node2 "${@//$WORKDIR/$WORKDIR-of-node2}"
 @pytest.mark.parametrize('seen', [True, False])
 def test_a_workdir_that_a_node_does_not_see(job, script, seen):
   """srun could not open the logs of its tasks there, and would wait."""
-  job.program('srun', _PROGRAMS['srun'] if seen else _TWO_NODES)
+  greeting = 'echo Welcome to node1'  # of a site's prolog
+  job.program('srun', greeting + (_PROGRAMS['srun'] if seen else _TWO_NODES))
   two = {**_JOB, 'SLURM_JOB_NUM_NODES': '2'}
   status, text = job.start(script, two)
   assert status == (0 if seen else 2)

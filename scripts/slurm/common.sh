@@ -27,7 +27,8 @@ if [ "$nodes" -gt 1 ]; then
       ls "$0" &>/dev/null && exit
       sleep 1
     done
-    echo "$SLURMD_NODENAME"' "$workdir/logs" | paste -sd ' ')
+    echo "blind: $SLURMD_NODENAME"' "$workdir/logs" |
+    sed -n 's/^blind: //p' | paste -sd ' ')  # a site's prolog may greet
   if [ -n "$blind" ]; then
     echo "error: --workdir=$workdir: $blind does not see it; it must be a" \
       'folder that all nodes share' >&2
