@@ -15,7 +15,7 @@ from scripts.study import relay
 _SPANS = (
   (0, 'prepare', 0, 0.0, 10.0, {}),
   (0, 'train', 0, 10.0, 14.0, {'steps': 8}),
-  (1, 'prepare', 1, 5.0, 11.0, {}),  # 1 s of it after the first step
+  (1, 'prepare', 1, 5.0, 11.0, {}),
   (1, 'train', 0, 12.0, 14.0, {'steps': 8}),
   (1, 'save', 0, 13.0, 13.5, {}),  # within a turn: counted once
   (0, 'send', 0, 14.0, 15.0, {'bytes': 3_000_000}),
@@ -40,8 +40,8 @@ def test_use_of_devices(tmp_path):
   study.stations = 2
   found = study.from_spans(str(tmp_path), sent=7.0)
   assert found['seconds'] == pytest.approx(5)
-  # 4 + 1 + 2 + 1 of 10 s.
-  assert found['use'] == pytest.approx(0.8)
+  # 4 + 2 + 1 of 10 s: to prepare is no use.
+  assert found['use'] == pytest.approx(0.7)
   assert found['moved'] == pytest.approx(3) and found['sent'] == 7
   turns = study.turns(str(tmp_path), models=1)
   assert turns['turn_seconds'] == [pytest.approx(2 * 3)]
@@ -64,13 +64,12 @@ def test_chart_has_a_bar_for_each_turn():
   spans = [
     {'station': s, 'what': w, 'model': m, 'start': a, 'end': b}
     for s, w, m, a, b, _ in _SPANS
-    if w != 'send'
+    if w in ('train', 'score')
   ]
   figure = plots.gantt(spans, ['seed=1', 'seed=2'])
   (axis,) = figure.axes
   lefts = sorted(round(p.get_x(), 3) for p in axis.patches)
-  # Model 0's preparation ended as the first step began.
-  assert lefts == [-10.0, -5.0, 0.0, 2.0, 4.0]
+  assert lefts == [0.0, 2.0, 4.0]
   assert axis.get_xlim()[0] == 0
   (text,) = [t.get_text() for t in figure.legends[0].get_texts()]
   assert text == 'seed=1'

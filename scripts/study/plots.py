@@ -148,7 +148,7 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
   shown = set()
   for s in spans:
     left, width = s['start'] - begin, s['end'] - s['start']
-    if left + width < 0 or s['what'] == 'save':
+    if left + width < 0:
       continue
     colour = drawing.COLOURS[s['model'] % len(drawing.COLOURS)]
     label = names[s['model']] if s['what'] == 'train' else ''

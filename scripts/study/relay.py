@@ -32,7 +32,7 @@ from scripts.study import launching
 from scripts.study import plots
 from scripts.study import table
 
-_WORK = ('train', 'score', 'save', 'prepare')
+_WORK = 'train', 'score'
 
 
 def main(arguments: list[str]) -> int:
@@ -247,8 +247,7 @@ class Study:
     busy = sum(
       max(s['end'] - max(s['start'], begin), 0.0)
       for s in spans
-      # A save is within a turn.
-      if s['what'] in _WORK and s['what'] != 'save'
+      if s['what'] in _WORK
     )
     return {
       'seconds': end - begin,
