@@ -1,9 +1,10 @@
 """main.py that signals itself in a named phase, and writes down that it did.
 
 ANP_KILL='RANK PHASE COUNT SIGNAL', for example '1 saving 2 TERM': rank 1 sends
-itself SIGTERM when it begins to save for the second time. Of several, with a
-semicolon between, each start does the first that was not done yet: ANP_KILL_LOG
-names the file that gets a line once the signal is sent.
+itself SIGTERM while it saves for the second time, or a later one where that was
+over too soon. Of several, with a semicolon between, each start does the first
+that was not done yet: ANP_KILL_LOG names the file that gets a line once the
+signal is sent.
 
 ANP_KILL_CALL='RANK CALL COUNT', of the strategy `server`: that rank is gone
 (SIGKILL) in its COUNT-th call of those in _CALLS, counted from the kill before;
@@ -66,10 +67,12 @@ def _kill_in_phase(cluster):
       timer.start()
 
   def strike(self):
-    # The phase that it is in, not the one that was asked for.
-    found = self._watch.state()['phase']
+    nonlocal left
+    if self._watch.state()['phase'] != phase:
+      left = 1  # it is over already: the next one
+      return
     with log.open('a') as f:
-      f.write(f'{rank} {found} {count} {name}\n')
+      f.write(f'{rank} {phase} {count} {name}\n')
     os.kill(os.getpid(), getattr(signal, f'SIG{name}'))
 
   cluster.Processes.beat = beat
