@@ -319,7 +319,10 @@ def test_a_stop_that_cannot_be_ends_all_in_time(tmp_path):
     start = time.monotonic()
     assert ranks.wait(30) == [75, 75]
     assert 3 < time.monotonic() - start < 15
-    assert 'could not stop within 4 s of SIGTERM' in ranks.text(1)
+    # Of the four seconds, and what some steps take.
+    assert re.search(
+      r'could not stop within 4(\.\d)? s of SIGTERM', ranks.text(1)
+    )
 
 
 def test_the_time_limit_saves_in_time(tmp_path):

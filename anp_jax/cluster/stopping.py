@@ -141,7 +141,7 @@ class Stop:
   def _too_late(self, name, seconds):
     cannot = self._cannot
     if cannot:
-      cannot(f'could not stop within {seconds:.3g} s of {name}')
+      cannot(f'could not stop within {round(seconds, 1):g} s of {name}')
 
 
 def _end_of_time(minutes, environment, now):
