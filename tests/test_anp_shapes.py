@@ -195,6 +195,7 @@ def test_a_killed_build_leaves_nothing_finished(tmp_path, small_digest, kill):
   assert not _leftovers(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_builds_at_once(tmp_path, small_digest):
   builds = [_start(_BUILD + _READ, tmp_path) for _ in range(2)]
   for build in builds:
@@ -241,6 +242,7 @@ def test_program_from_standard_input(tmp_path, small_digest):
   assert 'Traceback' not in result.stderr
 
 
+@pytest.mark.slow
 def test_tensorflow_is_not_imported(tmp_path):
   program = _BUILD + _READ + "print('tensorflow' in sys.modules)"
   assert _python(program, tmp_path).split()[-1] == 'False'

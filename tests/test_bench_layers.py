@@ -317,6 +317,7 @@ def test_a_device_counts_on_one_kind_of_line(program, line, stats):
   assert seconds == {'conv.1': 2}
 
 
+@pytest.mark.slow
 def test_operations_of_resnet_50():
   model = resnet.ResNet(1000, stages=(3, 4, 6, 3), bottleneck=True)
   images = jax.ShapeDtypeStruct((2, 224, 224, 3), 'float32')

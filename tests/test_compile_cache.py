@@ -62,6 +62,7 @@ def test_second_process_hits(tmp_path):
   assert _run(2, tmp_path)[0] == 0  # another program is not a hit
 
 
+@pytest.mark.slow
 def test_folder_without_the_variable_is_a_cache_folder(tmp_path):
   _, used = _run(1, tmp_path, name='XDG_CACHE_HOME')
   assert used.startswith(str(tmp_path / 'anp_jax' / 'xla'))
@@ -89,6 +90,7 @@ def test_folder_shared_with_another_program(tmp_path):
   assert _run(1, tmp_path)[0] > 0
 
 
+@pytest.mark.slow
 def test_off(tmp_path):
   assert _run(1, tmp_path, 'compile_cache.dir=')[1] == ''
   assert not any(tmp_path.iterdir())

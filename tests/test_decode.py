@@ -152,6 +152,7 @@ def test_other_formats_are_cut_at_full_scale(config):
     assert np.abs(image - want).max() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
   not _CLOTHING.is_dir(), reason='the photographs of clothing are not here'
 )

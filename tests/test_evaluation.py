@@ -384,6 +384,7 @@ def test_a_training_ends_with_an_evaluation_and_a_page(run):
   assert page.count('data:image/png') >= 6 + 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'devices',
   [1, 8, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4))],

@@ -422,6 +422,7 @@ def _mutant(data, rng):
   return bytes(data)
 
 
+@pytest.mark.slow
 def test_mutants(capfd, recwarn):
   warnings.simplefilter('always')
   rng = random.Random(0)

@@ -68,6 +68,7 @@ def _loss(outputs, labels, head):
   return total * np.array(CLASS_WEIGHTS)[labels]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('head, devices', [('multitask', 2), ('factored', 4)])
 def test_one_update_equals_one_by_hand(x64, head, devices):
   config = _config(**{

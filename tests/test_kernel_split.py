@@ -198,6 +198,7 @@ def test_a_planned_step_is_that_of_the_unsplit_network(
   np.testing.assert_allclose(found_values, want_values, rtol=TIGHT, atol=TIGHT)
 
 
+@pytest.mark.slow
 def test_apart_no_gradient_travels():
   parts, mesh = _parts(
     'kernel_split', 1, 2,

@@ -173,6 +173,7 @@ def test_a_resnet_is_that_of_the_unsplit_network(x64, whole, near):
   _same_step(near(1), whole, {'strategy.shares': (3, 1)}, **overrides)
 
 
+@pytest.mark.slow
 def test_images_have_no_gradient(near, monkeypatch):
   """Of the first convolution's input none is computed."""
   asked = []
@@ -315,6 +316,7 @@ def test_bad_keys(name, helpers, words):
   assert 'config.strategy.helpers' in str(e.value) and words in str(e.value)
 
 
+@pytest.mark.slow
 def test_what_a_helper_cannot_do_ends_the_run_by_name(tmp_path, monkeypatch):
   def full(self, *_):
     with self._here(np.zeros(1, np.float32)):

@@ -332,6 +332,7 @@ def test_times_are_put_where_they_belong(data, model, monkeypatch):
     np.testing.assert_allclose(layer.seconds, want)
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_used_again(tmp_path, monkeypatch):
   monkeypatch.setattr(calibration, '_SECONDS', 0.0)
   arguments = _measurable(2)
@@ -358,6 +359,7 @@ def test_a_pattern_that_no_layer_has_is_refused():
     calibration.measure(*arguments, cluster.Processes(arguments[0]))
 
 
+@pytest.mark.slow
 def test_layers_that_are_not_named_are_not_measured(monkeypatch):
   monkeypatch.setattr(calibration, '_SECONDS', 0.0)
   arguments = _measurable(2, **{'strategy.split_layers': 'conv2'})

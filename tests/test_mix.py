@@ -77,6 +77,7 @@ def test_targets_are_divided_as_the_pixels_are(mixup, cutmix, dtype):
   assert len(np.unique(targets[::2, 0])) > 10  # every pair has its own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mixup, cutmix', _KINDS)
 def test_blend_is_a_convex_combination_of_partners(mixup, cutmix):
   """On random images, with the shares that white and black rows show."""
@@ -149,6 +150,7 @@ def test_both_set_a_fair_coin():
   assert np.isin(share[~mixed], (0, 1)).all()
 
 
+@pytest.mark.slow
 def test_result_does_not_depend_on_who_holds_which_rows():
   rng = np.random.default_rng(0)
   images = jnp.asarray(rng.normal(size=(16, 6, 5, 3)), jnp.float32)

@@ -103,6 +103,7 @@ def _same(old, new, name):
   return old[name].tobytes() == new[name].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'model, keys',
   [

@@ -323,6 +323,7 @@ def stream(**overrides):
 """
 
 
+@pytest.mark.slow
 def test_arrays_digits_and_synthetic_do_without_tensorflow(tmp_path):
   np.savez(
     tmp_path / 'set.npz', train_images=np.zeros((9, 40, 40, 3), np.uint8),

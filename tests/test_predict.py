@@ -141,6 +141,7 @@ def test_words_are_sums_over_their_pairs(run, capfd):
         assert got == pytest.approx(sums[word], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
 def test_any_number_of_devices(run, devices):
   workdir, tree = run
@@ -503,6 +504,7 @@ def _process(workdir, *arguments, **options):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tensorflow_stays_out_and_a_list_comes_on_stdin(run):
   workdir, tree = run
   process = _process(

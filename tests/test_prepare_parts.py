@@ -78,6 +78,7 @@ def undisturbed(many, tmp_path_factory):
   return result
 
 
+@pytest.mark.slow
 def test_any_number_of_workers(many, undisturbed, tmp_path):
   prepared.done(prepared.command(*_arguments(many, tmp_path, workers=3)))
   assert prepared.digests(prepared.folder(tmp_path, 'many')) == undisturbed
@@ -209,6 +210,7 @@ def test_a_process_waits_for_others_with_a_message(many, tmp_path):
   assert 0 < len(parts) < 6
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_ends_the_others(many, undisturbed, tmp_path):
   arguments = _arguments(many, tmp_path, workers=1)
   shares = [[f'--process_id={i}', '--num_processes=2'] for i in range(2)]

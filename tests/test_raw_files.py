@@ -664,6 +664,7 @@ def _digit(i):
   return (np.arange(784, dtype=np.uint8) + 20 * i).reshape(28, 28, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stored', ['tfrecord', 'array_record'])
 def test_tfds_mnist(tmp_path, config, stored):
   tfds.disable_progress_bar()

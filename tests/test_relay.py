@@ -259,6 +259,7 @@ def test_stopped_anywhere_goes_on(tmp_path, stations, monkeypatch, all_looks):
   assert len(spans_lib.read(str(tmp_path))) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'overrides, expected',
   [

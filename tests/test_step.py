@@ -393,6 +393,7 @@ def test_mixup_on_any_number_of_devices(x64, devices):
   assert np.abs(want / _mixed(1, 0.0) - 1).max() > 1e-3  # it does mix
 
 
+@pytest.mark.slow
 def test_averages_follow_their_recurrence(x64):
   config = _config(ema=0.15)
   run = Run(config, 2, _small(config))
@@ -497,6 +498,7 @@ def _count(tree):
   return sum(int(np.prod(s.shape)) for s in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 def test_a_bfloat16_network_sums_its_gradients_in_float32():
   run = _bfloat16()
   lowered = run.train_step.lower(run.like, run.put(_batch()))

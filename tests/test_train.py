@@ -224,6 +224,7 @@ def test_foreign_checkpoints_are_refused(tmp_path, one):
   assert (tmp_path / 'checkpoints' / '100').is_dir()
 
 
+@pytest.mark.slow
 def test_batch_per_device_is_decided_once(tmp_path, one):
   one.batch_size = 0
   one.batch_size_per_device = 24
@@ -269,6 +270,7 @@ def test_report_is_of_the_run(tmp_path, one):
   assert 'curves.png' in page and 'nesterov' in page
 
 
+@pytest.mark.slow
 def test_metrics_are_cut_back_to_the_restored_step(tmp_path, one):
   train.run(one, str(tmp_path))
   with open(tmp_path / 'metrics.jsonl', 'a') as f:
@@ -485,6 +487,7 @@ def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
   assert '6' in os.listdir(tmp_path / 'run' / 'checkpoints')
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_can_read_nothing(tmp_path, photographs):
   _broken(photographs, 'validation', range(8))
   with pytest.raises(evaluate.Damaged, match='8 of 8 examples'):

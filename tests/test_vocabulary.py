@@ -354,6 +354,7 @@ _TOKENS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_damaged_lists_load_or_are_refused_in_one_line(tmp_path):
   draw = random.Random(20)
   loaded = 0

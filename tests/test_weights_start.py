@@ -147,6 +147,7 @@ def test_a_backbone_alone_has_its_classifier_made(tmp_path):
   assert '(head/bias: none there; head/kernel: none there)' in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'change, keys, words',
   [
@@ -242,6 +243,7 @@ def test_the_version_that_transformers_tells(
     _refused(config, (repr(other), f'model.version={version!r}'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
 def test_divided_parameters_on_any_number_of_devices(tmp_path, devices):
   path, want = _file(tmp_path)
