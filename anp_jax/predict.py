@@ -18,6 +18,7 @@ import sys
 
 from anp_jax import command_line
 from anp_jax import config as config_lib
+from anp_jax import cores
 from anp_jax import xla_flags
 
 _FORMATS = ('csv', 'jsonl')
@@ -189,7 +190,7 @@ def _run(flags, progress):
     decode_pillow.reader(trained.config, flags.upright),
     network.batch_size,
     trained.config.data.image_size,
-    flags.threads or len(os.sched_getaffinity(0)),
+    flags.threads or cores.count(),
   )
   sheet = _Sheet(flags.sheet)
   with contextlib.ExitStack() as stack:

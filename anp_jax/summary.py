@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import os
 import platform
 import time
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from anp_jax import checkpoint
 from anp_jax import config as config_lib
+from anp_jax import cores as cores_lib
 from anp_jax import report as report_lib
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import weights_and_biases
@@ -51,8 +51,8 @@ def introduce(to, config, mesh, like, train, evaluated) -> None:
     )
   devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
   # Of this process: what feeds its devices.
-  cores = len(os.sched_getaffinity(0))
-  cores = f'{cores} core' + 's' * (cores > 1)
+  count = cores_lib.count()
+  cores = f'{count} core' + 's' * (count > 1)
   size = f'{_count(like.params) / 1e6:.2f} M parameters'
   head, balance = config.model.head, config.data.balance
   head = '' if head == 'joint' else f', head {head}'
@@ -119,7 +119,7 @@ def _hardware(mesh):
     'devices': ', '.join(f'{n} x {kind}' for kind, n in kinds.items()),
     'processes': jax.process_count(),
     'host': f'{platform.node()}, {platform.platform()}',
-    'cores': f'{len(os.sched_getaffinity(0))} of {platform.machine()}',
+    'cores': f'{cores_lib.count()} of {platform.machine()}',
     'Python': platform.python_version(),
   } | checkpoint.versions()
 

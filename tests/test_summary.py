@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 
+from anp_jax import cores as cores_lib
 from anp_jax import summary
 from anp_jax.data import vocabulary
 
@@ -32,3 +33,10 @@ def test_cores_beside_the_devices(config, monkeypatch, cores, text):
     source,
   )
   assert f'devices  4 x NVIDIA H100, 64 images a step, {text}' in said
+
+
+def test_a_system_that_does_not_tell_of_cores(monkeypatch):
+  """As macOS."""
+  monkeypatch.delattr(os, 'sched_getaffinity')
+  monkeypatch.setattr(os, 'cpu_count', lambda: 6)
+  assert cores_lib.count() == 6

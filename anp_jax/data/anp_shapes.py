@@ -20,6 +20,7 @@ from absl import logging
 import numpy as np
 import tensorflow_datasets as tfds
 
+from anp_jax import cores
 from anp_jax.data import scenes
 
 EXAMPLES_PER_CLASS = {'train': 160, 'validation': 30}
@@ -199,7 +200,7 @@ def _render(jobs):
   command = [sys.executable, '-P', scenes.__file__]
   one_thread = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
   pairs = np.array(jobs, '<i8')
-  workers = min(_num_cpus(), -(-len(jobs) // _JOBS_PER_WORKER))
+  workers = min(cores.count(), -(-len(jobs) // _JOBS_PER_WORKER))
 
   def run(worker):
     return subprocess.run(
@@ -230,9 +231,3 @@ def _split_records(output):
     position = start + int.from_bytes(output[position:start], 'little')
     records.append(output[start:position])
   return records
-
-
-def _num_cpus():
-  if hasattr(os, 'sched_getaffinity'):  # not on macOS
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from concurrent import futures
 import dataclasses
 import itertools
-import os
 import time
 
 import numpy as np
 
+from anp_jax import cores
 from anp_jax.data import augment
 from anp_jax.data import balance
 from anp_jax.data import damage
@@ -104,7 +104,7 @@ def batches(
     another example, with weight 0.
   """
   registry = registry or damage.Registry(source)
-  threads = plan.config.data.threads or len(os.sched_getaffinity(0))
+  threads = plan.config.data.threads or cores.count()
   with futures.ThreadPoolExecutor(threads) as pool:
 
     def one_by_one(step, decode):

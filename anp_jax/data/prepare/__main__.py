@@ -17,6 +17,7 @@ import sys
 
 from anp_jax import command_line
 from anp_jax import config as config_lib
+from anp_jax import cores
 from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import plan as plan_lib
 
@@ -213,8 +214,7 @@ def _share(flags):
       f'--process_id={process_id}: expected 0 to {count - 1}, of '
       f'--num_processes={count}'
     )
-  cores = getattr(os, 'sched_getaffinity', lambda _: range(os.cpu_count()))(0)
-  return parts_lib.Share(process_id, count, flags.workers or len(cores))
+  return parts_lib.Share(process_id, count, flags.workers or cores.count())
 
 
 def _slurm():

@@ -9,11 +9,12 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import functools
-import os
 import platform as platform_lib
 
 import jax
 import numpy as np
+
+from anp_jax import cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +176,7 @@ def processor() -> str:
     with open('/proc/cpuinfo') as f:
       found = [line for line in f if line.startswith('model name')]
     name = found[0].partition(':')[2].strip() if found else name
-    cores = len(os.sched_getaffinity(0))
-  except (OSError, AttributeError):  # not of Linux
-    cores = os.cpu_count()
-  return f'{name}, {cores} core{"s" if cores > 1 else ""}'
+  except OSError:  # not of Linux
+    pass
+  count = cores.count()
+  return f'{name}, {count} core{"s" if count > 1 else ""}'
