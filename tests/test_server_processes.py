@@ -50,6 +50,16 @@ def _until(folder, count, ranks, timeout=90):
     time.sleep(0.05)
 
 
+def _until_saved(folder, ranks, timeout=90):
+  """Waits for a checkpoint: updates do not wait for one to be written."""
+  end = time.monotonic() + timeout
+  while not any(
+    p.name.isdigit() for p in (folder / 'run' / 'checkpoints').glob('*')
+  ):
+    assert time.monotonic() < end, ranks.text(0)
+    time.sleep(0.05)
+
+
 def _whole(folder, total):
   """Every ticket once, and a replay that gives the same bits."""
   updates = _updates(folder)
@@ -149,6 +159,7 @@ def test_killed_server_returns_all_to_the_newest_checkpoint(tmp_path, rank):
   )
   with launching.Ranks(tmp_path, 3, arguments) as ranks:
     _until(tmp_path, 130, ranks)
+    _until_saved(tmp_path, ranks)
     _kill(ranks, rank)
     ranks.again(rank)
     codes = ranks.wait()
@@ -157,7 +168,7 @@ def test_killed_server_returns_all_to_the_newest_checkpoint(tmp_path, rank):
   starts = [
     r['start'] for r in log_lib.read(str(tmp_path / 'run')) if 'start' in r
   ]
-  assert len(starts) == 2 and starts[1] % 50 == 0
+  assert len(starts) == 2 and starts[1] > 0 and starts[1] % 50 == 0, starts
 
 
 @pytest.mark.slow
