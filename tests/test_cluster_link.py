@@ -671,6 +671,27 @@ def test_an_accelerator_that_jax_drops_is_refused(monkeypatch, config, name):
     cluster.start(config, places.ALONE)
 
 
+@pytest.mark.parametrize('dedicated', [False, True])
+@pytest.mark.parametrize('rank', [0, 1])
+def test_a_worker_whose_accelerator_jax_drops_is_refused(
+  monkeypatch, config, dedicated, rank
+):
+  """But not a server that does nothing else: it may be on the CPU."""
+  monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
+  monkeypatch.setattr(cluster.labels, 'begin', lambda text: None)
+  config.strategy.name, config.strategy.dedicated = 'server', dedicated
+  place = places.ALONE._replace(count=2, index=rank)
+
+  def start():
+    return cluster.start(config, place, {'--mode': 'train'})
+
+  if dedicated and not rank:
+    assert start().index == rank
+  else:
+    with pytest.raises(config_lib.ConfigError, match='computes on cpu'):
+      start()
+
+
 @pytest.mark.parametrize(
   'error, status',
   [

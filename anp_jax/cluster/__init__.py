@@ -214,7 +214,9 @@ def start(
     problem = cards.own_problem()
     if problem:
       raise config_lib.ConfigError(problem)
-    if not apart:  # a server may compute on the CPU
+    s = config.strategy
+    # One that only serves may do so on the CPU.
+    if not (apart and s.dedicated and place.index < s.servers):
       _check_platform()
     return Processes(config, place)
   settings = config.cluster
