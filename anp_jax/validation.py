@@ -91,6 +91,7 @@ _NOT_NEGATIVE = (
   'time_limit',
   'strategy.max_staleness',
   'strategy.backup_workers',
+  'strategy.weight_prediction',
   'strategy.at_once',
   'strategy.halving',
 )

@@ -145,6 +145,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
       marks=pytest.mark.soak,
     ),
     {'strategy.mode': 'bounded', 'strategy.max_staleness': 1},
+    {'strategy.weight_prediction': 1.0, 'strategy.servers': 2},
     pytest.param(
       {'strategy.compensation': 'staleness', 'optimizer.name': 'rmsprop'},
       marks=pytest.mark.soak,
@@ -154,7 +155,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
       marks=pytest.mark.slow,
     ),
   ],
-  ids=['async', 'bfloat16', 'bounded', 'compensated', 'backup'],
+  ids=['async', 'bfloat16', 'bounded', 'predicted', 'compensated', 'backup'],
 )
 def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
   config = serving.config_of(config, **_FULL, **keys)

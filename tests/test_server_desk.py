@@ -181,3 +181,22 @@ def test_backup_worker_stands_in_for_the_slowest():
 def test_as_many_backup_workers_as_workers_are_refused():
   with pytest.raises(config_lib.ConfigError, match='backup_workers=2'):
     _desk('synchronous', workers=2, backup_workers=2)
+
+
+@pytest.mark.parametrize(
+  'keys, workers, want',
+  [
+    ({}, 1, 0.0),
+    ({}, 4, 3.0),
+    ({'lanes': 2}, 3, 5.0),
+    ({'weight_prediction': 0.5}, 3, 1.0),
+    ({'weight_prediction': 0.0}, 3, 0.0),
+    ({'mode': 'bounded', 'max_staleness': 2}, 4, 2.0),
+    ({'mode': 'synchronous'}, 4, 0.0),
+  ],
+)
+def test_weights_are_ahead_by_the_gradients_of_the_others(keys, workers, want):
+  config = config_lib.base()
+  config.strategy.weight_prediction = 1.0
+  config.strategy.update(keys)
+  assert desk_lib.ahead(config, workers) == want

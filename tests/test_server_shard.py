@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 _STEPS = 4
 
 
-def _shards(config, servers):
+def _shards(config, servers, ahead=0.0):
   config = serving.config_of(
     config,
     **{
@@ -25,7 +25,7 @@ def _shards(config, servers):
       'model.norm_momentum': 0.5,
     },
   )
-  return setup_lib.create(config)
+  return setup_lib.create(config, ahead)
 
 
 def _start(setup):
@@ -152,6 +152,40 @@ def test_stale_update_is_divided(config):
   np.testing.assert_array_equal(moved[0], moved[1])
   # Differences of float32 weights around 0.1.
   np.testing.assert_allclose(moved[2], moved[0] / 4, atol=1e-6)
+
+
+@pytest.mark.parametrize('ahead', [0.0, 3.0])
+def test_weights_that_travel_are_those_of_later(config, ahead):
+  """As far on as so many updates like the last one, but not in the state."""
+  config.schedule.name = 'constant'
+  config.schedule.warmup = '0 steps'
+  setup = _shards(config, 2, ahead)
+  flat = setup.flats[0]
+  plain = _shards(config, 2)
+  states = [shard.start(_start(setup)) for shard in setup.shards]
+  before = flat.vector(_start(setup).params, np)
+  for shard, state in zip(setup.shards, states):
+    cut = slice(shard.part.start, shard.part.stop)
+    # Nothing is known yet of where they go.
+    np.testing.assert_array_equal(
+      np.concatenate(shard.weights(state)), before[cut]
+    )
+  jax.tree.map(np.testing.assert_array_equal, _run(setup), _run(plain))
+  (gradient,), (term,) = _gradients(setup)[0]
+  for i, shard in enumerate(setup.shards):
+    cut = slice(shard.part.start, shard.part.stop)
+    states[i], _ = shard.apply(
+      states[i], [gradient[cut]], [term[: shard.stats_size]], (1.0,), 3
+    )
+  now = flat.vector(_whole(setup, states).params, np)
+  sent = np.concatenate(
+    [p for s, shard in zip(states, setup.shards) for p in shard.weights(s)]
+  )
+  # Of float32 weights of about 1, and three times their difference.
+  np.testing.assert_allclose(
+    sent, now + ahead * (now - before), rtol=1e-5, atol=2e-6
+  )
+  assert ahead == 0 or np.abs(sent - now).max() > 1e-3
 
 
 def test_clipping_by_norm_is_left_to_the_workers(config):

@@ -180,6 +180,19 @@ class Desk:
     )
 
 
+def ahead(config, workers: int) -> float:
+  """Updates that the weights which workers get are ahead of those applied.
+
+  As many as come between the reading of a worker and the use of its gradient
+  where all are equally quick, config.strategy.weight_prediction times.
+  """
+  s = config.strategy
+  stale = workers * s.lanes - 1
+  if s.mode == 'bounded':
+    stale = min(stale, s.max_staleness)
+  return s.weight_prediction * (0 if s.mode == 'synchronous' else stale)
+
+
 def shards(config, workers: int) -> int:
   """Parts of a batch that an update is made of.
 

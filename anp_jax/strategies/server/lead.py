@@ -61,7 +61,8 @@ class Lead:
         f'config.batch_size={config.batch_size} does not divide by the '
         f'{shards} workers that an update is made of'
       )
-    self._setup = setup = setup_lib.create(config)
+    self._ahead = desk_lib.ahead(config, workers)
+    self._setup = setup = setup_lib.create(config, self._ahead)
     self._parts = setup.parts
     self._eval_source = sources.open_source(config, training=False)
     if config.checkpoint.keep_best:
@@ -226,6 +227,7 @@ class Lead:
         'batch_size': config.batch_size,
         'wire_dtype': config.strategy.wire_dtype,
         'compensation': config.strategy.compensation,
+        'ahead': self._ahead,
         'workers': self._workers,
       },
     )

@@ -47,7 +47,8 @@ def replay(config, records: list[dict], version: int):
     )
   state = None
   for part, stop in _terms(records, version):
-    setup = setup_lib.create(_settled(config, part))
+    # Logs of earlier versions do not tell: there was none.
+    setup = setup_lib.create(_settled(config, part), part.get('ahead', 0.0))
     if state is None:
       state = jax.device_get(setup.start()[0])
     first = int(state.step)

@@ -11,6 +11,7 @@ from anp_jax import cluster
 from anp_jax import compile_cache
 from anp_jax import config as config_lib
 from anp_jax.cluster import cards
+from anp_jax.strategies.server import desk as desk_lib
 from anp_jax.strategies.server import follow
 from anp_jax.strategies.server import lead as lead_lib
 from anp_jax.strategies.server import meeting
@@ -65,7 +66,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
 
     def prepare(said):
       config.batch_size = said['batch_size']
-      return setup_lib.create(config)
+      return setup_lib.create(config, desk_lib.ahead(config, workers))
 
     worker = None
     if index >= s.servers or not s.dedicated:

@@ -82,11 +82,12 @@ class Setup:
     return self.stream().tickets(self.source, size, size // shards, where)
 
 
-def create(config, source=None) -> Setup:
+def create(config, ahead: float = 0.0, source=None) -> Setup:
   """Puts it together; nothing is compiled and no array made yet.
 
   Args:
     config: the run's config, with its batch size.
+    ahead: see `desk.ahead`.
     source: of the training examples; None: as the config says.
 
   Raises:
@@ -117,7 +118,7 @@ def create(config, source=None) -> Setup:
     flats=flats,
     slices=slices,
     shards=[
-      shard_lib.Shard(config, optimizer, flats, part, first=not i)
+      shard_lib.Shard(config, optimizer, flats, part, not i, ahead)
       for i, part in enumerate(slices)
     ],
     schedule=optimizer_lib.schedule(config, size, examples, parts.total),

@@ -29,7 +29,7 @@ class BlockState:
     params: (_BLOCK,) weights, or (_BLOCK, 1) of matrices.
     opt_state: of the optax chain.
     average: like params, averaged over steps; (0,) without config.ema.
-    wire: like params: the weights as they travel.
+    wire: like params: the weights as they travel, of now or of later.
   """
 
   params: Any
@@ -69,7 +69,10 @@ class Shard:
     device: that it computes on.
   """
 
-  def __init__(self, config, optimizer, flats, part: layout.Slice, first: bool):
+  def __init__(
+    self, config, optimizer, flats, part: layout.Slice, first: bool,
+    ahead: float = 0.0,
+  ):  # fmt: skip
     """Makes it; nothing is compiled yet.
 
     Args:
@@ -78,8 +81,13 @@ class Shard:
       flats: (params, stats) as `layout.Flat`.
       part: the slice.
       first: whether this is server 0, which keeps the statistics.
+      ahead: updates that the weights which travel are ahead, if all were as the
+        last one was. A gradient then is of the weights that it will meet, about
+        (Chen et al., "SpecTrain", 2018, arXiv 1809.02839; Kosson et al., MLSys
+        2021, arXiv 2003.11666).
     """
     self._config = config
+    self._ahead = ahead
     self._flats = flats
     self._optimizer = optimizer
     self._blocks = part.blocks(_BLOCK)
@@ -236,11 +244,12 @@ class Shard:
     params = state.params + updates
     if factors is not None:  # to the bit, also the sign of a zero
       params = jnp.where(factors > 0, params, state.params)
+    later = params + self._ahead * updates if self._ahead else params
     state = BlockState(
       params=params,
       opt_state=opt_state,
       average=self._averaged(step, state.average, params),
-      wire=params.astype(wire_dtype(self._config)),
+      wire=later.astype(wire_dtype(self._config)),
     )
     return state, jnp.isfinite(updates).all()
 
