@@ -188,6 +188,45 @@ def test_weights_that_travel_are_those_of_later(config, ahead):
   assert ahead == 0 or np.abs(sent - now).max() > 1e-3
 
 
+@pytest.mark.parametrize('ahead', [0.0, 1.0])
+def test_predicted_weights_hold_stale_momentum_together(config, ahead):
+  """Each weight on a parabola of its own, each gradient one update late.
+
+  The roots of x^3 - 1.9 x^2 + (0.9 + 0.15 (1 + ahead)) x - 0.15 ahead are at
+  most 0.957 with prediction, and 1.025 without.
+  """
+  rate, keep = 0.15, 0.9
+  config.optimizer.name = 'momentum'
+  config.optimizer.momentum = keep
+  config.optimizer.learning_rate = rate
+  config.optimizer.weight_decay = 0.0
+  config.schedule.name = 'constant'
+  config.schedule.warmup = '0 steps'
+  setup = _shards(config, 1, ahead)
+  (shard,) = setup.shards
+  start = _start(setup)
+  state, flat = shard.start(start), setup.flats[0]
+  value = first = flat.vector(start.params, np).astype(float)
+  trace = optax.tree.get(start.opt_state, 'trace')
+  speed = flat.vector(trace, np).astype(float)
+  read = later = value
+  sent = np.concatenate(shard.weights(state))
+  term = np.zeros(shard.stats_size, np.float32)
+  for _ in range(200):
+    late, sent = sent, np.concatenate(shard.weights(state))
+    state, _ = shard.apply(state, [late], [term], (1.0,), 1)
+    gradient, read = read, later
+    speed = keep * speed + gradient
+    value = value - rate * speed
+    later = value - ahead * rate * speed
+  found = flat.vector(_whole(setup, [state]).params, np)
+  # Of 200 updates in float32, each rounded by 2^-24 of what it is made of.
+  scale = np.abs(value).max()
+  np.testing.assert_allclose(found, value, atol=1e-3 * scale)
+  grown = np.linalg.norm(found) / np.linalg.norm(first)
+  assert grown < 0.01 if ahead else grown > 10
+
+
 def test_clipping_by_norm_is_left_to_the_workers(config):
   config.optimizer.clip_norm = 1e-3
   clipped = _run(_shards(config, 2))
