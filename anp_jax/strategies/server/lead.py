@@ -262,6 +262,7 @@ class Lead:
     note(
       f'server   {s.mode}: {self._workers} workers, {s.servers} servers'
       f'{" of their own" if s.dedicated else " beside them"}, {s.wire_dtype}'
+      f'{f", weights {self._ahead:g} updates ahead" if self._ahead else ""}'
     )
     for line in taken:
       note(line)
