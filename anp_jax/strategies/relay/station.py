@@ -261,7 +261,7 @@ class Station:
     self._ahead.came(parcel.model)
     visit = runner.itinerary.at(parcel.step)
     if not self.number:  # process 0 holds it now
-      run.keep_scores(parcel.model, parcel.step)
+      run.lead.keep_scores(parcel.model, parcel.step)
     if visit is None or visit.station != self.number:  # no whole batch here
       run.send(self._following(), parcel)
       return
@@ -324,27 +324,27 @@ class Desk:
     inside: models in the ring.
   """
 
-  def __init__(self, run, seats: int):
+  def __init__(self, lead, seats: int):
     """Makes it; models of a ring that goes on are added to what it has.
 
     Args:
-      run: the process's `run.Ring`.
+      lead: `lead.Lead`.
       seats: models in the ring at a time.
     """
-    self._run = run
+    self._lead = lead
     self._seats = seats
     self.known = set()
     self.inside = set()
 
   def choose(self, parcels):
     """What station 0 is to do next; see `Inbox.take`."""
-    run = self._run
+    lead = self._lead
     gone = next((p for p in parcels if isinstance(p, Gone)), None)
     if gone:
       parcels.remove(gone)
       self.inside.discard(gone.model)
       return gone
-    waiting = [c.index for c in run.candidates if c.index not in self.known]
+    waiting = [c.index for c in lead.candidates if c.index not in self.known]
     # One that was inside when a run was cut off enters before its turn.
     late = waiting and any(waiting[0] < m for m in self.inside)
     if waiting and (len(self.inside) < self._seats or late):
@@ -352,13 +352,13 @@ class Desk:
       self.inside.add(waiting[0])
       return Parcel(waiting[0])
     for parcel in parcels:
-      fate = run.fate(parcel)
+      fate = lead.fate(parcel)
       if fate == board_lib.WAIT:
         continue
       parcels.remove(parcel)
       if fate == board_lib.GO_ON:
         return parcel
-      run.leaves(parcel)
+      lead.leaves(parcel)
       self.inside.discard(parcel.model)
       return Gone(parcel.model)
     return None
