@@ -229,6 +229,7 @@ anp_shapes.os.rename = rename_together
   assert not _leftovers(tmp_path)
 
 
+@pytest.mark.slow
 def test_program_from_standard_input(tmp_path, small_digest):
   result = subprocess.run(
     [sys.executable, '-', str(tmp_path)],

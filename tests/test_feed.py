@@ -282,6 +282,7 @@ print('done')
 """
 
 
+@pytest.mark.slow
 def test_streams_left_open_do_not_harm_the_exit():
   """As after an error: threads in native code must be gone before Python."""
   for _ in range(2):

@@ -571,6 +571,7 @@ def test_a_finished_set_of_files_that_changed(tmp_path, capsys):
   assert 'validation/a/4.jpg' in _error(capsys, *arguments)
 
 
+@pytest.mark.slow
 def test_processes_wait_for_the_set_that_replaces_one(tmp_path, capsys):
   root = _tree(tmp_path / 'tree', {
     'train/a/1.jpg': b'', 'train/a/2.jpg': _photo(2),

@@ -149,7 +149,7 @@ def test_what_does_not_fit(tmp_path, stations, overrides, expected):
   'devices, models, shares',
   [
     (1, 2, ()),
-    (2, 3, (3, 2)),
+    pytest.param(2, 3, (3, 2), marks=pytest.mark.slow),
     pytest.param(2, 4, (), marks=pytest.mark.soak),
     pytest.param(4, 1, (), marks=pytest.mark.slow),
     pytest.param(4, 4, (), marks=pytest.mark.soak),

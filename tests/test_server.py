@@ -145,7 +145,10 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
       marks=pytest.mark.soak,
     ),
     {'strategy.mode': 'bounded', 'strategy.max_staleness': 1},
-    {'strategy.weight_prediction': 1.0, 'strategy.servers': 2},
+    pytest.param(
+      {'strategy.weight_prediction': 1.0, 'strategy.servers': 2},
+      marks=pytest.mark.slow,
+    ),
     pytest.param(
       {'strategy.compensation': 'staleness', 'optimizer.name': 'rmsprop'},
       marks=pytest.mark.soak,

@@ -212,7 +212,7 @@ def test_predicted_weights_hold_stale_momentum_together(config, ahead):
   read = later = value
   sent = np.concatenate(shard.weights(state))
   term = np.zeros(shard.stats_size, np.float32)
-  for _ in range(200):
+  for _ in range(100):
     late, sent = sent, np.concatenate(shard.weights(state))
     state, _ = shard.apply(state, [late], [term], (1.0,), 1)
     gradient, read = read, later
@@ -220,11 +220,11 @@ def test_predicted_weights_hold_stale_momentum_together(config, ahead):
     value = value - rate * speed
     later = value - ahead * rate * speed
   found = flat.vector(_whole(setup, [state]).params, np)
-  # Of 200 updates in float32, each rounded by 2^-24 of what it is made of.
+  # Of 100 updates in float32, each rounded by 2^-24 of what it is made of.
   scale = np.abs(value).max()
   np.testing.assert_allclose(found, value, atol=1e-3 * scale)
   grown = np.linalg.norm(found) / np.linalg.norm(first)
-  assert grown < 0.01 if ahead else grown > 10
+  assert grown < 0.1 if ahead else grown > 3
 
 
 def test_clipping_by_norm_is_left_to_the_workers(config):

@@ -95,6 +95,7 @@ def test_finished_run_says_so_and_changes_nothing(tmp_path, one, capsys):
   assert again['anp_top1'] == first['anp_top1']
 
 
+@pytest.mark.slow
 def test_longer_run_goes_on_from_the_end(tmp_path, one, capsys):
   train.run(one, str(tmp_path))
   one.duration = '16 steps'
@@ -448,6 +449,7 @@ def _broken(config, split, numbers):
       f.truncate(90)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_a_broken_file(tmp_path, photographs, caplog):
   _broken(photographs, 'train', [3])
   _broken(photographs, 'validation', [2, 5])
@@ -478,6 +480,7 @@ def test_too_many_broken_files_end_a_run(tmp_path, photographs):
   assert '/photographs: train' in text
 
 
+@pytest.mark.slow
 def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
   photographs.data.max_damaged = 0.0
   _broken(photographs, 'validation', [3])

@@ -114,6 +114,7 @@ def test_a_file_is_taken_whole(tmp_path, kind, dtype, prefix):
   assert f'taken      params/stem_conv/kernel (7, 7, 3, 4)  {theirs}' in text
 
 
+@pytest.mark.slow
 def test_a_classifier_of_another_size_is_made_anew(tmp_path):
   def change(tensors):
     tensors['fc.weight'] = np.ones((1000, 32), np.float32)
@@ -257,6 +258,7 @@ def test_divided_parameters_on_any_number_of_devices(tmp_path, devices):
     np.testing.assert_array_equal(value, want[name], name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('outer', ['average', 'nesterov'])
 def test_all_groups_begin_with_the_weights(tmp_path, outer):
   path, want = _file(tmp_path)
