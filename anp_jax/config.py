@@ -191,7 +191,7 @@ def base() -> ml_collections.ConfigDict:
   t.max_staleness = 4  # updates between a gradient's reading and its use
   t.backup_workers = 0  # that a synchronous update does not wait for
   t.compensation = 'none'  # staleness: updates are divided by it
-  t.weight_prediction = 0.0  # 1: weights are as later, when gradients are used
+  t.weight_prediction = 0.0  # 1: workers' weights are ahead by the staleness
   t.wire_dtype = 'float32'  # of weights and gradients on their way
   t.lanes = 1  # tickets a worker has in hand; of 2, one computes, one travels
   t.ticket_timeout = 60.0  # seconds of a worker's silence; others take over

@@ -217,13 +217,14 @@ def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
   assert config.duration == '4 steps'
 
 
-def test_replays_a_log_without_durations(tmp_path, config, one_device):
-  """Of a version that did not write them."""
+def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
+  """Which wrote no duration, and knew of no weights that are ahead."""
   keys = {**_FULL, **_COSINE}
   config = serving.config_of(config, **keys, duration='3 steps')
   serving.run(config, tmp_path)
   records = log_lib.read(str(tmp_path))
   assert [r.pop('duration') for r in records if 'start' in r] == ['3 steps']
+  assert [r.pop('ahead') for r in records if 'start' in r] == [0]
   _same_bits(_weights(tmp_path), _leaves(replay.replay(config, records, 3), 3))
 
 

@@ -42,20 +42,20 @@ def _updates(folder):
   return [r for r in records if 'order' in r]
 
 
-def _until(folder, count, ranks, timeout=90):
+def _until(folder, count, ranks):
   """Waits for this many updates."""
-  end = time.monotonic() + timeout
-  while len(_updates(folder)) < count:
-    assert time.monotonic() < end, ranks.text(0)
-    time.sleep(0.05)
+  _wait(lambda: len(_updates(folder)) >= count, ranks)
 
 
-def _until_saved(folder, ranks, timeout=90):
+def _until_saved(folder, ranks):
   """Waits for a checkpoint: updates do not wait for one to be written."""
-  end = time.monotonic() + timeout
-  while not any(
-    p.name.isdigit() for p in (folder / 'run' / 'checkpoints').glob('*')
-  ):
+  saved = folder / 'run' / 'checkpoints'
+  _wait(lambda: any(p.name.isdigit() for p in saved.glob('*')), ranks)
+
+
+def _wait(condition, ranks):
+  end = time.monotonic() + 90
+  while not condition():
     assert time.monotonic() < end, ranks.text(0)
     time.sleep(0.05)
 

@@ -39,7 +39,7 @@ class _Server:
   """Server 0 of a run of one server, on zeros."""
 
   def __init__(self, config, folder):
-    self.setup = setup = setup_lib.create(config)
+    self.setup = setup = setup_lib.create(config, 0.0)
     zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), setup.parts.like)
     start = setup.shards[0].start(zeros)
     place = places.Place('test', 0, 1)

@@ -82,18 +82,17 @@ class Setup:
     return self.stream().tickets(self.source, size, size // shards, where)
 
 
-def create(config, ahead: float = 0.0, source=None) -> Setup:
+def create(config, ahead: float) -> Setup:
   """Puts it together; nothing is compiled and no array made yet.
 
   Args:
     config: the run's config, with its batch size.
     ahead: see `desk.ahead`.
-    source: of the training examples; None: as the config says.
 
   Raises:
     ConfigError: for what a config alone does not show.
   """
-  source = source or sources.open_source(config, training=True)
+  source = sources.open_source(config, training=True)
   mesh = mesh_lib.create(config, jax.local_devices())
   objective = objective_lib.create(
     source.vocabulary, config, balance.class_weights(config, source)

@@ -71,7 +71,7 @@ class Shard:
 
   def __init__(
     self, config, optimizer, flats, part: layout.Slice, first: bool,
-    ahead: float = 0.0,
+    ahead: float,
   ):  # fmt: skip
     """Makes it; nothing is compiled yet.
 
