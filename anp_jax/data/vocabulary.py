@@ -168,6 +168,16 @@ def from_lists(anps: str, adjectives: str = '', nouns: str = '') -> Vocabulary:
   return Vocabulary(names, *orders)
 
 
+def plural(noun: str) -> str:
+  """What several of a noun are called, such as 'classes'."""
+  return noun + ('es' if noun.endswith('s') else 's')
+
+
+def counted(number: int, noun: str) -> str:
+  """A number of things: '1 class', '1,000 classes'."""
+  return f'{number:,} {noun if number == 1 else plural(noun)}'
+
+
 def read_lines(path: str) -> list[str]:
   """Lines of a UTF-8 text file without their ends, LF or CRLF.
 

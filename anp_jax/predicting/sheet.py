@@ -16,7 +16,7 @@ MOST = 100  # images of a sheet; one of more would not open in every viewer
 _SIDE = 144  # of a thumbnail, pixels
 _CELL = 2 * _SIDE + 8
 _MARGIN, _GAP, _LINE = 16, 14, 17
-_NUMBER = 34  # pixels that a percentage takes
+_NUMBER = 42  # pixels that a percentage takes
 _LINES = 8  # beside a thumbnail
 # Okabe and Ito's colours, light enough to be written on.
 _BLUE, _ORANGE, _GREEN = '#9fd0ee', '#f3c591', '#9fdcc4'

@@ -70,6 +70,8 @@ def _line(axis, name, lines, marker='', **style):
   epochs, values = _curve(name, lines, None if marker else _POINTS)
   if epochs:
     every = math.ceil(len(epochs) / _MARKERS)
+    if len(epochs) == 1:
+      marker = marker or 'o'  # a line through one point is nothing
     axis.plot(epochs, values, marker=marker, markevery=every, **style)
 
 

@@ -156,12 +156,13 @@ def _bars(row, words, numbers):
 
 def _ranks(row, words, numbers):
   """Images over ranks, with the names at both ends."""
+  names = [fitted(word, _NAME, len) for word in words]
   for axis, color, own in zip(row, _COLORS, numbers):
     lowest = _scale(axis, 'y', own)
     curve = np.maximum(np.sort(own)[::-1], lowest)
     ranks = np.arange(1, len(own) + 1)
     axis.fill_between(ranks, curve, lowest, step='mid', color=color, lw=0)
-    smallest, middle, largest = stats.extremes(words, own)
+    smallest, middle, largest = stats.extremes(names, own)
     axis.text(
       0.98, 0.97,
       f'largest: {largest}\nmiddle: {middle}\nsmallest: {smallest}',
@@ -181,12 +182,11 @@ def _scale(axis, name, numbers):
   lowest = _LOWEST if wide else 0
   if wide:
     getattr(axis, f'set_{name}scale')('log')
+    both.set_major_locator(matplotlib.ticker.LogLocator(numticks=6))
     both.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    both.set_major_formatter(lambda value, _: f'{value:,.0f}')
   else:
-    both.set_major_locator(
-      matplotlib.ticker.MaxNLocator(6, steps=(1, 2, 5, 10), integer=True)
-    )
-  both.set_major_formatter(lambda value, _: f'{value:,.0f}')
+    drawing.counts(both, 6)
   # Room for the number beside the longest bar.
   most = max(numbers.max(initial=0), 1)
   limit = most * (most / lowest) ** 0.12 if wide else most * 1.12
