@@ -15,6 +15,7 @@ from anp_jax import cores as cores_lib
 from anp_jax import report as report_lib
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import weights_and_biases
+from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.evaluation import page as evaluation_page
 
 
@@ -43,12 +44,7 @@ def telemetry(
 def introduce(to, config, mesh, like, train, evaluated) -> None:
   """Says what this run is, in a few lines, to its telemetry."""
   vocabulary = train.vocabulary
-  classes = f'{len(vocabulary)} classes'
-  if vocabulary.is_anp:
-    classes += (
-      f' of {len(vocabulary.adjectives)} adjectives and '
-      f'{len(vocabulary.nouns)} nouns'
-    )
+  classes = vocabulary.text()
   devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
   # Of this process: what feeds its devices.
   count = cores_lib.count()
@@ -60,8 +56,8 @@ def introduce(to, config, mesh, like, train, evaluated) -> None:
     classes += f', balanced by {balance}'
   for text in (
     f'model    {config.model.name}, {size}, {config.model.dtype}{head}',
-    f'data     {config.data.source}: {len(train)} training and '
-    f'{len(evaluated)} validation images, {classes}',
+    f'data     {config.data.source}: {len(train):,} training and '
+    f'{len(evaluated):,} validation images, {classes}',
     f'devices  {devices}, {config.batch_size} images a step, {cores}',
     f'scores   {_scored_weights(config)}',
   ):
@@ -85,18 +81,22 @@ def last_scores(workdir: str) -> dict:
 def print_scores(step: int, scores: dict) -> None:
   """Prints the scores of a checkpoint, on one process."""
   if jax.process_index() == 0:
-    print(f'checkpoint of step {step}, {scores["examples"]} images')
+    images = vocabulary_lib.counted(scores['examples'], 'image')
+    print(f'checkpoint of step {step}, {images}')
     known = (*telemetry_lib.LABELS, *evaluation_page.LABELS)
-    names = [name for name in known if name in scores]
-    width = max(map(len, names))
-    for name in names:
-      print(f'  {name:{width}}  {evaluation_page.score(name, scores[name])}')
+    names = telemetry_lib.names(scores)
+    width = max(len(names[key]) for key in known if key in scores)
+    for key in known:
+      if key in scores:
+        value = evaluation_page.score(key, scores[key])
+        print(f'  {names[key]:{width}}  {value}')
 
 
 def report(config, workdir: str, mesh, like) -> None:
   """Writes the run's page and prints its tables."""
   facts = {
-    'parameters': _count(like.params),
+    'network': config.model.name,
+    'parameters': f'{_count(like.params):,}',
     'devices': f'{mesh.size} x {mesh.devices.flat[0].device_kind}',
     'scores': _scored_weights(config),
   }

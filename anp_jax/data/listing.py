@@ -40,7 +40,7 @@ class Listing:
 
 def find(
   path: str, split: str, lists: str = '', beside: tuple[str, ...] = (),
-  suffixes: tuple[str, ...] = SUFFIXES,
+  suffixes: tuple[str, ...] = SUFFIXES, pairs: str = 'auto',
 ) -> Listing:  # fmt: skip
   """The files of a split.
 
@@ -60,6 +60,7 @@ def find(
       their ids; folders that they do not name are left out.
     beside: other splits of the run; without lists, their classes count too.
     suffixes: of a tree's files, in lower case; others are left out.
+    pairs: whether listed classes are adjective_noun, see config.data.pairs.
 
   Returns:
     Files in the order of their labels and names, or of the split file's lines.
@@ -70,7 +71,7 @@ def find(
   root = os.path.expanduser(path)
   if not os.path.isdir(root):
     raise config_lib.ConfigError(f'{root} is not a folder')
-  known = vocabulary.from_spec(lists) if lists else None
+  known = vocabulary.from_spec(lists, pairs) if lists else None
   if split.endswith('.txt'):
     return _from_split_file(root, split, known, beside)
   return _from_tree(root, split, known, beside, suffixes)

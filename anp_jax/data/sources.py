@@ -85,11 +85,14 @@ def open_source(config, training: bool) -> Source:
   elif d.source == 'digits':
     source = digits.Digits(split)
   elif d.source == 'folder':
-    source = Folder(listing.find(d.path, split, d.lists, beside=(other,)))
+    source = Folder(listing.find(
+      d.path, split, d.lists, beside=(other,), pairs=d.pairs
+    ))  # fmt: skip
   else:
     source = _tfds_source(config, split)
   if not len(source):
     raise config_lib.ConfigError(f'{source.name} has no examples')
+  source.vocabulary = source.vocabulary.with_pairs(d.pairs)
   if training:
     source = subset.wrap(source, config)
   return cache.wrap(source, config)

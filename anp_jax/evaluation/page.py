@@ -44,7 +44,7 @@ def load(folder: str) -> dict:
 def lines(scores: dict) -> list[tuple[str, str]]:
   """(label, value) of an evaluation's scores, as people read them."""
   found = []
-  for name, label in (telemetry.LABELS | LABELS).items():
+  for name, label in (telemetry.labels(scores) | LABELS).items():
     if scores.get(name) is not None:
       found.append((label, score(name, scores[name])))
   return found

@@ -38,7 +38,8 @@ def bars(rows: list[dict]) -> list[Bar]:
   """What a sheet shows of a file, of its rows as from `rows.Rows`."""
   explained = 'best_adjective' in rows[0]
   count = 2 if explained else _LINES
-  found = [Bar(r['anp'], r['probability'], 'anp') for r in rows[:count]]
+  name = 'anp' if 'anp' in rows[0] else 'class'
+  found = [Bar(r[name], r['probability'], 'anp') for r in rows[:count]]
   if explained:
     for part in ('adjective', 'noun'):
       found += [

@@ -96,13 +96,8 @@ def extremes(names: tuple[str, ...], numbers: np.ndarray) -> list[str]:
 def balance(counts: list[Counts]) -> list[str]:
   """How many images, how many classes, how they are divided."""
   known = counts[0].vocabulary
-  classes = f'{len(known):,}'
-  if known.is_anp:
-    classes += (
-      f' of {len(known.adjectives):,} adjectives and {len(known.nouns):,} nouns'
-    )
   lines = [f'{s:<10}  {c.name}' for s, c in zip(SPLITS, counts)]
-  lines += [f'classes     {classes}', '']
+  lines += [f'classes     {len(known):,}{known.parts_text()}', '']
   empty = [np.flatnonzero(c.classes == 0) for c in counts]
   lost = [c.images - int(c.classes.sum()) for c in counts]
   lines += _table([
