@@ -203,6 +203,23 @@ def test_class_balance(names, train, held):
   assert _faults(draw.balance, 'a.png', counts) == []
 
 
+def test_one_is_no_plural():
+  known = vocabulary_lib.Vocabulary(('red_car', 'red_cat'))
+  one, two = np.array([1]), np.array([1, 1])
+  counts = stats.Counts('set', known, 2, two, np.array([2]), two)
+  alone = vocabulary_lib.Vocabulary(('bag',))
+  none = np.zeros(0, np.int64)
+  single = stats.Counts('set', alone, 1, one, none, none)
+  with figure_text.matplotlib_figures() as drawn:
+    draw.balance('a.png', [single, single])
+    draw.balance('a.png', [counts, counts])
+  titles = [axes.get_title('left') for f in drawn for axes in f.axes[::2]]
+  assert titles == [
+    'training: 1 image of 1 class', 'training: 2 images of 2 classes',
+    'training: 2 images of 1 adjective', 'training: 2 images of 2 nouns',
+  ]  # fmt: skip
+
+
 @pytest.mark.parametrize('count, side', [(1, 8), (5, 64), (4, 300)])
 def test_sheets(tmp_path, count, side):
   path = str(tmp_path / 'a.png')

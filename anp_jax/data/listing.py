@@ -1,6 +1,7 @@
 """Which image files a split has, and the class of each: trees, split files."""
 
 import dataclasses
+import functools
 import hashlib
 import os
 
@@ -99,7 +100,7 @@ def _from_tree(root, split, known, beside, suffixes):
     )
   ignored = present.difference(known.names)
   if ignored:
-    logging.warning(
+    _warn_once(
       '%s: %d of %d folders are no listed class and are left out, such as %s',
       base, len(ignored), len(folders), min(ignored),
     )  # fmt: skip
@@ -124,6 +125,12 @@ def _from_tree(root, split, known, beside, suffixes):
   return Listing(
     base, tuple(files), np.array(labels, np.int32), known, f'{root}: {split}'
   )
+
+
+@functools.cache
+def _warn_once(*text):
+  """Two splits of one tree leave out the same."""
+  logging.warning(*text)
 
 
 def _base(root, split):

@@ -4,6 +4,7 @@ import json
 import os
 
 from anp_jax import telemetry
+from anp_jax.data import vocabulary
 
 FOLDER = 'evaluation'  # in a workdir, with a folder for each
 # Of an evaluation's folder.
@@ -69,9 +70,10 @@ def text(said: dict, results) -> str:
     said: what scores.json holds.
     results: `results.Results`.
   """
+  images = vocabulary.counted(said['scores']['examples'], 'image')
   parts = [
     f'# {_plain(said["data"])}',
-    f'Checkpoint of step {said["step"]}, {said["scores"]["examples"]:,} images'
+    f'Checkpoint of step {said["step"]}, {images}'
     + (f', {said["damaged"]:,} of which could not be read'
        if said['damaged'] else ''),
     _table(('', ''), lines(said['scores'])),

@@ -9,6 +9,7 @@ from PIL import Image
 from PIL import ImageDraw
 
 from anp_jax import drawing
+from anp_jax.data import vocabulary
 from anp_jax.data.show import stats
 
 _COLORS = drawing.BLUE, drawing.ORANGE  # of the splits
@@ -124,7 +125,9 @@ def balance(path: str, counts: list[stats.Counts]) -> None:
       words = [stats.printable(w) for w in counts[0].words(part)]
       numbers = [getattr(c, part) for c in counts]
       for axis, split, own in zip(row, stats.SPLITS, numbers):
-        axis.set_title(f'{split}: {own.sum():,} images of {len(own):,} {part}')
+        images = vocabulary.counted(int(own.sum()), 'image')
+        names = vocabulary.counted(len(own), stats.PARTS[part])
+        axis.set_title(f'{split}: {images} of {names}')
       (_bars if len(words) <= _BARS else _ranks)(row, words, numbers)
 
 

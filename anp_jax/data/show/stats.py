@@ -12,7 +12,7 @@ import numpy as np
 from anp_jax.data import vocabulary
 
 SPLITS = ('training', 'evaluation')
-PARTS = ('classes', 'adjectives', 'nouns')
+PARTS = {'classes': 'class', 'adjectives': 'adjective', 'nouns': 'noun'}
 
 _FIRST = 5  # names given where there may be many
 
@@ -177,7 +177,7 @@ def emotions(
 def tables(counts: list[Counts]) -> list[str]:
   """All adjectives, nouns and classes, most training images first."""
   lines = []
-  for part in (*PARTS[1:], PARTS[0]):
+  for part in ('adjectives', 'nouns', 'classes'):
     words = counts[0].words(part)
     if words:
       numbers = [getattr(c, part) for c in counts]
@@ -219,7 +219,8 @@ def _coverage(title, counts, lexicon):
   names = counts[0].vocabulary.names
   has = np.array([name in lexicon for name in names])
   covered, missing = np.flatnonzero(has), np.flatnonzero(~has)
-  lines = [f'{title}: of {len(covered):,} of {len(names):,} classes']
+  classes = vocabulary.counted(len(names), 'class')
+  lines = [f'{title}: of {len(covered):,} of {classes}']
   if len(missing):
     lines.append(f'not of {_listed(names, missing)}')
   return covered, lines
