@@ -192,9 +192,7 @@ def test_what_is_asked_for_counts_more_than_the_names():
   ordered = vocabulary.Vocabulary(v.names, ('red', 'old', 'odd'))
   assert ordered.with_pairs('yes') == ordered
   plain = vocabulary.Vocabulary(('red_car', 'hat'))
-  _refused(
-    ["class 1: 'hat'", 'config.data.pairs=yes'], plain.with_pairs, 'yes'
-  )
+  _refused(["class 1: 'hat'", 'config.data.pairs=yes'], plain.with_pairs, 'yes')
 
 
 def test_what_a_vocabulary_holds_in_words():
