@@ -165,6 +165,7 @@ def base() -> ml_collections.ConfigDict:
   t.reduce_dtype = 'float32'  # of the gradient sums between devices
   t.bucket_megabytes = 25.0  # of gradients that leave together
   t.logical_shards = 8  # of the batch, for invariant: a power of two
+  t.threads = 2  # of a process's CPU pool, for invariant: they decide its bits
   # For local: groups of devices with weights of their own.
   t.groups = 2  # of neighbours; one device may also have several
   t.period = 8  # steps between exchanges

@@ -177,6 +177,8 @@ def validate(config) -> None:
     shards >= 2 and not shards & (shards - 1), 'strategy.logical_shards',
     shards, 'a power of two, 2 or more',
   )  # fmt: skip
+  threads = have['strategy.threads']
+  _check(0 < threads <= 4096, 'strategy.threads', threads, '1 to 4096')
   _validate_data(have)
   checks.examples(have)
   checks.sharding(have['sharding'])

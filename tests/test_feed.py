@@ -243,6 +243,24 @@ def test_synthetic_is_a_pure_function_of_seed_and_step(config):
       assert (a == b).mean() < 0.03
 
 
+def test_synthetic_evaluation_is_one_set_in_batches_of_any_size(config):
+  config.data.image_size = 8
+  examples = []
+  for batch, steps, devices in ((20, 1, 1), (8, 3, 4), (6, 4, 2)):
+    sharding = _sharding(config, devices)
+    stream = _synthetic(config, sharding, steps=steps, batch=batch)
+    batches = [_host(b) for b in stream]
+    examples.append(
+      {
+        name: np.concatenate([b[name] for b in batches])[:20]
+        for name in ('image', 'label', 'weight')
+      }
+    )
+  _same(examples[0], examples[1])
+  _same(examples[0], examples[2])
+  assert examples[0]['weight'].all()
+
+
 def test_synthetic_numbers_are_spread_evenly(config):
   config.data.image_size = 16
   batch = _host(next(_synthetic(config, _sharding(config, 1), batch=64)))

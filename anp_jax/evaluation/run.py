@@ -61,6 +61,7 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   if not workdir_lib.has_checkpoints(workdir):
     raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
   mesh = mesh_lib.create(config, hosts=processes.hosts)
+  strategies.check_bits(config, mesh)
   batch_size = workdir_lib.batch_size(
     config, workdir, mesh_lib.batch_devices(mesh)
   )
