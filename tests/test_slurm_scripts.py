@@ -139,6 +139,25 @@ def test_what_srun_alone_knows(job):
 
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+@pytest.mark.parametrize('nodes, tasks', [(2, 1), (6, 2)])
+def test_a_job_of_another_size_than_it_was_submitted_with(
+  job, script, nodes, tasks
+):
+  """Slurm keeps SLURM_NTASKS, here of four nodes, and updates the nodes."""
+  resized = {
+    **_JOB,
+    'SLURM_JOB_NUM_NODES': str(nodes),
+    'SLURM_NTASKS_PER_NODE': str(tasks),
+    'SLURM_NTASKS': str(4 * tasks),
+  }
+  assert job.start(script, resized)[0] == 0
+  options = (
+    f' --nodes={nodes} --ntasks={nodes * tasks} --ntasks-per-node={tasks} '
+  )
+  assert options in job.calls('srun')[-1]
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 def test_a_marker_of_an_earlier_start_is_no_reason_to_start_again(job, script):
   """--mode=evaluate of a run that was stopped."""
   job.program('python', _STOPS)

@@ -36,6 +36,14 @@ if [ "$nodes" -gt 1 ]; then
   fi
 fi
 
+# Of srun, for the job as it is now: one that waited may have got another number
+# of nodes, and its SLURM_NTASKS is still that of its submission.
+layout=(--nodes="$nodes")
+if [ -n "${SLURM_NTASKS_PER_NODE:-}" ]; then
+  layout+=(--ntasks="$((nodes * SLURM_NTASKS_PER_NODE))"
+    --ntasks-per-node="$SLURM_NTASKS_PER_NODE")
+fi
+
 # Of srun. Bound to cores, a task without a number of its own would get one of
 # those that the job has; Slurm 22.05 and newer do not pass that on to steps.
 cores=(--cpu-bind=none)
