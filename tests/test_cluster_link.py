@@ -238,9 +238,10 @@ def test_one_that_does_not_go_with_the_others_stops_all(odd, text):
     assert str(error).startswith(text)
 
 
-def test_one_of_another_job_is_sent_away_alone():
+@pytest.mark.parametrize('token', ['other', 'jobs', 'jo', 'joc', 'JOB', ''])
+def test_one_of_another_job_is_sent_away_alone(token):
   run = _Run(2)
-  run.join(1, token='other').started()
+  run.join(1, token=token).started()
   text = 'rank 1 on node1 belongs to another job than rank 0'
   assert str(run.errors.pop(1)) == text
   run.join(0, 1).started()
@@ -338,6 +339,20 @@ def test_a_silent_rank_ends_the_others():
     for code, text, _ in run.wait_for_end(0, 2):
       assert code == 75
       assert text.startswith('rank 1 on node1 has been silent for 3 s')
+
+
+def test_a_rank_that_falls_silent_after_its_beats_ends_the_others():
+  run = _Run(3, heartbeat=0.5)
+  run._heartbeat = _SOON  # of the links
+  run.join(0, 2)
+  with run.raw_rank(1) as rank:
+    run.started()
+    for step in (1, 2):
+      rank.sendall(json.dumps({'beat': _at('step', step)}).encode() + b'\n')
+    _wait(lambda: run.hub._members[1].state.get('step') == 2)
+    for code, text, _ in run.wait_for_end(0, 2):
+      assert code == 75
+      assert re.match(r'rank 1 on node1 has been silent for \d s', text)
 
 
 def test_a_rank_that_only_waits_is_not_silent():

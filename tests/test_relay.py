@@ -14,6 +14,7 @@ from anp_jax import objective as objective_lib
 from anp_jax import telemetry
 from anp_jax import train
 from anp_jax.cluster import stopping
+from anp_jax.data import order
 from anp_jax.strategies.relay import board as board_lib
 from anp_jax.strategies.relay import candidates as candidates_lib
 from anp_jax.strategies.relay import ensemble
@@ -50,6 +51,24 @@ def test_parts_are_stratified():
         # Dealt out one by one, a class is off by one at either of its ends.
         want = (labels == label).sum() * count / 1000
         assert abs((labels[part] == label).sum() - want) <= 2
+
+
+def test_parts_of_the_ring_are_shuffled_apart_from_each_other():
+  seeds = {
+    (seed, station): itinerary_lib.stream_seed(seed, station)
+    for seed in (0, 1, 7, 2**31 - 1)
+    for station in range(16)
+  }
+  assert len(set(seeds.values())) == len(seeds)
+  orders = [
+    order.shuffled(np.arange(300), seeds[0, station], 300)
+    for station in range(16)
+  ]
+  for i, one in enumerate(orders):
+    for other in orders[:i]:
+      # Of two random permutations one place in 300 is the same: 1 on average,
+      # and 12 or more in one pair of 1e9.
+      assert (one == other).sum() < 12
 
 
 @pytest.mark.parametrize('sizes', [(70,), (35, 35), (41, 20, 9), (3, 67)])
