@@ -141,6 +141,37 @@ def test_words_are_sums_over_their_pairs(run, capfd):
         assert got == pytest.approx(sums[word], rel=1e-3)
 
 
+def test_names_stand_beside_their_files_over_several_batches(
+  run, tmp_path, capfd
+):  # fmt: skip
+  workdir, tree = run
+  (tmp_path / 'text.jpg').write_text('no image')
+  paths = sorted(str(p) for p in tree.glob('*/*.jpg'))[::-1]
+  paths.insert(20, str(tmp_path / 'text.jpg'))
+  found, err = _named(
+    capfd, f'--checkpoint={workdir}', *paths, '--top=1', '--batch_size=16'
+  )
+  del paths[20]
+  assert [row['file'] for row in found] == paths and len(paths) == 50
+  assert len(err) == 2 and err[0].startswith('unreadable: ')
+  # By hand: the network alone on all of them, then the softmax in float64.
+  trained = trained_lib.load(str(workdir))
+  read = decode_pillow.reader(trained.config)
+  d = trained.config.data
+  images = np.stack([read(pathlib.Path(p).read_bytes()) for p in paths])
+  logits = trained.model('cpu').apply(
+    {'params': trained.params, **trained.stats},
+    jnp.float32((images - np.array(d.mean)) / np.array(d.std)), False,
+  )  # fmt: skip
+  shares = np.exp(np.float64(logits))
+  shares /= shares.sum(1, keepdims=True)
+  assert [row['anp'] for row in found] == [_PAIRS[i] for i in shares.argmax(1)]
+  # Written with five digits.
+  np.testing.assert_allclose(
+    [float(row['probability']) for row in found], shares.max(1), rtol=1e-4
+  )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
 def test_any_number_of_devices(run, devices):
