@@ -206,6 +206,45 @@ def test_dedicated_server_of_another_config_ends_the_run(
     serving.run(config, tmp_path, 3, {1: {'optimizer.momentum': 0.5}})
 
 
+def test_replay_divides_a_stale_update_by_its_staleness(
+  config, one_device, monkeypatch
+):  # fmt: skip
+  """Of one batch and one version read, each update is a part of the first."""
+  config = serving.config_of(
+    config,
+    **{
+      'model.name': 'tests.user_network:PlainNet',
+      'data.image_size': 8,
+      'optimizer.name': 'sgd',
+      'optimizer.weight_decay': 0.0,
+      'schedule.name': 'constant',
+      'schedule.warmup': '0 steps',
+    },
+  )
+  # What the log says counts: the key may have changed since.
+  start = {'start': 0, 'batch_size': config.batch_size, 'servers': 1,
+           'shards': 1, 'wire_dtype': 'float32', 'duration': '12 steps',
+           'compensation': 'staleness'}  # fmt: skip
+  part = {'ticket': [3, 0], 'worker': 'a', 'reads': [0],
+          'weight': float(config.batch_size)}  # fmt: skip
+  records = [start, *({'order': n, 'parts': [part]} for n in range(5))]
+  real, weights = shard_lib.Shard.apply, []
+
+  def apply(self, *arguments):
+    made = real(self, *arguments)
+    weights.append(np.concatenate(self.weights(made[0])))
+    return made
+
+  monkeypatch.setattr(shard_lib.Shard, 'apply', apply)
+  replay.replay(config, records, 5)
+  moves = np.diff(weights, axis=0)
+  assert np.abs(moves[0]).max() > 1e-3
+  # Updates 0 and 1 are whole. Differences of float32 weights of up to about 1,
+  # each rounded by 6e-8.
+  for move, staleness in zip(moves, (1, 2, 3, 4), strict=True):
+    np.testing.assert_allclose(move, moves[0] / staleness, atol=3e-7)
+
+
 @pytest.mark.slow
 def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
   """Its first part followed a schedule that ended sooner."""
