@@ -1,10 +1,13 @@
 """The server strategy equals what it must equal, in one process of threads."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
 from anp_jax import cluster
+from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.strategies.server import lead as lead_lib
 from anp_jax.strategies.server import log as log_lib
@@ -265,6 +268,32 @@ def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
   assert [r.pop('duration') for r in records if 'start' in r] == ['3 steps']
   assert [r.pop('ahead') for r in records if 'start' in r] == [0]
   _same_bits(_weights(tmp_path), _leaves(replay.replay(config, records, 3), 3))
+
+
+def test_replays_a_run_of_another_versions_keys(
+  tmp_path, config, monkeypatch, capsys
+):  # fmt: skip
+  """One that there is no more, and one that came later."""
+  config = serving.config_of(config, **_FULL)
+  config.optimizer.multipliers = (('norm', 0.5), ('conv', 0.25))
+  saved = json.loads(config_lib.to_json(config))
+  saved['strategy.gone'] = 3
+  del saved['optimizer.clip_value']
+  (tmp_path / 'config.json').write_text(json.dumps(saved))
+  log_lib.Log(str(tmp_path), 0, {}).append(0, 1, [])
+  seen = []
+
+  def replayed(config, records, version):
+    seen.append(config)
+    return {'step': np.array(version)}
+
+  monkeypatch.setattr(replay, 'replay', replayed)
+  monkeypatch.setattr(replay, '_newest', lambda _: (1, {'step': np.array(1)}))
+  monkeypatch.setattr(jax.config, 'update', lambda *_: None)
+  assert replay.main([str(tmp_path)]) == 0
+  assert capsys.readouterr().out.startswith('1 updates, the same bits in all 1')
+  have, want = (config_lib.golden(c) for c in (*seen, config))
+  assert have == want
 
 
 @pytest.mark.soak
