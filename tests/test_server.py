@@ -1,6 +1,8 @@
 """The server strategy equals what it must equal, in one process of threads."""
 
+import contextlib
 import json
+import time
 
 import jax
 import numpy as np
@@ -294,6 +296,47 @@ def test_replays_a_run_of_another_versions_keys(
   assert capsys.readouterr().out.startswith('1 updates, the same bits in all 1')
   have, want = (config_lib.golden(c) for c in (*seen, config))
   assert have == want
+
+
+@pytest.mark.slow
+def test_an_evaluation_makes_no_gradient_stale(
+  tmp_path, config, one_device, monkeypatch
+):  # fmt: skip
+  """Another worker goes on while process 0 scores, which then reads again."""
+  real, apply, scored = lead_lib.Lead._score, shard_lib.Shard.apply, []
+
+  def score(self, version, state, idle):
+    @contextlib.contextmanager
+    def longer():
+      with idle:
+        desk = self._term.desk
+        end = min(desk.version + 12, desk.limit)
+        while desk.version < end:
+          time.sleep(0.01)
+        scored.append(desk.version)
+        yield
+
+    real(self, version, state, longer())
+
+  def slowly(self, *arguments):
+    time.sleep(0.05)
+    return apply(self, *arguments)
+
+  monkeypatch.setattr(lead_lib.Lead, '_score', score)
+  monkeypatch.setattr(shard_lib.Shard, 'apply', slowly)
+  keys = {'eval.every': '16 steps', 'checkpoint.every': '99 steps',
+          'duration': '48 steps'}  # fmt: skip
+  config = serving.config_of(config, **_FULL, **keys)
+  serving.run(config, tmp_path, 2)
+  records = log_lib.read(str(tmp_path))
+  stale = [
+    (r['order'], p['reads'][0])
+    for r in records if 'order' in r
+    for p in r['parts']
+    if p['worker'].startswith('0.')
+    and any(p['reads'][0] <= end - 6 and r['order'] >= end for end in scored)
+  ]  # fmt: skip
+  assert len(scored) == 3 and not stale
 
 
 @pytest.mark.soak
