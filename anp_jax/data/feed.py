@@ -31,13 +31,18 @@ class Feed:
     waited: seconds the reader has spent waiting, in all.
   """
 
-  def __init__(self, batches: Iterator[dict], depth: int):
+  def __init__(
+    self, batches: Iterator[dict], depth: int,
+    clock: Callable[[], float] = time.monotonic,
+  ):  # fmt: skip
     """Starts to read ahead.
 
     Args:
       batches: of device arrays; may block, may raise.
       depth: batches that may wait on the device.
+      clock: returns seconds that never run backwards.
     """
+    self._clock = clock
     self.waited = 0.0
     self._queue = queue.Queue(depth)
     self._end = None  # what every further read raises
@@ -54,9 +59,9 @@ class Feed:
   def __next__(self) -> dict:
     """The next batch; raises what the reading thread raised."""
     if self._end is None:
-      start = time.monotonic()
+      start = self._clock()
       item = self._queue.get()
-      self.waited += time.monotonic() - start
+      self.waited += self._clock() - start
       if not isinstance(item, BaseException):
         return item
       self._end = item
