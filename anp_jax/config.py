@@ -103,7 +103,9 @@ def base() -> ml_collections.ConfigDict:
   d.cutmix = 0.0  # alpha; with both, each group of images takes one of them
   d.mean = (123.68, 116.78, 103.94)  # RGB, 0..255, subtracted on the device
   d.std = (58.4, 57.1, 57.4)  # RGB, 0..255, divided by on the device
-  d.decode = 'fast'  # large JPEG crops at 1/2 to 1/8, area mean; exact: Pillow
+  # fast: large JPEG crops at 1/2 to 1/8, area mean; exact: antialiased crops;
+  # bilinear, bicubic: the whole image by Pillow's filter, as in transformers
+  d.decode = 'fast'
   d.cache = 'none'  # encoded: files; decoded: images of `resize` px; in memory
   d.cache_gigabytes = 4.0  # that the cache of each split and process may take
   d.max_damaged = 0.01  # share of unreadable examples at which a run stops

@@ -40,7 +40,7 @@ _CHOICES = {
   'model.version': ('v1.5', 'v1'),
   'model.head': ('joint', 'multitask', 'factored'),
   'data.augment': ('crop', 'scale', 'none'),
-  'data.decode': ('fast', 'exact'),
+  'data.decode': ('fast', 'exact', 'bilinear', 'bicubic'),
   'data.balance': ('none', 'sample', 'weights'),
   'data.cache': ('none', 'encoded', 'decoded'),
   'checkpoint.on_error': ('stop', 'continue'),
