@@ -82,10 +82,11 @@ def last_scores(workdir: str) -> dict:
   return lines[-1] if lines else {}
 
 
-def print_scores(step: int, scores: dict) -> None:
-  """Prints the scores of a checkpoint, on one process."""
+def print_scores(step: int, scores: dict, weights: str = '') -> None:
+  """Prints the scores of a checkpoint, or of weights, on one process."""
   if jax.process_index() == 0:
-    print(f'checkpoint of step {step}, {scores["examples"]} images')
+    what = f'weights of {weights}' if weights else f'checkpoint of step {step}'
+    print(f'{what}, {scores["examples"]} images')
     known = (*telemetry_lib.LABELS, *evaluation_page.LABELS)
     names = [name for name in known if name in scores]
     width = max(map(len, names))
