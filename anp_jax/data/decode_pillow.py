@@ -17,7 +17,7 @@ from anp_jax.data import orientation
 
 _JPEG = b'\xff\xd8\xff'
 # Sources whose examples are no files: they are cut by Pillow.
-_PIXELS = ('arrays', 'digits')
+ARRAYS = ('arrays', 'digits')
 
 
 def reader(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
@@ -33,13 +33,13 @@ def reader(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
     what is no whole image.
   """
   d = config.data
-  kept = d.cache == 'decoded' and d.source not in _PIXELS
+  kept = is_shrunk(config)
 
   def seen(image, is_jpeg):
     turn = orientation.turn(image) if upright else None
     if kept:
       return _cut(config, _shrunk(image, d.resize, turn))
-    if d.source in _PIXELS:
+    if d.source in ARRAYS:
       return _cut(config, np.asarray(_turned(colours.rgb(image), turn)))
     if d.decode in augment.RESAMPLED:
       return _cut(config, np.asarray(_turned(_rgb(image, is_jpeg), turn)))
@@ -50,6 +50,11 @@ def reader(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
     return _opened(file, lambda image: seen(image, is_jpeg))
 
   return read
+
+
+def is_shrunk(config) -> bool:
+  """Whether views are cut out of what config.data.cache='decoded' keeps."""
+  return config.data.cache == 'decoded' and config.data.source not in ARRAYS
 
 
 def shrunk(file: bytes, shorter: int) -> np.ndarray:

@@ -20,7 +20,7 @@ FILE = 'model.safetensors'  # in a folder
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALISATION = ('data.mean', 'data.std')
 _PICKLES = ('.pt', '.pth', '.bin', '.ckpt', '.pkl')
-_FILTERS = {2: 'bilinear', 3: 'bicubic'}  # as Pillow numbers them
+FILTERS = {'bilinear': 2, 'bicubic': 3}  # as Pillow numbers them
 # From this size on ConvNeXt's processor squeezes whole images into a square.
 _SQUEEZED = 384
 
@@ -231,11 +231,10 @@ def _images(folder, kind, told):
     processor = {}
   timm = told.get('pretrained_cfg')
   if not processor and isinstance(timm, dict):
-    filters = {name: number for number, name in _FILTERS.items()}
     processor = {
       'size': timm.get('input_size', (3, 224, 224))[-1],
       'crop_pct': timm.get('crop_pct'),
-      'resample': filters.get(timm.get('interpolation'), 3),
+      'resample': FILTERS.get(timm.get('interpolation'), 3),
       'image_mean': timm.get('mean', _MEAN),
       'image_std': timm.get('std', _STD),
     }
@@ -245,7 +244,8 @@ def _images(folder, kind, told):
     processor = {'size': 224, 'crop_pct': None, 'resample': number}
   side, resize, notes = _sizes(processor)
   number = processor.get('resample', 3)
-  if number not in _FILTERS:
+  filters = {number: name for name, number in FILTERS.items()}
+  if number not in filters:
     notes.append(f'resample {number}, a filter of Pillow: bicubic is used')
   scale = processor.get('rescale_factor') or 1 / 255
   scale = scale if processor.get('do_rescale', True) else 1
@@ -255,7 +255,7 @@ def _images(folder, kind, told):
   return {
     'data.image_size': side,
     'data.resize': resize,
-    'data.decode': _FILTERS.get(number, 'bicubic'),
+    'data.decode': filters.get(number, 'bicubic'),
     'data.mean': _of_255(mean or _MEAN, scale),
     'data.std': _of_255(std or _STD, scale),
   }, tuple(notes)
