@@ -63,6 +63,9 @@ RESUMABLE = (
 # Strategies that go on with each other's checkpoints.
 _ONE_STATE = {'sync', 'server', 'kernel_split'}
 
+# Of an image: TensorFlow decodes no more, 2 ** 29 bytes of three channels.
+MOST_MEGAPIXELS = 178.9
+
 _UNITS = ('steps', 'epochs', 'examples')
 _WINDOW = re.compile(r'([0-9]{1,18}):([0-9]{1,18})')
 _DURATION = re.compile(r'\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z]+)\s*')
@@ -109,6 +112,7 @@ def base() -> ml_collections.ConfigDict:
   d.cache = 'none'  # encoded: files; decoded: images of `resize` px; in memory
   d.cache_gigabytes = 4.0  # that the cache of each split and process may take
   d.max_damaged = 0.01  # share of unreadable examples at which a run stops
+  d.max_megapixels = 178.9  # million pixels; a larger image counts as damaged
   d.prefetch = 2  # batches that wait on the device
   d.threads = 0  # decoding threads; 0: as many as cores
   d.held_out = ()  # pairs of which training shows no example, as ('red_car',)

@@ -297,6 +297,9 @@ def _validate_data(have) -> None:
       _check(value[0] <= value[1], f'data.{key}', value, 'low before high')
   _check(have['data.crop_area'][1] <= 1, 'data.crop_area',
          have['data.crop_area'], 'shares of the image, at most 1')  # fmt: skip
+  most = config_lib.MOST_MEGAPIXELS
+  _check(0 < have['data.max_megapixels'] <= most, 'data.max_megapixels',
+         have['data.max_megapixels'], f'above 0, at most {most}')  # fmt: skip
   _check(have['data.resize'] >= have['data.image_size'], 'data.resize',
          have['data.resize'], 'at least data.image_size')  # fmt: skip
   if have['data.augment'] == 'scale':

@@ -5,7 +5,6 @@ follows are TensorFlow's float32 operations in their order, in NumPy.
 """
 
 from collections.abc import Callable
-import io
 import warnings
 
 import numpy as np
@@ -13,6 +12,8 @@ from PIL import Image
 
 from anp_jax.data import augment
 from anp_jax.data import colours
+from anp_jax.data import image_bytes
+from anp_jax.data import images
 from anp_jax.data import orientation
 
 _JPEG = b'\xff\xd8\xff'
@@ -47,7 +48,7 @@ def reader(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
 
   def read(file):
     is_jpeg = file.startswith(_JPEG)
-    return _opened(file, lambda image: seen(image, is_jpeg))
+    return _opened(file, d.max_megapixels, lambda image: seen(image, is_jpeg))
 
   return read
 
@@ -57,7 +58,7 @@ def is_shrunk(config) -> bool:
   return config.data.cache == 'decoded' and config.data.source not in ARRAYS
 
 
-def shrunk(file: bytes, shorter: int) -> np.ndarray:
+def shrunk(file: bytes, shorter: int, max_megapixels: float) -> np.ndarray:
   """An image, its shorter side brought down to a length.
 
   A JPEG is decoded at 1/2 to 1/8 of its scale where twice the length is left.
@@ -65,18 +66,23 @@ def shrunk(file: bytes, shorter: int) -> np.ndarray:
   Args:
     file: of any format that Pillow reads.
     shorter: pixels; a smaller image stays as it is.
+    max_megapixels: million pixels that the file may have.
 
   Returns:
     (height, width, 3) uint8.
+
+  Raises:
+    TooLarge: if it has more pixels.
   """
-  with Image.open(io.BytesIO(file)) as image:
+  with images.open_image(file, max_megapixels) as image:
     return _shrunk(image, shorter, None)
 
 
-def whole(file: bytes) -> np.ndarray:
+def whole(file: bytes, max_megapixels: float) -> np.ndarray:
   """An image file as (height, width, 3) uint8; ValueError for what is none."""
+  is_jpeg = file.startswith(_JPEG)
   return np.asarray(
-    _opened(file, lambda image: _rgb(image, file.startswith(_JPEG)))
+    _opened(file, max_megapixels, lambda image: _rgb(image, is_jpeg))
   )
 
 
@@ -146,16 +152,19 @@ def triangle(image: np.ndarray, side: int) -> np.ndarray:
   return _gathered(columns, *_triangle_shares(width, side)).transpose(1, 0, 2)
 
 
-def _opened(file, use):
+def _opened(file, max_megapixels, use):
   """What `use` makes of the image; ValueError in one line where it cannot."""
   try:
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')
-      with Image.open(io.BytesIO(file)) as image:
+      with images.open_image(file, max_megapixels) as image:
         return use(image)
   except Image.UnidentifiedImageError:
     # Its text has an address of memory.
-    raise ValueError('not an image that Pillow knows') from None
+    text = 'not an image that Pillow knows'
+    if image_bytes.sniff(file) == 'HEIF' and not images.has_heif():
+      text = 'HEIC, which takes pillow-heif (pip install pillow-heif)'
+    raise ValueError(text) from None
   except MemoryError:  # no fault of the file's
     raise
   except Exception as e:  # whatever a decoder raises

@@ -22,7 +22,7 @@ from anp_jax.data.prepare import target as target_lib
 from anp_jax.data.prepare import worker as worker_lib
 
 # Of what parts hold: another number starts anew.
-_VERSION = 2
+_VERSION = 3
 _FILES = 256  # of a part
 _DEFAULT_NAMES = ('train', 'validation')
 # A tree with one of these is divided.
@@ -62,6 +62,7 @@ class _Preparation:
     files = _digest_of_files(self._names, self._listings)
     self._options = {
       'policy': self._policy,
+      'max_megapixels': flags.max_megapixels,
       'min_size': flags.min_size,
       'min_count': flags.min_count,
       'shard_megabytes': flags.shard_megabytes,
@@ -146,8 +147,9 @@ class _Preparation:
         files = found.files[i : i + _FILES]
         outs[-1].append(out)
         make = functools.partial(
-          self._task, 'examine', found.root, files, out=out
-        )
+          self._task, 'examine', found.root, files, out=out,
+          max_megapixels=self._flags.max_megapixels,
+        )  # fmt: skip
         parts.append(parts_lib.Part(out, len(files), make))
     self.target.verify('verifying', parts, pool)
     self.target.make_all('examining', parts, pool)
