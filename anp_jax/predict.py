@@ -178,6 +178,7 @@ def _run(flags, progress):
   """Names all files; heavy modules are imported once the flags are good."""
   from anp_jax import compile_cache
   from anp_jax.data import decode_pillow
+  from anp_jax.data import left_out as left_out_lib
   from anp_jax.predicting import files
   from anp_jax.predicting import network as network_lib
   from anp_jax.predicting import rows as rows_lib
@@ -194,8 +195,9 @@ def _run(flags, progress):
   network = network_lib.Network(trained, top, flags.batch_size)
   if '-' not in flags.paths:
     progress.expect(files.find(flags.paths))
+  left_out = left_out_lib.LeftOut()
   batches = files.batches(
-    files.find(flags.paths, sys.stdin.buffer),
+    files.find(flags.paths, sys.stdin.buffer, left_out),
     decode_pillow.reader(trained.config, flags.upright),
     network.batch_size,
     trained.config.data.image_size,
@@ -213,6 +215,9 @@ def _run(flags, progress):
       write([row for own in rows for row in own])
       sheet.add(batch, rows)
       progress.add(len(batch.files), batch.unreadable)
+  if left_out:
+    hints = left_out_lib.heif_hints()
+    progress.note(f'left out: {left_out.text(hints)}')
   sheet.write(trained, progress)
 
 

@@ -23,6 +23,7 @@ from anp_jax import predict
 from anp_jax import train
 from anp_jax import trained as trained_lib
 from anp_jax.data import decode_pillow
+from anp_jax.data import left_out
 from anp_jax.data import vocabulary
 from anp_jax.predicting import files
 from anp_jax.predicting import network as network_lib
@@ -226,6 +227,20 @@ def test_find(tmp_path):
   ]  # fmt: skip
 
 
+def test_find_counts_what_it_leaves_out(tmp_path):
+  for name in ('a/1.jpg', 'a/2.svg', 'a/b/3.svg', 'a/b/4', 'a/.hid.svg'):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b'')
+  counts = left_out.LeftOut()
+  paths = [f'{tmp_path}/a', f'{tmp_path}/a/2.svg']  # a file is not left out
+  assert len([*files.find(paths, left_out=counts)]) == 2
+  assert counts.text({}) == (
+    f'2 .svg (first {tmp_path}/a/2.svg), '
+    f'1 without a suffix (first {tmp_path}/a/b/4)'
+  )
+
+
 def test_batches_keep_the_order_and_read_ahead_within_bounds(tmp_path):
   """Slow files, faulty files, and far more files than may wait."""
   for i in range(60):
@@ -286,6 +301,7 @@ def test_unreadable_files_are_listed_and_do_not_stop_it(run, tmp_path, capfd):
   (tmp_path / 'cut.jpg').write_bytes(good.read_bytes()[:400])
   (tmp_path / 'text.png').write_text('no image')
   (tmp_path / 'empty').mkdir()
+  (tmp_path / 'empty' / 'x.svg').write_text('<svg/>')
   os.mkfifo(tmp_path / 'pipe.jpg')
   given = [tmp_path / 'gone.jpg', good, tmp_path / 'cut.jpg',
            tmp_path / 'text.png', tmp_path / 'empty', tmp_path / 'pipe.jpg',
@@ -300,7 +316,8 @@ def test_unreadable_files_are_listed_and_do_not_stop_it(run, tmp_path, capfd):
   ):  # fmt: skip
     assert line.startswith(f'unreadable: {path}: ')
     assert reason in line.lower(), line
-  assert err[-1].endswith(', 5 unreadable') and len(err) == 6
+  assert err[5] == f'left out: 1 .svg (first {tmp_path}/empty/x.svg)'
+  assert err[-1].endswith(', 5 unreadable') and len(err) == 7
   found, err = _named(capfd, f'--checkpoint={workdir}', given[0], status=1)
   assert not found and err[-1].startswith('0 named in ')
 

@@ -145,15 +145,18 @@ def test_every_kind_is_found(as_usual):
 def test_files_that_a_tree_leaves_out_are_taken_in(tmp_path, capsys):
   root = _tree(tmp_path / 'tree', {
     'train/a/1.webp': _photo(1, 'WEBP', lossless=True),
-    'train/b/2.TIFF': _photo(2, 'TIFF'),
+    'train/b/2.TIFF': _photo(2, 'TIFF'), 'train/b/3.svg': b'<svg/>',
   })  # fmt: skip
-  status, _, _ = _run(
+  status, out, _ = _run(
     capsys, f'--from={root}', '--name=n', f'--data_dir={tmp_path}',
     '--eval_split=',
   )  # fmt: skip
   assert status == 0
   stored = prepared.stored(tmp_path, 'n', 'train')
   assert [name for name, _, _ in stored] == ['a/1.webp', 'b/2.TIFF']
+  line = f'{root}/train: left out 1 .svg (first b/3.svg)'
+  report = prepared.folder(tmp_path, 'n') / 'report.md'
+  assert line in out.splitlines() and line in report.read_text().splitlines()
   for seed, (_, data, _) in enumerate(stored, 1):
     image = Image.open(io.BytesIO(data))
     assert image.format == 'PNG'

@@ -25,8 +25,6 @@ from anp_jax.data.prepare import worker as worker_lib
 _VERSION = 3
 _FILES = 256  # of a part
 _DEFAULT_NAMES = ('train', 'validation')
-# A tree with one of these is divided.
-_SPLIT_FOLDERS = ('train', 'validation', 'val', 'test')
 # In a finished set: (n, 2) int64, `worker.state` of every file.
 _STATES = 'prepared.npy'
 _STAT_THREADS = 16
@@ -317,7 +315,7 @@ def _listings(flags):
     whole = not others and split == 'train' and not _has_splits(root)
     found = listing.find(
       flags.source, '' if whole else split, flags.lists, beside=others,
-      suffixes=(*listing.SUFFIXES, *listing.CONVERTIBLE),
+      suffixes=(*listing.SUFFIXES, *listing.convertible()),
     )  # fmt: skip
     if whole:
       found = dataclasses.replace(found, root=root, name=root)
@@ -338,7 +336,7 @@ def _listings(flags):
 
 
 def _has_splits(root):
-  return any(os.path.isdir(os.path.join(root, n)) for n in _SPLIT_FOLDERS)
+  return os.path.isdir(root) and bool(listing.split_folders(root))
 
 
 def _digest_of_files(names, listings):
