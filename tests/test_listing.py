@@ -179,6 +179,10 @@ def test_split_folders_that_are_not_the_one(tmp_path):
             'config.data.eval_split=Test'], root, 'validation')  # fmt: skip
   _tree(tmp_path / 'tree', ['val/a/1.jpg', 'Valid/a/2.jpg'])
   _refused(["no split 'validation'", 'Valid and val'], root, 'validation')
+  none = _tree(tmp_path / 'none', ['validation/a/1.jpg', 'test/a/1.jpg'])
+  with pytest.raises(config_lib.ConfigError, match='no split') as e:
+    listing.find(none, 'train')
+  assert str(e.value).endswith('config.data.eval_split')  # and no wrong advice
   # The name itself comes before others, in its own case before others.
   assert listing.find(root, 'VALID').root == f'{root}/Valid'
   _tree(tmp_path / 'tree', ['Validation/a/1.jpg'])

@@ -211,7 +211,7 @@ def _base(root, split):
         f', or config.data.path={os.path.join(root, others[0])} to have '
         'that divided into train and validation'
       )
-    else:
+    elif others[0].casefold() in _SPLITS[0]:
       text += f', as in config.data.eval_split={others[-1]}'
     raise config_lib.ConfigError(text)
   if split not in ('train', 'validation'):
