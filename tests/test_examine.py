@@ -142,7 +142,7 @@ def test_endless_scans_are_corrupt_and_never_decoded(monkeypatch):
   bomb += progressive[first:second] * 600 + progressive[first:]
   # It would be at work for hours.
   monkeypatch.setattr(Image, 'open', lambda *_, **__: pytest.fail('decoded'))
-  found = examine.examine(bomb, 'a.jpg')
+  found = _examine(bomb, 'a.jpg')
   assert found.kinds == ('corrupt',) and found.reason.endswith(' scans')
 
 

@@ -74,6 +74,7 @@ def _verdicts(config, file, caplog):
   for read in (
     decode_pillow.reader(config),  # predict
     lambda f: decode_pillow.shrunk(f, 32, config.data.max_megapixels),  # cache
+    lambda f: decode_pillow.whole(f, config.data.max_megapixels),  # bicubic
   ):
     try:
       read(file)

@@ -129,7 +129,7 @@ def _pixels(kind, plan, one_by_one):
 
   def decode(image, position):
     if kind == 'encoded':
-      image = decode_pillow.whole(image, plan.config.data.max_megapixels)
+      image = decode_pillow.whole(image, d.max_megapixels)
     views = plan.views(np.array([position]), np.array([image.shape[:2]]))
     return decode_pillow.cut(
       image, views.boxes[0], views.flips[0], d.image_size, d.decode
