@@ -91,20 +91,20 @@ def _verdicts(config, file, caplog):
 def test_a_large_image_is_large_to_every_program(config, kind, caplog):
   file = _announcing(kind, 20000, 12000)
   assert image_bytes.size(file) == (12000, 20000)
-  assert _verdicts(config, file, caplog) == [True] * 4
+  assert _verdicts(config, file, caplog) == [True] * 5
   with pytest.raises(ValueError, match='^large: 20000 x 12000 pixels, above '):
     decode_pillow.reader(config)(file)
 
 
-@pytest.mark.parametrize('decode', ['fast', 'exact'])
+@pytest.mark.parametrize('decode', ['fast', 'exact', 'bicubic'])
 def test_the_limit_is_that_of_the_config(config, decode, caplog):
   """40 x 40 pixels: 1,600 are not more than 1,600."""
   config.data.decode = decode
   for kind in ('JPEG', 'PNG'):
     config.data.max_megapixels = 0.0016
-    assert _verdicts(config, _file(kind), caplog) == [False] * 4
+    assert _verdicts(config, _file(kind), caplog) == [False] * 5
     config.data.max_megapixels = 0.0015
-    assert _verdicts(config, _file(kind), caplog) == [True] * 4
+    assert _verdicts(config, _file(kind), caplog) == [True] * 5
 
 
 def test_limits_of_the_limit(config):
