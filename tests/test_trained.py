@@ -147,6 +147,32 @@ def test_what_is_damaged_is_not_used(averaged, tmp_path):
   assert trained.load(str(folder), '8').step == 8
 
 
+@pytest.mark.parametrize(
+  'leaf',
+  ['params/conv1/kernel', 'average/params/head/bias',
+   'average/stats/batch_stats/norm/var', 'step'],
+)  # fmt: skip
+def test_other_values_than_were_saved_are_not_used(averaged, tmp_path, leaf):
+  """Files that Orbax reads without complaint, and one number is another."""
+  folder = tmp_path / 'copy'
+  shutil.copytree(averaged, folder)
+  path = folder / 'checkpoints/12/state'
+  with ocp.StandardCheckpointer() as raw:
+    tree = raw.restore(path)
+    *groups, last = leaf.split('/')
+    place = tree['state']
+    for group in groups:
+      place = place[group]
+    place[last] = np.array(place[last])
+    place[last].flat[-1] += 1
+    shutil.rmtree(path)
+    raw.save(path, tree)
+  words = f'cannot be read whole: .*the bytes of {leaf}/? are not those'
+  with pytest.raises(config_lib.ConfigError, match=words):
+    trained.load(str(folder))
+  assert trained.load(str(folder), '8').step == 8
+
+
 def test_names_of_classes_are_needed(averaged, tmp_path):
   folder = tmp_path / 'copy'
   shutil.copytree(averaged, folder)
@@ -188,3 +214,15 @@ def test_names_of_classes_stay_those_of_the_run(averaged):
   with pytest.raises(config_lib.ConfigError, match='names of their classes'):
     workdir_lib.claim(str(averaged), config, others)
   assert (averaged / workdir_lib.LABELS_FILE).read_text() == before
+
+
+def test_a_run_of_pairs_goes_on_with_pairs(tmp_path, config):
+  pairs = vocabulary.Vocabulary(('big_cat', 'old_dog'), nouns=('cat', 'dog'))
+  workdir_lib.claim(str(tmp_path), config, pairs)
+  (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
+  plain = vocabulary.Vocabulary(pairs.names)
+  with pytest.raises(config_lib.ConfigError, match='config.data.pairs'):
+    workdir_lib.claim(str(tmp_path), config, plain)
+  config.data.pairs = 'yes'
+  workdir_lib.claim(str(tmp_path), config, plain.with_pairs('yes'))
+  assert workdir_lib.labels(str(tmp_path)) == pairs

@@ -85,9 +85,12 @@ def open_source(config, training: bool) -> Source:
   elif d.source == 'digits':
     source = digits.Digits(split)
   elif d.source == 'folder':
-    source = Folder(listing.find(
+    files = listing.find(
       d.path, split, d.lists, beside=(other,), pairs=d.pairs
-    ))  # fmt: skip
+    )
+    if files.left_out:
+      listing.warn_once('%s', files.left_out)
+    source = Folder(files)
   else:
     source = _tfds_source(config, split)
   if not len(source):

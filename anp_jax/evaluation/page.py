@@ -70,10 +70,13 @@ def text(said: dict, results) -> str:
     said: what scores.json holds.
     results: `results.Results`.
   """
+  what = f'Checkpoint of step {said["step"]}'
+  if said.get('weights'):
+    what = f'Weights of {_plain(said["weights"])}'
   images = vocabulary.counted(said['scores']['examples'], 'image')
   parts = [
     f'# {_plain(said["data"])}',
-    f'Checkpoint of step {said["step"]}, {images}'
+    f'{what}, {images}'
     + (f', {said["damaged"]:,} of which could not be read'
        if said['damaged'] else ''),
     _table(('', ''), lines(said['scores'])),
