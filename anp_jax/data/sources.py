@@ -85,9 +85,7 @@ def open_source(config, training: bool) -> Source:
   elif d.source == 'digits':
     source = digits.Digits(split)
   elif d.source == 'folder':
-    files = listing.find(
-      d.path, split, d.lists, beside=(other,), pairs=d.pairs
-    )
+    files = listing.find(d.path, split, d.lists, beside=(other,), pairs=d.pairs)
     if files.left_out:
       listing.warn_once('%s', files.left_out)
     source = Folder(files)
