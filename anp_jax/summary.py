@@ -15,6 +15,7 @@ from anp_jax import cores as cores_lib
 from anp_jax import report as report_lib
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import weights_and_biases
+from anp_jax.data import scenes
 from anp_jax.evaluation import page as evaluation_page
 
 
@@ -66,6 +67,13 @@ def introduce(to, config, mesh, like, train, evaluated) -> None:
     f'scores   {_scored_weights(config)}',
   ):
     to.note(text)
+  side = config.data.image_size
+  if config.data.source == 'anp_shapes' and side > scenes.IMAGE_SIZE:
+    to.note(
+      f'note     the embedded drawings of {scenes.IMAGE_SIZE} px are enlarged '
+      f'to {side}: that only tries a recipe out; for photographs '
+      '--config.data.source=folder --config.data.path=DIR'
+    )
 
 
 def is_scored(workdir: str, step: int) -> bool:

@@ -282,6 +282,10 @@ def _validate_data(have) -> None:
   lists = have['data.lists']
   _check(not lists or source == 'folder', 'data.lists', lists,
          "nothing where data.source is not 'folder'")  # fmt: skip
+  for name in filter(None, (part.strip() for part in lists.split(','))):
+    _check(os.path.isfile(os.path.expanduser(name)), 'data.lists', lists,
+           'files of names, one a line, but there is no '
+           f'{name!r}')  # fmt: skip
   for key, count in (
     ('crop_area', 2), ('crop_ratio', 2), ('scale_range', 2), ('mean', 3),
     ('std', 3),
