@@ -74,8 +74,9 @@ def create(
   schedule_of = (config, batch_size, examples, total)
   optimizer = optimizer_lib.create(*schedule_of)
   model = models.create(
-    config, objective.outputs, mesh_lib.platform(mesh), mesh_lib.DATA
-  )
+    config, objective.outputs, mesh_lib.platform(mesh),
+    strategies.statistics_axis(config),
+  )  # fmt: skip
   init = state_lib.Init(model, optimizer, config)
   one = state_lib.abstract(init, config, mesh)
   multipliers.check(config.optimizer.multipliers, one.params)

@@ -47,6 +47,12 @@ def strategy(have: dict) -> None:
   _validate_tls(have)
   if have['strategy.name'] == 'server':
     _validate_server(have)
+  if have['strategy.name'] == 'invariant':
+    check(
+      have['batch_size'], 'batch_size', 0, 'a number of images where '
+      'strategy.name is invariant: batch_size_per_device makes the batch '
+      'depend on the number of devices',
+    )  # fmt: skip
   if have['strategy.name'] == 'kernel_split':
     _validate_kernel_split(have)
   else:

@@ -78,14 +78,18 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
     ConfigError: for a missing flag, or whatever is wrong with the config.
   """
   saved = os.path.join(flags.workdir or '', 'config.json')
+  run = _read_json(saved) if os.path.isfile(saved) else {}
   if flags.config:
     config = load(flags.config, overrides)
-  elif flags.mode == 'evaluate' and flags.workdir and os.path.isfile(saved):
-    config = _saved(saved, overrides)
+  elif flags.mode == 'evaluate' and run:
+    config = _overridden(config_lib.from_flat(run), overrides)
+  elif flags.mode == 'evaluate' and overrides.get('init.from'):
+    config = _overridden(config_lib.base(), overrides)
   else:
     raise config_lib.ConfigError(
       '--config=FILE[:VARIANT] is missing; see configs/'
     )
+  _adopt_weights(config, overrides, run, flags.mode)
   chosen = flags.checkpoint
   if chosen not in ('newest', 'best') and not chosen.isdecimal():
     raise config_lib.ConfigError(
@@ -112,7 +116,11 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
       f'--output={flags.output!r} is a file, expected a folder'
     )
   workdir = flags.workdir
-  if flags.mode == 'evaluate' and not os.path.isdir(workdir or ''):
+  if (
+    flags.mode == 'evaluate'
+    and not config.init['from']
+    and not os.path.isdir(workdir or '')
+  ):
     raise config_lib.ConfigError(
       f'--mode=evaluate needs the --workdir of a run, not {workdir!r}'
     )
@@ -121,7 +129,8 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
       f'--workdir is missing: {processes} processes need one that all see'
     )
   if not workdir:
-    name = os.path.basename(flags.config).replace('.py', '').replace(':', '-')
+    name = flags.config or os.path.normpath(config.init['from'])
+    name = os.path.basename(name).replace('.py', '').replace(':', '-')
     workdir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
   if os.path.exists(workdir) and not os.path.isdir(workdir):
     raise config_lib.ConfigError(
@@ -168,20 +177,60 @@ def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:
     raise config_lib.ConfigError(f'{path}: {type(e).__name__}: {text}') from e
   if not isinstance(config, ml_collections.ConfigDict):
     raise config_lib.ConfigError(f'{path}: get_config must return a ConfigDict')
-  for key, text in overrides.items():
-    validation.override(config, key, text)
-  validation.validate(config)
-  return config
+  return _overridden(config, overrides)
 
 
-def _saved(path, overrides):
-  """The config that a run left in its workdir, with overrides."""
+def _read_json(path):
+  """The flat config that a run left in its workdir."""
   try:
     with open(path) as f:
-      config = config_lib.from_flat(json.load(f))
+      run = json.load(f)
+    config_lib.from_flat(run)
   except (OSError, ValueError, TypeError, AttributeError) as e:
     raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
+  return run
+
+
+def _overridden(config, overrides):
   for key, text in overrides.items():
     validation.override(config, key, text)
   validation.validate(config)
   return config
+
+
+def _adopt_weights(config, overrides, run, mode):
+  """Sets what the weights of config.init.from say, but for what was typed.
+
+  A network that is only evaluated is theirs, and so are its images. One that
+  is trained has the recipe's; but its normalisation is theirs too where the
+  recipe has the default.
+
+  Args:
+    config: that is changed.
+    overrides: from `split_overrides`; these keys stay.
+    run: the flat config of the workdir's run, {} without: the weights may be
+      gone when a run is resumed.
+    mode: 'train' or 'evaluate'.
+  """
+  path = config.init['from']
+  if not path:
+    return
+  from anp_jax.weights import published  # safetensors, NumPy
+
+  keys = published.NORMALISATION
+  if run:
+    same = run.get('init.from') == path
+    values = {key: tuple(run[key]) for key in keys if same and key in run}
+  elif not published.is_published(path) or published.absent(path):
+    return  # the run says what is wrong with it
+  else:
+    values = published.read(path).keys
+    if mode == 'evaluate':
+      keys = values
+  default = config_lib.flat(config_lib.base())
+  have = config_lib.flat(config)
+  for key in keys:
+    untouched = mode == 'evaluate' and not run or have[key] == default[key]
+    if key in values and key not in overrides and untouched:
+      config_lib.put(config, key, values[key])
+  validation.validate(config)

@@ -63,6 +63,9 @@ RESUMABLE = (
 # Strategies that go on with each other's checkpoints.
 _ONE_STATE = {'sync', 'server', 'kernel_split'}
 
+# Of an image: TensorFlow decodes no more, 2 ** 29 bytes of three channels.
+MOST_MEGAPIXELS = 178.9
+
 _UNITS = ('steps', 'epochs', 'examples')
 _WINDOW = re.compile(r'([0-9]{1,18}):([0-9]{1,18})')
 _DURATION = re.compile(r'\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z]+)\s*')
@@ -103,10 +106,13 @@ def base() -> ml_collections.ConfigDict:
   d.cutmix = 0.0  # alpha; with both, each group of images takes one of them
   d.mean = (123.68, 116.78, 103.94)  # RGB, 0..255, subtracted on the device
   d.std = (58.4, 57.1, 57.4)  # RGB, 0..255, divided by on the device
-  d.decode = 'fast'  # large JPEG crops at 1/2 to 1/8, area mean; exact: Pillow
+  # fast: large JPEG crops at 1/2 to 1/8, area mean; exact: antialiased crops;
+  # bilinear, bicubic: the whole image by Pillow's filter, as in transformers
+  d.decode = 'fast'
   d.cache = 'none'  # encoded: files; decoded: images of `resize` px; in memory
   d.cache_gigabytes = 4.0  # that the cache of each split and process may take
   d.max_damaged = 0.01  # share of unreadable examples at which a run stops
+  d.max_megapixels = 178.9  # million pixels; a larger image counts as damaged
   d.prefetch = 2  # batches that wait on the device
   d.threads = 0  # decoding threads; 0: as many as cores
   d.held_out = ()  # pairs of which training shows no example, as ('red_car',)
@@ -165,6 +171,7 @@ def base() -> ml_collections.ConfigDict:
   t.reduce_dtype = 'float32'  # of the gradient sums between devices
   t.bucket_megabytes = 25.0  # of gradients that leave together
   t.logical_shards = 8  # of the batch, for invariant: a power of two
+  t.threads = 2  # of a process's CPU pool, for invariant: they decide its bits
   # For local: groups of devices with weights of their own.
   t.groups = 2  # of neighbours; one device may also have several
   t.period = 8  # steps between exchanges

@@ -75,6 +75,11 @@ def export(checkpoint: str, folder: str, which: str, platforms):
     yield f'nothing for transformers: {refusal}'
   else:
     yield from _sizes(folder, huggingface.write(trained, folder))
+    if huggingface.is_approximate(trained.config):
+      yield (
+        'preprocessor_config.json approximates the evaluation of this run '
+        f'(data.decode={trained.config.data.decode!r}), see docs/use.md'
+      )
   yield from _sizes(folder, program.write(trained, folder, platforms))
   yield f'{program.NAME} is for {", ".join(platforms)}; any number of images'
 

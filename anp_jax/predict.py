@@ -1,6 +1,8 @@
 """Names images with a trained network, on any computer.
 
 python -m anp_jax.predict --checkpoint=runs/demo photo.jpg holidays/ --top=5
+python -m anp_jax.predict --checkpoint=resnet18.safetensors photo.jpg \
+  --labels=names.txt
 find . -name '*.jpg' | python -m anp_jax.predict --checkpoint=runs/demo - \
   --output=names.jsonl --sheet=names.png --explain
 
@@ -81,7 +83,7 @@ def _parse(arguments):
   flags = _parser().parse(arguments)
   if not flags.checkpoint:
     raise config_lib.ConfigError(
-      '--checkpoint=DIR is missing: the workdir of a run'
+      '--checkpoint=PATH is missing: the workdir of a run, or published weights'
     )
   if not flags.paths:
     raise config_lib.ConfigError('no file or folder is given; - for a list')
@@ -122,7 +124,15 @@ def _parser():
   )
   add = parser.add_argument
   add('paths', nargs='*', metavar='PATHS', help='files, folders, -')
-  add('--checkpoint', metavar='DIR', help='a workdir, or a checkpoint in one')
+  add(
+    '--checkpoint', metavar='PATH',
+    help='a workdir, a checkpoint in one; published weights: a .safetensors '
+    'file, a folder as transformers writes it',
+  )  # fmt: skip
+  add(
+    '--labels', default='', metavar='FILE',
+    help='names of the classes of published weights, one a line',
+  )  # fmt: skip
   add(
     '--which', default='newest', metavar='NAME',
     help='of a workdir: newest, best or a step (default: %(default)s)',
@@ -167,17 +177,17 @@ def _parser():
 def _run(flags, progress):
   """Names all files; heavy modules are imported once the flags are good."""
   from anp_jax import compile_cache
-  from anp_jax import trained as trained_lib
   from anp_jax.data import decode_pillow
+  from anp_jax.data import left_out as left_out_lib
   from anp_jax.predicting import files
   from anp_jax.predicting import network as network_lib
   from anp_jax.predicting import rows as rows_lib
 
-  trained = trained_lib.load(flags.checkpoint, flags.which)
+  trained, notes = _network(flags)
   table = rows_lib.Rows(
     trained.vocabulary, flags.explain, flags.sentiment, flags.emotions
   )
-  for line in table.notes:
+  for line in [*notes, *table.notes]:
     progress.note(line)
   with contextlib.suppress(OSError):  # a home that cannot be written to
     compile_cache.enable(trained.config)
@@ -185,8 +195,9 @@ def _run(flags, progress):
   network = network_lib.Network(trained, top, flags.batch_size)
   if '-' not in flags.paths:
     progress.expect(files.find(flags.paths))
+  left_out = left_out_lib.LeftOut()
   batches = files.batches(
-    files.find(flags.paths, sys.stdin.buffer),
+    files.find(flags.paths, sys.stdin.buffer, left_out),
     decode_pillow.reader(trained.config, flags.upright),
     network.batch_size,
     trained.config.data.image_size,
@@ -204,7 +215,36 @@ def _run(flags, progress):
       write([row for own in rows for row in own])
       sheet.add(batch, rows)
       progress.add(len(batch.files), batch.unreadable)
+  if left_out:
+    hints = left_out_lib.heif_hints()
+    progress.note(f'left out: {left_out.text(hints)}')
   sheet.write(trained, progress)
+
+
+def _network(flags):
+  """The network that --checkpoint names, and lines for people."""
+  from anp_jax import trained as trained_lib
+  from anp_jax.weights import pretrained
+  from anp_jax.weights import published
+
+  if not published.is_published(flags.checkpoint):
+    if flags.labels:
+      raise config_lib.ConfigError(
+        f'--labels={flags.labels!r} is for published weights, and '
+        f'{flags.checkpoint} is none: a run has the names of its classes'
+      )
+    return trained_lib.load(flags.checkpoint, flags.which), []
+  if flags.which != 'newest':
+    raise config_lib.ConfigError(
+      f'--which={flags.which!r} is for the workdir of a run, and '
+      f'{flags.checkpoint} is published weights'
+    )
+  try:
+    return pretrained.load(flags.checkpoint, flags.labels)
+  except config_lib.ConfigError as e:
+    # To a run these weights are what it begins with.
+    text = str(e).replace('config.init.from', '--checkpoint')
+    raise config_lib.ConfigError(text) from e
 
 
 def _finished(network, batch, started):
@@ -243,9 +283,13 @@ class _Sheet:
       count += f'; {progress.unreadable:,} unreadable'
     self._sheet.write(
       self._path, self._images, self._files, self._bars,
-      [f'{trained.config.model.name}, step {trained.step}: {count}',
+      [f'{trained.config.model.name}, {_origin(trained)}: {count}',
        f'{trained.folder}; {len(trained.vocabulary)} classes'],
     )  # fmt: skip
+
+
+def _origin(trained):
+  return f'step {trained.step}' if trained.step else 'published weights'
 
 
 if __name__ == '__main__':

@@ -149,15 +149,8 @@ def _make_turns(model, objective, strategy, config, mesh, like):
   each = P(mesh_lib.BATCH)
 
   def part(params, stats, step, batch, turn):
-    count = strategy.micro_batches()
-    micro = jax.tree.map(
-      lambda x: lax.dynamic_slice_in_dim(
-        x, turn * (len(x) // count), len(x) // count
-      ),
-      batch,
-    )
-    own = totals(params, stats, step, micro)
-    return jax.tree.map(lambda x: x[None], own)
+    micro = _micro_batch(batch, turn, strategy.micro_batches())
+    return _with_axis(totals(params, stats, step, micro))
 
   def add(stats, batch, *parts):
     parts = jax.tree.map(lambda x: x[0], parts)
@@ -182,6 +175,21 @@ def _make_turns(model, objective, strategy, config, mesh, like):
   )
 
 
+def _micro_batch(batch, turn, count: int):
+  """Part `turn` of the `count` equal parts of a device's batch."""
+  return jax.tree.map(
+    lambda x: lax.dynamic_slice_in_dim(
+      x, turn * (len(x) // count), len(x) // count
+    ),
+    batch,
+  )
+
+
+def _with_axis(tree):
+  """The arrays of a tree with a leading axis, which divides over devices."""
+  return jax.tree.map(lambda x: x[None], tree)
+
+
 def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
   """The jitted step of evaluation.
 
@@ -194,10 +202,9 @@ def make_eval_step(model, objective, strategy, config, mesh, like) -> Callable:
   def shard(params, stats, batch):
     outputs = outputs_of(params, stats, batch)
     values = objective.metrics(outputs, batch['label'])
-    sums = _weighted_sums(values, batch['weight'].astype(outputs.dtype))
-    return strategy.scores(sums)
+    return _weighted_sums(values, batch['weight'].astype(outputs.dtype)), None
 
-  return _evaluating(shard, P(), mesh, like)
+  return _scoring(shard, strategy, config, mesh, like)
 
 
 def make_examples_step(
@@ -219,11 +226,9 @@ def make_examples_step(
     values = objective.metrics(outputs, label)
     sums = _weighted_sums(values, batch['weight'].astype(outputs.dtype))
     found = examples.rows(objective, outputs, label, held_out)
-    found |= {'label': label, 'weight': batch['weight']}
-    every = lax.all_gather(found, mesh_lib.BATCH, tiled=True)
-    return strategy.scores(sums), every
+    return sums, found | {'label': label, 'weight': batch['weight']}
 
-  return _evaluating(shard, P(), mesh, like)
+  return _scoring(shard, strategy, config, mesh, like)
 
 
 def make_predict_step(
@@ -255,14 +260,60 @@ def _outputs(model, strategy, config):
   return outputs
 
 
-def _evaluating(shard, out_specs, mesh, like):
+def _scoring(shard, strategy, config, mesh, like):
+  """The step of an evaluation, jitted.
+
+  Args:
+    shard: (params, stats, batch) -> (sums, rows or None) of a part of a batch.
+    strategy: as of `make_eval_step`.
+    config: the run's config.
+    mesh: of the run.
+    like: as of `make_eval_step`.
+
+  Returns:
+    (params, stats, batch) -> sums over the global batch, or, where there are
+    rows, (sums, rows of the global batch in its order).
+  """
+
+  def whole(*parts):
+    sums, rows = zip(*parts, strict=True)
+    sums = strategy.scores(strategy.add(sums) if len(sums) > 1 else sums[0])
+    if rows[0] is None:
+      return sums
+    rows = jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
+    return sums, lax.all_gather(rows, mesh_lib.BATCH, tiled=True)
+
+  if not strategy.in_turns:
+    return _evaluating(lambda *args: whole(shard(*args)), P(), mesh, like)
+  each = P(mesh_lib.BATCH)
+  count = config.strategy.logical_shards // mesh_lib.batch_devices(mesh)
+
+  def part(params, stats, batch, turn):
+    return _with_axis(shard(params, stats, _micro_batch(batch, turn, count)))
+
+  def add(*parts):
+    return whole(*jax.tree.map(lambda x: x[0], parts))
+
+  return turns.Scoring(
+    count=count,
+    part=_evaluating(part, each, mesh, like, P()),
+    add=jax.jit(
+      jax.shard_map(
+        add, mesh=mesh, in_specs=(each,) * count, out_specs=P(), check_vma=False
+      )
+    ),
+    mesh=mesh,
+  )
+
+
+def _evaluating(shard, out_specs, mesh, like, *more_specs):
   """A shard's function of evaluated params, stats and a batch, jitted."""
   specs = jax.tree.map(lambda s: s.sharding.spec, like.evaluated())
   return jax.jit(
     jax.shard_map(
       shard,
       mesh=mesh,
-      in_specs=(*specs, P(mesh_lib.BATCH)),
+      in_specs=(*specs, P(mesh_lib.BATCH), *more_specs),
       out_specs=out_specs,
       check_vma=False,
     )

@@ -12,11 +12,14 @@ import numpy as np
 from anp_jax import checkpoint
 from anp_jax import config as config_lib
 from anp_jax import cores as cores_lib
+from anp_jax import drawing
 from anp_jax import report as report_lib
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import weights_and_biases
 from anp_jax.data import scenes
 from anp_jax.evaluation import page as evaluation_page
+
+_NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
 
 
 def telemetry(
@@ -41,8 +44,20 @@ def telemetry(
   )
 
 
-def introduce(to, config, mesh, like, train, evaluated) -> None:
-  """Says what this run is, in a few lines, to its telemetry."""
+def introduce(
+  to, config, mesh, like, train, evaluated, class_sizes=None
+) -> None:  # fmt: skip
+  """Says what this run is, in a few lines, to its telemetry.
+
+  Args:
+    to: telemetry.
+    config: of the run.
+    mesh: of the run.
+    like: the state of one device, or its shapes.
+    train: source of the training examples.
+    evaluated: source of the validation examples.
+    class_sizes: (classes,) training images of each; None: not counted.
+  """
   vocabulary = train.vocabulary
   classes = f'{len(vocabulary)} classes'
   if vocabulary.is_anp:
@@ -65,15 +80,54 @@ def introduce(to, config, mesh, like, train, evaluated) -> None:
     f'{len(evaluated)} validation images, {classes}',
     f'devices  {devices}, {config.batch_size} images a step, {cores}',
     f'scores   {_scored_weights(config)}',
+    *cautions(config, train, config.batch_size, len(train), class_sizes),
   ):
     to.note(text)
+
+
+def cautions(
+  config, train, batch_size: int, examples: int, class_sizes=None
+) -> list[str]:  # fmt: skip
+  """Lines about training data that are hardly meant as they are.
+
+  Args:
+    config: of the run.
+    train: source of the training examples.
+    batch_size: images of a step.
+    examples: that it draws from.
+    class_sizes: (classes,) training images of each; None: not counted.
+  """
+  lines = []
+  if batch_size > examples:
+    lines.append(
+      f'a batch of {batch_size} images is drawn from {examples}: images repeat '
+      f'within it; expected config.batch_size of at most {examples}'
+    )
   side = config.data.image_size
   if config.data.source == 'anp_shapes' and side > scenes.IMAGE_SIZE:
-    to.note(
-      f'note     the embedded drawings of {scenes.IMAGE_SIZE} px are enlarged '
-      f'to {side}: that only tries a recipe out; for photographs '
+    lines.append(
+      f'the embedded drawings of {scenes.IMAGE_SIZE} px are enlarged to '
+      f'{side}: that only tries a recipe out; expected photographs, '
       '--config.data.source=folder --config.data.path=DIR'
     )
+  names = train.vocabulary.names
+  if len(names) == 1:
+    name = drawing.shortened(names[0], _LETTERS)
+    lines.append(
+      f'the data have one class only, {name}: there is nothing to tell it from'
+    )
+  empty = [
+    drawing.shortened(name, _LETTERS)
+    for name, size in zip(names, () if class_sizes is None else class_sizes)
+    if not size and name not in config.data.held_out
+  ]
+  if empty:
+    more = len(empty) - _NAMED
+    lines.append(
+      f'without a training image: {len(empty)} of {len(names)} classes, '
+      f'{", ".join(empty[:_NAMED])}' + (f' and {more} more' if more > 0 else '')
+    )
+  return [f'caution  {line}' for line in lines]
 
 
 def is_scored(workdir: str, step: int) -> bool:
@@ -90,10 +144,11 @@ def last_scores(workdir: str) -> dict:
   return lines[-1] if lines else {}
 
 
-def print_scores(step: int, scores: dict) -> None:
-  """Prints the scores of a checkpoint, on one process."""
+def print_scores(step: int, scores: dict, weights: str = '') -> None:
+  """Prints the scores of a checkpoint, or of weights, on one process."""
   if jax.process_index() == 0:
-    print(f'checkpoint of step {step}, {scores["examples"]} images')
+    what = f'weights of {weights}' if weights else f'checkpoint of step {step}'
+    print(f'{what}, {scores["examples"]} images')
     known = (*telemetry_lib.LABELS, *evaluation_page.LABELS)
     names = [name for name in known if name in scores]
     width = max(map(len, names))

@@ -164,7 +164,10 @@ def _run(config, workdir, processes, crew=None):
     config, workdir, mesh, total, batch_size, len(train_source), step
   )
   telemetry.note(f'workdir  {workdir}')
-  summary.introduce(telemetry, config, mesh, one, train_source, eval_source)
+  summary.introduce(
+    telemetry, config, mesh, one, train_source, eval_source,
+    workdir_lib.class_sizes(workdir, len(train_source.vocabulary)),
+  )  # fmt: skip
   for line in [*(f'helper   {h.name}' for h in helpers), *lines, *taken]:
     telemetry.note(line)
   every = {

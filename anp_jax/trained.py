@@ -88,7 +88,7 @@ def load(path: str, which: str = 'newest') -> Trained:
   if config.strategy.name == 'local':
     trees = jax.tree.map(_mean_of_groups, trees)
   return Trained(
-    folder, config, _vocabulary(folder), int(state['step'].max()), **trees
+    folder, config, vocabulary(folder), int(state['step'].max()), **trees
   )
 
 
@@ -132,6 +132,26 @@ def find(path: str, which: str = 'newest') -> str:
     what = f'checkpoint of step {which}' if which.isdecimal() else 'checkpoint'
     raise config_lib.ConfigError(f'{path} has no {what} (there are: {have})')
   return steps[chosen]
+
+
+def vocabulary(folder: str) -> vocabulary_lib.Vocabulary:
+  """The classes of the run in whose folder, or a model's in it, one lies.
+
+  Args:
+    folder: of a checkpoint.
+
+  Raises:
+    ConfigError: if the run has not left them.
+  """
+  place = os.path.abspath(folder)
+  for _ in range(_DEPTH):
+    place = os.path.dirname(place)
+    if os.path.exists(os.path.join(place, workdir_lib.LABELS_FILE)):
+      return workdir_lib.labels(place)
+  raise config_lib.ConfigError(
+    f'{folder}: no {workdir_lib.LABELS_FILE} with the names of the classes '
+    'beside it; the run that made it writes one when it goes on'
+  )
 
 
 def _read_meta(folder):
@@ -192,16 +212,3 @@ def _mean_of_groups(leaf):
   if np.issubdtype(leaf.dtype, np.integer):
     return leaf.max(0)
   return leaf.mean(0, np.float64).astype(leaf.dtype)
-
-
-def _vocabulary(folder):
-  """That of the run in whose folder, or a model's in it, a checkpoint lies."""
-  place = os.path.abspath(folder)
-  for _ in range(_DEPTH):
-    place = os.path.dirname(place)
-    if os.path.exists(os.path.join(place, workdir_lib.LABELS_FILE)):
-      return workdir_lib.labels(place)
-  raise config_lib.ConfigError(
-    f'{folder}: no {workdir_lib.LABELS_FILE} with the names of the classes '
-    'beside it; the run that made it writes one when it goes on'
-  )

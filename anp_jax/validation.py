@@ -40,7 +40,7 @@ _CHOICES = {
   'model.version': ('v1.5', 'v1'),
   'model.head': ('joint', 'multitask', 'factored'),
   'data.augment': ('crop', 'scale', 'none'),
-  'data.decode': ('fast', 'exact'),
+  'data.decode': ('fast', 'exact', 'bilinear', 'bicubic'),
   'data.balance': ('none', 'sample', 'weights'),
   'data.cache': ('none', 'encoded', 'decoded'),
   'checkpoint.on_error': ('stop', 'continue'),
@@ -177,6 +177,8 @@ def validate(config) -> None:
     shards >= 2 and not shards & (shards - 1), 'strategy.logical_shards',
     shards, 'a power of two, 2 or more',
   )  # fmt: skip
+  threads = have['strategy.threads']
+  _check(0 < threads <= 4096, 'strategy.threads', threads, '1 to 4096')
   _validate_data(have)
   checks.examples(have)
   checks.sharding(have['sharding'])
@@ -299,6 +301,9 @@ def _validate_data(have) -> None:
       _check(value[0] <= value[1], f'data.{key}', value, 'low before high')
   _check(have['data.crop_area'][1] <= 1, 'data.crop_area',
          have['data.crop_area'], 'shares of the image, at most 1')  # fmt: skip
+  most = config_lib.MOST_MEGAPIXELS
+  _check(0 < have['data.max_megapixels'] <= most, 'data.max_megapixels',
+         have['data.max_megapixels'], f'above 0, at most {most}')  # fmt: skip
   _check(have['data.resize'] >= have['data.image_size'], 'data.resize',
          have['data.resize'], 'at least data.image_size')  # fmt: skip
   if have['data.augment'] == 'scale':

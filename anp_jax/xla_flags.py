@@ -16,6 +16,8 @@ import os
 import sys
 from typing import NamedTuple
 
+from anp_jax import cores
+
 
 class Setting(NamedTuple):
   """A flag of XLA, or an environment variable."""
@@ -65,8 +67,8 @@ _OLD_NAMES = {'XLA_CLIENT_MEM_FRACTION': 'XLA_PYTHON_CLIENT_MEM_FRACTION'}
 _HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
 # How many threads XLA's CPU devices share, all of a process; by default as many
 # as there are cores. A callback that waits holds one, and would wait for ever
-# once all do.
-_THREADS, _SPARE_THREADS = 'NPROC', 8
+# once all do. XLA looks at the first of these names first.
+_THREADS, _SPARE_THREADS = ('PJRT_NPROC', 'NPROC'), 8
 _PLATFORMS = {'cuda': 'gpu', 'gpu': 'gpu', 'cpu': 'cpu', 'tpu': 'tpu'}
 
 
@@ -74,6 +76,7 @@ def enable(
   environment: MutableMapping[str, str] = os.environ,
   deterministic: bool = False,
   waiting: bool = False,
+  threads: int = 0,
 ) -> list[str]:
   """Sets what this machine's platform gets; a second call sets nothing.
 
@@ -84,6 +87,7 @@ def enable(
     environment: where variables are read and set.
     deterministic: whether the run promises bits.
     waiting: whether programs wait for what the same CPU devices compute.
+    threads: size of the pool that the CPU devices share; 0: as many as cores.
 
   Returns:
     What was set: '--flag=value' and 'VARIABLE=value'.
@@ -97,8 +101,10 @@ def enable(
     if s.platform == here
     and not {s.name, _OLD_NAMES.get(s.name)} & environment.keys()
   }
-  if waiting and _THREADS not in environment:
-    variables[_THREADS] = str((os.cpu_count() or 1) + _SPARE_THREADS)
+  if waiting and not threads:
+    threads = (os.cpu_count() or 1) + _SPARE_THREADS
+  if threads and here == 'cpu' and not any(n in environment for n in _THREADS):
+    variables[_THREADS[-1]] = str(threads)
   environment.update(variables)
   wanted = FLAGS + DETERMINISTIC * deterministic
   flags = _missing_flags(wanted, here, environment.get('XLA_FLAGS', ''))
@@ -108,11 +114,16 @@ def enable(
   return flags + [f'{name}={value}' for name, value in variables.items()]
 
 
-def enable_for(config) -> list[str]:
+def enable_for(
+  config, environment: MutableMapping[str, str] = os.environ
+) -> list[str]:
   """`enable`, for a run of a config."""
+  is_invariant = config.strategy.name == 'invariant'
   return enable(
-    deterministic=config.strategy.name == 'invariant',
+    environment,
+    deterministic=is_invariant,
     waiting=any(h.startswith('cpu:') for h in config.strategy.helpers),
+    threads=config.strategy.threads if is_invariant else 0,
   )
 
 
@@ -178,6 +189,26 @@ def platform(environment: MutableMapping[str, str] = os.environ) -> str:
   ):
     return 'gpu'
   return 'cpu'
+
+
+def cpu_threads(
+  devices: int, environment: MutableMapping[str, str] = os.environ
+) -> int:
+  """The number of threads in the pool that XLA's CPU devices share.
+
+  Args:
+    devices: CPU devices of this process; the pool has a thread for each.
+    environment: as it was when JAX opened them.
+  """
+  text = named_threads(environment)
+  # XLA takes what is no number, or none, for a variable that is not set.
+  named = int(text) if text.isdecimal() else 0
+  return max(named or cores.count(), devices)
+
+
+def named_threads(environment: MutableMapping[str, str] = os.environ) -> str:
+  """The text that names the pool's size to XLA; '' where nothing does."""
+  return next((environment[n] for n in _THREADS if n in environment), '')
 
 
 def not_deterministic(

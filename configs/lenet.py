@@ -9,7 +9,9 @@ trains on scikit-learn's digits (pip install scikit-learn): 97.7 to 98.3 % of
     --config.data.source=arrays --config.data.path=MNIST
 
 is the original: 10,000 steps on the four idx files in the folder MNIST, or,
-without the last two flags, on what `tfds build mnist` prepared.
+without the last two flags, on what `tfds build mnist` prepared. MNIST as a tree
+of images, MNIST/train/7/1.png and MNIST/test/7/2.png, also as training/ and
+testing/, takes --config.data.source=folder.
 
 The solver's rate 0.01 (1 + 1e-4 s)^-0.75 is the polynomial below to 1.5 %. Of
 its own rate for biases, see `anp_jax/models/convnets.py`.

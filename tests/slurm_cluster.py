@@ -64,6 +64,10 @@ class Cluster:
       assert time.monotonic() < end, f'{now} for {timeout} s'
       time.sleep(0.3)
 
+  def update(self, *fields) -> None:
+    """Changes a job or node: 'jobid=7 numnodes=2' as two arguments."""
+    subprocess.run(['scontrol', 'update', *fields], check=True, timeout=60)
+
   def signal(self, job, name) -> None:
     """To all tasks of the job, not to its script."""
     subprocess.run(['scancel', f'--signal={name}', job], timeout=60)
@@ -80,11 +84,14 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def found():
+def found(nodes=2):
   """The cluster that `sinfo` finds, else one started here, else a skip."""
   if shutil.which('sinfo') and subprocess.run(
     ['sinfo'], capture_output=True, timeout=60
   ).returncode == 0:  # fmt: skip
+    count = len(set(os.popen('sinfo -h -N -o %N').read().split()))
+    if count < nodes:
+      pytest.skip(f'{nodes} nodes are needed, and this cluster has {count}')
     yield Cluster(local=_is_ours())
     return
   if os.geteuid():
@@ -95,8 +102,10 @@ def found():
     '/usr/sbin/slurmctld'
   ):
     pytest.skip('Slurm is not installed')
-  started = subprocess.run([_LOCAL, 'start'], capture_output=True, text=True,
-                           timeout=120)  # fmt: skip
+  started = subprocess.run(
+    [_LOCAL, 'start'], env={**os.environ, 'SLURM_LOCAL_NODES': str(nodes)},
+    capture_output=True, text=True, timeout=120,
+  )  # fmt: skip
   if started.returncode:
     pytest.skip(f'no Slurm cluster: {started.stderr.strip()[-200:]}')
   text = subprocess.run([_LOCAL, 'env'], capture_output=True, text=True).stdout

@@ -144,6 +144,20 @@ def test_evaluation_by_hand(config):
 
 
 @pytest.mark.parametrize(
+  'size, corner',
+  # Of a margin that is odd, the pixel left over is below, and on the right.
+  [((100, 100), (6, 6)), ((101, 100), (6, 6)), ((100, 103), (6, 7)),
+   ((104, 107), (6, 8)), ((103, 102), (7, 6))],
+)  # fmt: skip
+def test_evaluation_of_odd_margins(config, size, corner):
+  config.data.image_size, config.data.resize = 7, 8
+  # Seven eighths of the shorter side are 87.5, 89.25, 91 pixels.
+  side = {100: 88, 102: 89, 104: 91}[min(size)]
+  box = augment.eval_views(config, np.array([size])).boxes[0]
+  assert box.tolist() == [*corner, side, side]
+
+
+@pytest.mark.parametrize(
   'size', [(300, 400), (401, 299), (256, 256), (1000, 257), (97, 64), (64, 65)]
 )
 def test_evaluation_is_resize_then_central_crop(config, size):

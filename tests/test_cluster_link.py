@@ -1,7 +1,7 @@
 """Processes meet at process 0's hub, hear of each other and end together."""
 
+import asyncio
 import contextlib
-import ctypes
 import json
 import linecache
 import os
@@ -63,19 +63,48 @@ def _free_port():
     return s.getsockname()[1]
 
 
+class _Clock:
+  """A hub's time, which only a test moves."""
+
+  def __init__(self):
+    self._now = 1000.0
+    self._sleepers = []
+
+  def __call__(self):
+    return self._now
+
+  async def sleep(self, seconds):
+    loop = asyncio.get_running_loop()
+    waking = loop.create_future()
+    self._sleepers.append((self._now + seconds, loop, waking))
+    await waking
+
+  def move(self, seconds):
+    _wait(lambda: self._sleepers)  # the hub has seen the move before
+    self._now += seconds
+    for sleeper in self._sleepers[:]:
+      end, loop, waking = sleeper
+      if end <= self._now:
+        self._sleepers.remove(sleeper)
+        loop.call_soon_threadsafe(waking.set_result, None)
+
+
 class _Run:
   """A hub and its links, each made in a thread of its own."""
 
-  def __init__(self, count, rendezvous=_SOON, heartbeat=_SOON, leave=_SOON):
+  def __init__(
+    self, count, rendezvous=_SOON, heartbeat=_SOON, leave=_SOON, clock=None
+  ):
     self.count = count
+    self.clock = clock
     self.said = []
     self.links, self.errors, self.ended = {}, {}, {}
     self.port = _free_port()
-    self._rendezvous, self._heartbeat = rendezvous, heartbeat
     self._threads = []
     self.hub = hub_lib.Hub(
       self.port, count, 'job', rendezvous_timeout=rendezvous,
       heartbeat_timeout=heartbeat, leave_timeout=leave, say=self.said.append,
+      **({'clock': clock, 'sleep': clock.sleep} if clock else {}),
     )  # fmt: skip
 
   def join(self, *indices, **values):
@@ -98,7 +127,7 @@ class _Run:
       'flags', index, self.count, f'127.0.0.1:{self.port}', token='job'
     )
     settings = types.SimpleNamespace(
-      rendezvous_timeout=self._rendezvous, heartbeat_timeout=self._heartbeat
+      rendezvous_timeout=_SOON, heartbeat_timeout=_SOON
     )
 
     def leave(code, text, stacks):
@@ -121,6 +150,16 @@ class _Run:
   def raw_rank(self, index, **values):
     card = json.dumps(_card(index, self.count, values))
     return self.raw(card.encode() + b'\n')
+
+  def pulse(self, count, silent=()):
+    """Moves the clock by some pulses; all ranks but the silent answer each."""
+    for _ in range(count):
+      self.clock.move(hub_lib.PULSE)
+      _wait(lambda: self.ended or self._are_heard(silent))
+
+  def _are_heard(self, silent):
+    members = self.hub._members.items()
+    return all(m.heard == self.clock() for i, m in members if i not in silent)
 
   def wait_for_end(self, *indices):
     """What each of these ranks was told when it had to end."""
@@ -199,9 +238,10 @@ def test_one_that_does_not_go_with_the_others_stops_all(odd, text):
     assert str(error).startswith(text)
 
 
-def test_one_of_another_job_is_sent_away_alone():
+@pytest.mark.parametrize('token', ['other', 'jobs', 'jo', 'joc', 'JOB', ''])
+def test_one_of_another_job_is_sent_away_alone(token):
   run = _Run(2)
-  run.join(1, token='other').started()
+  run.join(1, token=token).started()
   text = 'rank 1 on node1 belongs to another job than rank 0'
   assert str(run.errors.pop(1)) == text
   run.join(0, 1).started()
@@ -209,14 +249,18 @@ def test_one_of_another_job_is_sent_away_alone():
 
 
 def test_a_missing_rank_is_named_while_waiting_and_after():
-  run = _Run(3, rendezvous=0.5).join(0, 2).started()
-  assert re.fullmatch(
-    r'waiting: rank 1 has not come yet \(2 of 3 are here\); \d s left',
-    run.said[0],
-  )
+  run = _Run(3, rendezvous=9, clock=_Clock()).join(0, 2)
+  _wait(lambda: len(run.hub._members) == 2)
+  run.clock.move(3)
+  _wait(lambda: run.said)
+  assert run.said == [
+    'waiting: rank 1 has not come yet (2 of 3 are here); 6 s left'
+  ]
+  run.clock.move(6.5)
+  run.started()
   for index in (0, 2):
     assert isinstance(run.errors[index], link_lib.Lost)
-    text = 'rank 1 has not come within 0.5 s (2 of 3 are here)'
+    text = 'rank 1 has not come within 9 s (2 of 3 are here)'
     assert str(run.errors[index]).startswith(text)
   # One that comes now hears the same.
   run.join(1).started()
@@ -224,7 +268,10 @@ def test_a_missing_rank_is_named_while_waiting_and_after():
 
 
 def test_many_missing_ranks_are_counted():
-  run = _Run(64, rendezvous=0.2).join(0).started()
+  run = _Run(64, rendezvous=9, clock=_Clock()).join(0)
+  _wait(lambda: run.hub._members)
+  run.clock.move(9.5)
+  run.started()
   assert 'rank 7, rank 8 and 55 more have not come' in str(run.errors[0])
 
 
@@ -284,27 +331,43 @@ def test_a_dead_rank_ends_the_others():
 
 
 def test_a_silent_rank_ends_the_others():
-  run = _Run(3, heartbeat=0.5).join(0, 2)
+  run = _Run(3, heartbeat=50.5 * hub_lib.PULSE, clock=_Clock()).join(0, 2)
   with run.raw_rank(1):
-    for code, text, _ in run.started().wait_for_end(0, 2):
+    run.started().pulse(50, silent=[1])
+    assert not run.ended
+    run.clock.move(hub_lib.PULSE)
+    for code, text, _ in run.wait_for_end(0, 2):
       assert code == 75
-      assert re.match(r'rank 1 on node1 has been silent for \d s', text)
+      assert text.startswith('rank 1 on node1 has been silent for 3 s')
+
+
+def test_a_rank_that_falls_silent_after_its_beats_ends_the_others():
+  run = _Run(3, heartbeat=50.5 * hub_lib.PULSE, clock=_Clock()).join(0, 2)
+  with run.raw_rank(1) as rank:
+    run.started()
+    for step in (1, 2):
+      rank.sendall(json.dumps({'beat': _at('step', step)}).encode() + b'\n')
+    _wait(lambda: run.hub._members[1].state.get('step') == 2)
+    run.pulse(50, silent=[1])
+    assert not run.ended
+    run.clock.move(hub_lib.PULSE)
+    for code, text, _ in run.wait_for_end(0, 2):
+      assert code == 75
+      assert text.startswith('rank 1 on node1 has been silent for 3 s')
 
 
 def test_a_rank_that_only_waits_is_not_silent():
   """While JAX is imported and started nothing beats; it may take a minute."""
-  run = _started(2, heartbeat=0.4)
-  time.sleep(1)
+  run = _started(2, heartbeat=4.5 * hub_lib.PULSE, clock=_Clock())
+  run.pulse(20)
   assert not run.ended
 
 
 def test_a_pause_of_process_0_is_no_silence_of_the_others():
-  run = _Run(2, heartbeat=0.5)
-  run._heartbeat = _SOON  # of the links
-  run.join(0, 1).started()
-  time.sleep(0.2)
-  ctypes.PyDLL(None).sleep(1)  # with the interpreter's lock
-  time.sleep(0.2)
+  run = _started(2, heartbeat=9.5 * hub_lib.PULSE, clock=_Clock())
+  run.pulse(2)
+  run.clock.move(1000)  # until the next pulse
+  run.pulse(20)
   assert not run.ended
 
 
@@ -347,7 +410,7 @@ line.close()
 
 
 def test_a_process_that_is_stopped_for_a_moment_goes_on():
-  run = _Run(2, heartbeat=3).join(0)
+  run = _Run(2, heartbeat=60.5 * hub_lib.PULSE, clock=_Clock()).join(0)
   arguments = [json.dumps(_card(1, 2, {})), f'127.0.0.1:{run.port}']
   with subprocess.Popen(
     [sys.executable, '-c', _OTHER, *arguments], stdout=subprocess.PIPE,
@@ -356,7 +419,7 @@ def test_a_process_that_is_stopped_for_a_moment_goes_on():
     try:
       run.started()
       other.send_signal(signal.SIGSTOP)
-      time.sleep(1)
+      run.pulse(20, silent=[1])
       other.send_signal(signal.SIGCONT)
       assert run.links[0].gather('zero') == ['zero', 'one']
       run.links[0].close()
@@ -384,12 +447,13 @@ class _FakeHub:
 
 
 @pytest.fixture
-def lonely():
+def lonely(request):
   """A link to a hub in the test's hands, and what the link was told."""
   hub, told = _FakeHub(), []
   place = places.Place('flags', 1, 2, f'127.0.0.1:{hub.port}')
   settings = types.SimpleNamespace(
-    rendezvous_timeout=_SOON, heartbeat_timeout=0.3
+    rendezvous_timeout=_SOON,
+    heartbeat_timeout=getattr(request, 'param', _SOON),
   )
   thread = threading.Thread(target=hub.meet)
   thread.start()
@@ -399,6 +463,7 @@ def lonely():
   hub.connection.close()
 
 
+@pytest.mark.parametrize('lonely', [0.3], indirect=True)
 def test_a_silent_process_0(lonely):
   hub, link, told = lonely
   _wait(lambda: told)
@@ -477,7 +542,7 @@ def _at(phase, step):
   ],
 )
 def test_a_stall_names_who_is_late(states, late):
-  run = _Run(3)
+  run = _Run(3, clock=_Clock())
   for index in (2, 1, 0):
     run.join(index)
     _wait(lambda there=3 - index: len(run.hub._members) == there)
@@ -485,7 +550,10 @@ def test_a_stall_names_who_is_late(states, late):
   for index, state in enumerate(states):
     if state:
       run.links[index].beat(state)
+  _wait(lambda: [run.hub._members[i].state or None for i in range(3)] == states)
   run.links[0].stalled()
+  _wait(lambda: run.hub._tasks)
+  run.clock.move(hub_lib._HEAR_ALL)
   told = run.wait_for_end(0, 1, 2)
   assert len(set(told)) == 1
   code, text, stacks = told[0]
@@ -496,9 +564,8 @@ def test_a_stall_names_who_is_late(states, late):
 
 def test_a_failure_ends_all_with_its_status():
   run = _started(3)
-  start = time.monotonic()
   run.links[1].fail(2, 'config.mesh does not fit')
-  assert time.monotonic() - start < 2
+  assert run.links[1]._over  # not for want of an answer
   text = 'rank 1 on node1: config.mesh does not fit'
   assert set(run.wait_for_end(0, 1, 2)) == {(2, text, False)}
 
@@ -512,23 +579,26 @@ def test_an_error_ends_all_with_its_text():
 
 def test_an_error_that_follows_from_a_loss_does_not_hide_it():
   """A collective fails at once; the dead rank is seen a moment later."""
-  run = _Run(3).join(0, 2)
+  run = _Run(3, clock=_Clock()).join(0, 2)
   with run.raw_rank(1):
     run.started().links[2]._send({'fail': [1, 'ValueError: Gloo failed']})
-    time.sleep(0.1)
+    _wait(lambda: run.hub._tasks)
   for code, text, _ in run.wait_for_end(0, 2):
     assert code == 75 and text.startswith('rank 1 on node1 has gone')
 
 
 def test_one_that_does_not_come_to_the_end_is_named():
-  run = _started(3, leave=0.3)
+  run = _started(3, leave=9, clock=_Clock())
   run.links[1].beat(_at('saving', 8))
+  _wait(lambda: run.hub._members[1].state)
   for index in (0, 2):
     threading.Thread(target=run.links[index].close, daemon=True).start()
+  _wait(lambda: len(run.hub._gathered.get(hub_lib.LEAVE, {})) == 2)
+  run.clock.move(9.5)
   for code, text, _ in run.wait_for_end(0, 1, 2):
     assert code == 75
     assert text.startswith(
-      'rank 1 on node1 has not come to the end within 0.3 s of the others'
+      'rank 1 on node1 has not come to the end within 9 s of the others'
     )
     assert '1: saving 8' in text
 

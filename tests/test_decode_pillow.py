@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from anp_jax.data import augment
 from anp_jax.data import cache
 from anp_jax.data import decode_pillow
 from anp_jax.data import pipeline
@@ -120,6 +121,62 @@ def test_inks_with_and_without_the_mark_of_adobe(config, side):
   plain = marked[:start] + marked[start + 2 + length :]
   assert b'Adobe' in marked and b'Adobe' not in plain
   _assert_equal(config, [marked, plain])
+
+
+@pytest.mark.parametrize('decode', ['bilinear', 'bicubic'])
+@pytest.mark.parametrize('upright', [False, True])
+def test_whole_image_is_resized_then_cropped(config, decode, upright):
+  """By Pillow in two steps, as transformers and torchvision do it."""
+  config.data.decode = decode
+  config.data.image_size, config.data.resize = 32, 37
+  files = [_file(_picture(*size, i)) for i, size in enumerate(_SIZES)]
+  files.append(_file(_picture(50, 70, 0), 'PNG'))
+  read = decode_pillow.reader(config, upright)
+  for file in files:
+    image = Image.open(io.BytesIO(file))
+    sides = [int(37 * n / min(image.size)) for n in image.size]
+    left, top = ((n - 32) // 2 for n in sides)
+    resized = image.resize(sides, Image.Resampling[decode.upper()])
+    want = np.asarray(resized.crop((left, top, left + 32, top + 32)), int)
+    gaps = np.abs(read(file) - want)
+    # Pillow takes a box in float32: some values are rounded the other way.
+    assert gaps.max() <= 3 and gaps.mean() < 0.05
+
+
+@pytest.mark.parametrize('decode', ['bilinear', 'bicubic'])
+def test_files_are_evaluated_as_they_are_predicted(config, decode):
+  config.data.decode = decode
+  config.data.image_size, config.data.resize = 32, 37
+  _assert_equal(config, [_file(_picture(*s, i)) for i, s in enumerate(_SIZES)])
+
+
+def test_random_crops_are_resampled(config):
+  """A linear ramp stays one: each pixel's value is its place in the image."""
+  config.data.decode, config.data.image_size = 'bilinear', 16
+  ramp = np.tile(np.arange(200, dtype=np.uint8)[:, None, None], (1, 200, 3))
+  source = _Source([_file(Image.fromarray(ramp), 'PNG')])
+  plan = pipeline.Plan(config, 1, 4, np.arange(4), True)
+  images = next(pipeline.batches(source, plan))['image']
+  positions = np.arange(4)
+  draws = augment.train_draws(config, positions)
+  boxes = augment.train_views(config, draws, np.full((4, 2), 200)).boxes
+  for image, (top, _, height, _) in zip(images, boxes, strict=True):
+    places = top + (np.arange(16) + 0.5) * height / 16 - 0.5
+    inside = (places > height / 16) & (places < 199 - height / 16)
+    gaps = np.abs(image[..., 0] - places[:, None])[inside]
+    assert inside.sum() > 8 and gaps.max() <= 0.51
+
+
+def test_a_damaged_file_is_left_out(config, caplog):
+  config.data.decode = 'bicubic'
+  whole = _file(_picture(90, 80, 0))
+  source = _Source([whole, b'\xff\xd8\xffnot an image', whole[:400]])
+  source.where = 'file {}'.format
+  plan = pipeline.Plan(config, 3, 3, np.arange(3), False)
+  (batch,) = pipeline.batches(source, plan)
+  assert batch['weight'].tolist() == [1, 0, 0]
+  assert caplog.text.count('cannot be used') == 2
+  assert 'not an image that Pillow knows' in caplog.text
 
 
 def test_decoded_cache(config):

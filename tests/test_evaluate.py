@@ -209,6 +209,29 @@ def test_rows_of_each_example_on_any_number_of_devices(small, devices):
       np.testing.assert_array_equal(rows[name], values, err_msg=name)
 
 
+def test_logical_shards_are_scored_with_the_same_bits_on_all_devices(small):
+  small.strategy.name, small.strategy.logical_shards = 'invariant', 4
+  results = []
+  for devices in (1, 4):
+    step, state, mesh = _evaluator(
+      small, devices, make=step_lib.make_examples_step
+    )
+    results.append(evaluate.examples(step, state, _batches(mesh), EXAMPLES))
+    eval_step, state, mesh = _evaluator(small, devices)
+    got = evaluate.run(eval_step, state, _batches(mesh))
+    assert got == results[-1][0]
+  (scores, rows), (other_scores, other_rows) = results
+  _assert_scores(scores, _recount(small, _variables(0)))
+  assert scores == other_scores
+  for name, values in _rows(small, (0,)).items():
+    if name in rows:
+      # Softmax in float32 of logits of order ten; others are exact.
+      np.testing.assert_allclose(rows[name], values, 2e-5, 1e-7, err_msg=name)
+  assert rows.keys() == other_rows.keys()
+  for name in rows:
+    np.testing.assert_array_equal(rows[name], other_rows[name], err_msg=name)
+
+
 def test_an_example_that_cannot_be_scored_is_never_right(small):
   step, state, mesh = _evaluator(
     small, 2, model=_NanOnBlank(), make=step_lib.make_examples_step

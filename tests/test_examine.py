@@ -37,8 +37,12 @@ def _exif(orientation):
   return (_EXIF % orientation).encode('latin1')
 
 
+def _examine(data, name, max_megapixels=178.9):
+  return examine.examine(data, name, max_megapixels)
+
+
 def _kinds(data, name='x'):
-  return examine.examine(data, name).kinds
+  return _examine(data, name).kinds
 
 
 def _pixels(data):
@@ -87,16 +91,16 @@ _FRAMES = [_picture(24, 31, i).quantize(16) for i in range(3)]
   ('a', _PNG),
 ])  # fmt: skip
 def test_usual_files(name, data):
-  found = examine.examine(data, name)
+  found = _examine(data, name)
   assert (found.kinds, found.reason) == ((), '')
   assert (found.height, found.width) == (24, 31)
   assert _trained_on(data).shape == (24, 31, 3)
 
 
 def test_format_and_mode():
-  found = examine.examine(_JPEG, 'x')
+  found = _examine(_JPEG, 'x')
   assert (found.format, found.mode) == ('JPEG', 'RGB')
-  found = examine.examine(_file(_IMAGE.convert('LA'), 'PNG'), 'x')
+  found = _examine(_file(_IMAGE.convert('LA'), 'PNG'), 'x')
   assert (found.format, found.mode) == ('PNG', 'LA')
 
 
@@ -106,7 +110,7 @@ def test_format_and_mode():
   b'\xff\xd8\xff nothing',
 ])  # fmt: skip
 def test_corrupt(data):
-  found = examine.examine(data, 'a.jpg')
+  found = _examine(data, 'a.jpg')
   assert found.kinds == ('corrupt',)
   assert (found.height, found.width, found.mode) == (0, 0, '')
   assert found.reason and '\n' not in found.reason and '0x' not in found.reason
@@ -119,25 +123,27 @@ def _png_chunk(name, data):
   return struct.pack('>I', len(data)) + name + data + crc
 
 
-def test_a_bomb_is_corrupt():
+def test_a_bomb_is_large():
   # 40,000 x 40,000 pixels announced in a hundred bytes.
   head = struct.pack('>IIBBBBB', 40000, 40000, 8, 2, 0, 0, 0)
   data = b'\x89PNG\r\n\x1a\n' + _png_chunk(b'IHDR', head)
   data += _png_chunk(b'IDAT', zlib.compress(b'\0' * 100))
-  found = examine.examine(data + _png_chunk(b'IEND', b''), 'a.png')
-  assert found.kinds == ('corrupt',)
-  assert '1600000000' in found.reason
+  found = _examine(data + _png_chunk(b'IEND', b''), 'a.png')
+  assert found.kinds == ('large',)
+  assert (found.height, found.width) == (40000, 40000)
+  assert found.reason == ('40000 x 40000 pixels, above max_megapixels=178.9')
 
 
-def test_endless_scans_are_corrupt():
+def test_endless_scans_are_corrupt_and_never_decoded(monkeypatch):
   progressive = _file(_IMAGE, 'JPEG', progressive=True)
   first = progressive.index(b'\xff\xda')
   second = progressive.index(b'\xff\xc4', first)
   bomb = progressive[:first]
   bomb += progressive[first:second] * 600 + progressive[first:]
-  start = time.monotonic()
-  assert _kinds(bomb) == ('corrupt',)
-  assert time.monotonic() - start < 1
+  # It would be at work for hours.
+  monkeypatch.setattr(Image, 'open', lambda *_, **__: pytest.fail('decoded'))
+  found = _examine(bomb, 'a.jpg')
+  assert found.kinds == ('corrupt',) and found.reason.endswith(' scans')
 
 
 def test_pixels_without_agreed_colours_are_corrupt():
@@ -156,18 +162,18 @@ def test_pixels_without_agreed_colours_are_corrupt():
   _PNG.replace(b'IDAT', b'IDAT', 1)[:60] + b'?' + _PNG[61:],
 ])  # fmt: skip
 def test_truncated(data):
-  found = examine.examine(data, 'x')
+  found = _examine(data, 'x')
   assert found.kinds == ('truncated',)
   assert found.reason and '\n' not in found.reason
   assert found.height in (24, 200) and found.width in (31, 300)
-  whole = examine.examine(examine.convert(data), 'x')
+  whole = _examine(examine.convert(data), 'x')
   assert whole.kinds == ()
   assert (whole.height, whole.width) == (found.height, found.width)
 
 
 def test_others_still_refuse_what_is_truncated():
   data = _file(_picture(200, 300), 'JPEG')[:-500]
-  examine.examine(data, 'x')
+  _examine(data, 'x')
   with pytest.raises(OSError):
     Image.open(io.BytesIO(data)).load()
 
@@ -274,7 +280,7 @@ def test_rotated(orientation, kind):
     8: (-1, 0),
   }[orientation]  # fmt: skip
   data = _file(Image.fromarray(image), kind, exif=_exif(orientation))
-  found = examine.examine(data, 'x')
+  found = _examine(data, 'x')
   assert found.kinds == ('rotated',)
   assert (found.height, found.width) == (16, 32)  # as it is stored
   converted = examine.convert(data)
@@ -324,11 +330,11 @@ def _larger_frame():
   (_larger_frame(), (24, 31)),
 ])  # fmt: skip
 def test_format(data, size):
-  found = examine.examine(data, 'x')
+  found = _examine(data, 'x')
   assert found.kinds[0] == 'format' and found.reason
   assert (found.height, found.width) == size
   converted = examine.convert(data)
-  found = examine.examine(converted, 'a.png')
+  found = _examine(converted, 'a.png')
   assert (found.kinds, found.height, found.width) == ((), *size)
 
 
@@ -430,14 +436,14 @@ def test_mutants(capfd, recwarn):
   slowest, usable, verdicts = 0.0, [], set()
   for i in range(10000):
     data = _mutant(seeds[i % len(seeds)], rng)
-    start = time.monotonic()
-    found = examine.examine(data, 'x.jpg')
-    slowest = max(slowest, time.monotonic() - start)
+    start = time.thread_time()  # of this thread alone: others load the machine
+    found = _examine(data, 'x.jpg')
+    slowest = max(slowest, time.thread_time() - start)
     assert set(found.kinds) <= set(examine.KINDS)
     verdicts.update(found.kinds)
-    if not {'corrupt', 'truncated', 'format'} & set(found.kinds):
+    if not {'corrupt', 'large', 'truncated', 'format'} & set(found.kinds):
       usable.append((data, found))
-    elif 'corrupt' not in found.kinds:
+    elif not {'corrupt', 'large'} & set(found.kinds):
       assert found.height > 0 and found.width > 0 and found.mode
   assert [str(w.message) for w in recwarn] == []
   assert capfd.readouterr() == ('', '')
@@ -458,10 +464,10 @@ def test_mutants_are_converted(capfd, recwarn):
   seeds = _seeds()
   for i in range(1000):
     data = _mutant(seeds[i % len(seeds)], rng)
-    found = examine.examine(data, 'x')
+    found = _examine(data, 'x')
     if 'corrupt' in found.kinds or found.height * found.width > 10**6:
       continue
-    whole = examine.examine(examine.convert(data), 'x')
+    whole = _examine(examine.convert(data), 'x')
     assert not {'corrupt', 'truncated', 'format', 'rotated'} & set(whole.kinds)
     sizes = sorted((found.height, found.width))
     assert sorted((whole.height, whole.width)) == sizes

@@ -1,7 +1,9 @@
 """What is handed on: loaded by transformers, run by JAX alone."""
 
+import io
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -9,6 +11,7 @@ import textwrap
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 import pytest
 
 from anp_jax import command_line
@@ -17,6 +20,7 @@ from anp_jax import export
 from anp_jax import objective as objective_lib
 from anp_jax import state as state_lib
 from anp_jax import trained as trained_lib
+from anp_jax.data import decode_pillow
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.weights import huggingface
 from anp_jax.weights import program
@@ -26,6 +30,7 @@ from tests import published
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
+_CLOTHING = pathlib.Path(__file__).parents[2] / 'shared' / 'data' / 'clothing'
 _SIDE = 32
 _PAIRS = vocabulary_lib.Vocabulary(
   tuple(f'{a}_{n}' for n in ('car', 'dog') for a in ('old', 'red', 'shy'))
@@ -306,6 +311,132 @@ def test_files_beside_the_program(tmp_path):
   assert told['mean'] == [123.68, 116.78, 103.94]
 
 
+# Images prepared as the files say, by somebody who has Pillow and NumPy.
+
+
+def _shares(size, side, shape):
+  """(side, size): what each pixel is of each result, along one axis."""
+  scale = size / side
+  places, ends = np.arange(size), np.arange(side)[:, None]
+  if shape == 'area':
+    low = np.maximum(places, ends * scale)
+    shares = np.minimum(places + 1, (ends + 1) * scale) - low
+  else:
+    wide = max(scale, 1) if shape == 'antialiased' else 1
+    centre = (ends + 0.5) * scale - 0.5
+    if shape == 'nearest':
+      centre = np.clip(centre, 0, size - 1)
+    shares = 1 - np.abs(places - centre) / wide
+  shares = np.maximum(shares, 0)
+  return shares / shares.sum(1, keepdims=True)
+
+
+def _prepared(file, told):
+  """(side, side, 3) uint8, as preprocessing.json has it."""
+  side, resize, decode = (
+    told[key] for key in ('image_size', 'resize', 'decode')
+  )
+  image = Image.open(io.BytesIO(file))
+  if decode in ('bilinear', 'bicubic'):
+    sides = [resize * n // min(image.size) for n in image.size]
+    left, top = ((n - side) // 2 for n in sides)
+    image = image.convert('RGB').resize(sides, getattr(Image, decode.upper()))
+    return np.asarray(image.crop((left, top, left + side, top + side)))
+  square = round(min(image.size) * side / resize)
+  left, top = ((n - square) // 2 for n in image.size)
+  if 'jpeg' in told:
+    times = max(t for t in (1, 2, 4, 8) if t == 1 or square >= t * side)
+    image.draft(None, [n // times for n in image.size])
+    left, top, square = left // times, top // times, square // times
+  pixels = np.asarray(image.convert('RGB'), float)
+  pixels = pixels[top : top + square, left : left + square]
+  shape = 'antialiased'
+  if decode == 'fast':
+    shape = 'area' if square >= side else 'nearest'
+  shares = _shares(square, side, shape)
+  rows = np.tensordot(shares, pixels, 1)
+  found = np.moveaxis(np.tensordot(shares, rows, (1, 1)), 0, 1)
+  return np.floor(found + 0.5)
+
+
+@pytest.mark.parametrize('decode', ['fast', 'exact', 'bilinear', 'bicubic'])
+def test_preprocessing_is_that_of_the_evaluation(decode):
+  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  config.data.image_size, config.data.resize = _SIDE, 40
+  config.data.decode = decode
+  told = program.preprocessing(config)
+  random = np.random.default_rng(0)
+  read = decode_pillow.reader(config)
+  for size in ((30, 36), (70, 61), (90, 171), (400, 455), (530, 390)):
+    shape = (size[1] // 9 + 2, size[0] // 9 + 2, 3)
+    image = Image.fromarray(random.integers(0, 256, shape, np.uint8))
+    file = io.BytesIO()
+    image.resize(size, Image.Resampling.BICUBIC).save(file, 'JPEG')
+    prepared = _prepared(file.getvalue(), told).astype(int)
+    gaps = np.abs(prepared - read(file.getvalue()))
+    # float64 here, and Pillow takes a box in float32: ties are rounded apart.
+    assert gaps.max() <= (3 if decode == 'bicubic' else 1), size
+    assert gaps.mean() < 0.25, size
+
+
+def test_preprocessing_of_what_is_no_file():
+  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  config.data.source = 'digits'
+  told = program.preprocessing(config)
+  assert told['decode'] == 'arrays' and 'jpeg' not in told
+  config.data.source, config.data.cache = 'anp_shapes', 'decoded'
+  assert 'shrink' in program.preprocessing(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('decode', ['fast', 'exact', 'bilinear', 'bicubic'])
+def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  photographs = sorted(_CLOTHING.glob('test/*/*.jpg'))[:350:7]
+  if not photographs:
+    pytest.skip(f'{_CLOTHING} is not here')
+  files = [path.read_bytes() for path in photographs]
+  trained = _trained(width=8, data__decode=decode)
+  read = decode_pillow.reader(trained.config)
+  logits = _logits(trained, np.stack([read(file) for file in files]))
+  # As sure as a trained network is: logits of its head spread by 2.
+  head = trained.params['head']
+  head['kernel'] = head['kernel'] * (2 / np.std(logits, 0).mean())
+  logits = _logits(trained, np.stack([read(file) for file in files]))
+  head['bias'] = head['bias'] - np.mean(logits, 0)
+  ours = np.asarray(jax.nn.softmax(logits - np.mean(logits, 0)))
+  assert len(set(ours.argmax(1))) > 3
+
+  # The program, with preprocessing.json.
+  program.write(trained, tmp_path, ('cpu',))
+  told = json.loads((tmp_path / 'preprocessing.json').read_text())
+  images = np.stack([_prepared(file, told) for file in files])
+  call = jax.export.deserialize((tmp_path / program.NAME).read_bytes()).call
+  np.testing.assert_allclose(
+    call(images.astype(np.uint8))['anp'], ours, atol=1e-3
+  )
+
+  # transformers, with preprocessor_config.json.
+  huggingface.write(trained, tmp_path)
+  network = transformers.ResNetForImageClassification.from_pretrained(tmp_path)
+  prepare = transformers.AutoImageProcessor.from_pretrained(
+    tmp_path, backend='pil'
+  )
+  opened = [Image.open(path) for path in photographs]
+  with torch.no_grad():
+    pixels = prepare(opened, return_tensors='pt')['pixel_values']
+    theirs = network.eval()(pixels).logits.softmax(-1).numpy()
+  gaps = np.abs(theirs - ours).max(1)
+  if huggingface.is_approximate(trained.config):
+    # It resizes before it crops, and has neither mean nor smaller scale.
+    assert gaps.mean() < 0.1
+  else:
+    assert gaps.max() < 1e-3
+    assert theirs.argmax(1).tolist() == ours.argmax(1).tolist()
+  print(f'{decode}: {gaps.mean():.5f} in the mean, {gaps.max():.5f} at most')
+
+
 # The command.
 
 
@@ -317,6 +448,21 @@ def _export(out, capsys, checkpoint):
   names = [line.partition('  ')[0] for line in lines]
   assert lines[-1] == 'model.stablehlo is for cpu; any number of images'
   return lines, {os.path.basename(n) for n in names if n.startswith(str(out))}
+
+
+@pytest.mark.parametrize(
+  'decode, is_near', [('fast', True), ('bicubic', False)]
+)
+def test_a_processor_that_is_only_near_is_said(decode, is_near, tmp_path):
+  trained = _trained(data__decode=decode)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(trained_lib, 'load', lambda *_: trained)
+    patch.setattr(program, 'write', lambda *_: [])
+    lines = list(export.export('it', str(tmp_path), 'newest', ('cpu',)))
+  near = [line for line in lines if 'approximates the evaluation' in line]
+  assert len(near) == is_near and all("'fast'" in line for line in near)
+  told = json.loads((tmp_path / 'preprocessor_config.json').read_text())
+  assert told['resample'] == (2 if is_near else 3)  # as Pillow numbers them
 
 
 def test_command_of_a_resnet(tmp_path, capsys, monkeypatch):

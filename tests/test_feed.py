@@ -182,22 +182,39 @@ def test_close_ends_the_thread_while_it_is_full():
   stream.close()  # twice does no harm
 
 
-def test_waited_is_the_time_that_the_source_took():
+class _Clock:
+  """Stands still but for what a test adds; counts how often it is read."""
+
+  def __init__(self):
+    self.now, self.reads = 0.0, 0
+
+  def __call__(self):
+    self.reads += 1
+    return self.now
+
+
+def test_waited_is_the_time_that_the_reader_waits():
+  clock, seconds = _Clock(), (0.5, 0.0, 2.0, 0.25)
+
   def slow():
-    for i in range(4):
-      time.sleep(0.1)
+    for i, cost in enumerate(seconds):
+      deadline = time.monotonic() + 10
+      # Until the reader waits for batch i: it reads the clock before and after.
+      while clock.reads < 2 * i + 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
+      clock.now += cost
       yield {'i': i}
 
-  stream = feed.Feed(slow(), 2)
-  start = time.monotonic()
-  assert len(list(stream)) == 4
-  # The reader does nothing else; the first sleep may begin before the clock.
-  assert 0.3 < stream.waited <= time.monotonic() - start
-
-  ready = feed.Feed(iter([{'i': i} for i in range(3)]), 3)
-  time.sleep(0.2)
-  list(ready)
-  assert ready.waited < 0.1
+  stream = feed.Feed(slow(), 2, clock)
+  clock.now += 100  # before anybody reads
+  for i, cost in enumerate(seconds):
+    before = stream.waited
+    assert next(stream) == {'i': i}
+    assert stream.waited - before == cost
+    clock.now += 8  # the reader is at work
+  with pytest.raises(StopIteration):
+    next(stream)
+  assert stream.waited == sum(seconds)
 
 
 def _synthetic(config, sharding, start=0, steps=None, size=20, batch=8):
@@ -242,6 +259,24 @@ def test_synthetic_is_a_pure_function_of_seed_and_step(config):
     for b in images[:i]:
       # Equal bytes: one of 256, give or take; 1,536 of them.
       assert (a == b).mean() < 0.03
+
+
+def test_synthetic_evaluation_is_one_set_in_batches_of_any_size(config):
+  config.data.image_size = 8
+  examples = []
+  for batch, steps, devices in ((20, 1, 1), (8, 3, 4), (6, 4, 2)):
+    sharding = _sharding(config, devices)
+    stream = _synthetic(config, sharding, steps=steps, batch=batch)
+    batches = [_host(b) for b in stream]
+    examples.append(
+      {
+        name: np.concatenate([b[name] for b in batches])[:20]
+        for name in ('image', 'label', 'weight')
+      }
+    )
+  _same(examples[0], examples[1])
+  _same(examples[0], examples[2])
+  assert examples[0]['weight'].all()
 
 
 def test_synthetic_numbers_are_spread_evenly(config):

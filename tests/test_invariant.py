@@ -10,16 +10,21 @@ import pytest
 
 from anp_jax import assembly
 from anp_jax import config as config_lib
+from anp_jax import cores
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import state as state_lib
 from anp_jax import strategies
 from anp_jax import validation
+from anp_jax.data import stream
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.strategies import invariant
 from scripts.portability import collectives
 
 SHARDS, BATCH, SIDE, CLASSES = 8, 32, 16, 12
+# Of this process's pool, whose size JAX has decided: a run's command line
+# decides it before JAX starts, see test_invariant_processes.py.
+THREADS = max(8, cores.count())
 _NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
 
 
@@ -37,6 +42,7 @@ def _config(**overrides):
       'schedule.warmup': '5 steps',
       'strategy.name': 'invariant',
       'strategy.logical_shards': SHARDS,
+      'strategy.threads': THREADS,
       **overrides,
     }
   )
@@ -138,9 +144,7 @@ def _alone(case, steps):
 
 def _marks(case, devices):
   if case == 'adamw':
-    return {8: (), 4: (pytest.mark.slow,)}.get(devices, (pytest.mark.soak,))
-  if case == 'everything' and devices == 8:
-    return (pytest.mark.slow,)
+    return (pytest.mark.slow if devices == 8 else pytest.mark.soak,)
   return (pytest.mark.soak,)
 
 
@@ -162,7 +166,7 @@ def test_no_bit_depends_on_the_number_of_devices(case, steps, devices):
   assert again == losses
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_may_go_on_on_another_number_of_devices():
   want, losses = _alone('everything', _STEPS)
   state, seen = None, []
@@ -231,6 +235,12 @@ def test_it_sends_what_sync_sends(devices):
     ({'strategy.logical_shards': 4}, 8, 'power of two that they divide'),
     ({'strategy.logical_shards': 64}, 2, 'batch_size=32 does not divide by'),
     ({'accumulate': 2}, 2, 'config.accumulate=2: expected 1 with'),
+    ({'strategy.threads': 7}, 1, 'threads=7: this process has 8 CPU devices'),
+    (
+      {'strategy.threads': THREADS + 1},
+      1,
+      f'{THREADS} threads .NPROC is not set.*expected NPROC={THREADS + 1}',
+    ),
     ({'strategy.reduce_dtype': 'bfloat16'}, 2, "reduce_dtype='bfloat16': exp"),
     ({'sharding': (('.*', 'fsdp'),)}, 2, "expected 'replicate' alone"),
     ({'model.norm_group': 0}, 2, 'norm_group=0: statistics of the whole'),
@@ -240,6 +250,36 @@ def test_it_sends_what_sync_sends(devices):
 def test_what_cannot_keep_the_promise_is_refused(keys, devices, message):
   with pytest.raises(config_lib.ConfigError, match=message):
     _parts(_config(**keys), devices)
+
+
+def test_a_batch_of_images_a_device_is_refused():
+  message = 'config.batch_size=0: expected a number of images where strategy'
+  with pytest.raises(config_lib.ConfigError, match=message):
+    _config(batch_size=0)
+
+
+@pytest.mark.parametrize('name, axis', [('invariant', None), ('sync', 'data')])
+def test_a_module_is_given_the_axis_of_devices_by_other_strategies(name, axis):
+  keys = {'strategy.name': name, 'model.name': 'tests.user_network:SmallNet'}
+  assert _parts(_config(**keys), 2)[0].model.axis_name == axis
+
+
+@pytest.mark.parametrize('devices', [1, 2, 8])
+def test_a_batch_of_evaluation_is_whole_shards(devices):
+  config = _config(**{'eval.batch_size': 20})
+  # Twice eight shards of three images, on any number of devices.
+  assert stream.evaluation_batch(config, 1000, devices) == 24
+  assert stream.evaluation_batch(config, 5, devices) == 8
+
+
+@pytest.mark.parametrize('name', ['NPROC', 'PJRT_NPROC'])
+def test_a_pool_that_the_environment_names_is_refused(monkeypatch, name):
+  threads = THREADS + 3
+  monkeypatch.setenv(name, str(threads))
+  message = f'pool of this process has {threads} threads .NPROC is {threads}.'
+  with pytest.raises(config_lib.ConfigError, match=message):
+    _parts(_config(), 2)
+  _parts(_config(**{'strategy.threads': threads}), 2)
 
 
 @pytest.mark.parametrize('shards', [0, 1, 3, 12, -4])

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
+from anp_jax.data import images
+from anp_jax.data import left_out
 from anp_jax.data import listing
 
 _ANPS = ('happy_dog', 'misty_morning', 'happy_morning')
@@ -99,16 +101,129 @@ def test_classes_of_the_other_split_count_too(tmp_path):
   )  # fmt: skip
 
 
-def test_files_that_training_cannot_decode(tmp_path, caplog):
-  names = ['1.webp', '2.JPG', '3.TIFF', '4.jfif', '5.txt', '6.webp']
-  root = _tree(tmp_path / 'tree', [f'train/a/{name}' for name in names])
-  assert listing.find(root, 'train').files == ('a/2.JPG', 'a/4.jfif')
-  (record,) = caplog.records
-  assert '3 files are left out' in record.getMessage()
+def test_files_that_are_left_out(tmp_path):
+  """Each by its suffix or place, with the first; hidden ones are nobody's."""
+  names = ['1.webp', '2.JPG', '3.TIFF', '4.jfif', '5.txt', '6.webp', 'plain',
+           '.hid.svg', 'x/7.jpg', 'x/y/8.PNG', 'x/9.txt',
+           '.z/10.jpg']  # fmt: skip
+  files = [f'train/a/{name}' for name in names]
+  files += ['train/b/0.jpg', 'train/b/1.txt', 'train/loose.gif', 'other.jpg']
+  root = _tree(tmp_path / 'tree', files)
+  split = listing.find(root, 'train')
+  assert split.files == ('a/2.JPG', 'a/4.jfif', 'b/0.jpg')
+  hint = '; prepare converts them'
+  assert split.left_out == (
+    f'{root}/train: left out '
+    f'2 .txt (first a/5.txt), 2 .webp (first a/1.webp{hint}), '
+    '2 in deeper folders (first a/x/7.jpg), '
+    f'1 .tiff (first a/3.TIFF{hint}), '
+    '1 outside of class folders (first loose.gif), '
+    '1 without a suffix (first a/plain)'
+  )
   every = (*listing.SUFFIXES, *listing.CONVERTIBLE)
-  found = listing.find(root, 'train', suffixes=every)
-  assert found.files == tuple(f'a/{n}' for n in names if n != '5.txt')
-  assert len(caplog.records) == 1
+  split = listing.find(root, 'train', suffixes=every)
+  assert split.files[:5] == tuple(f'a/{n}' for n in names[:4] + names[5:6])
+  assert 'webp' not in split.left_out and 'tiff' not in split.left_out
+  assert listing.find(_tree(tmp_path / 't', ['a/1.jpg']), '.').left_out == ''
+
+
+def test_both_parts_of_a_tree_leave_out_its_files(tmp_path):
+  files = [f'{c}/{i}.jpg' for c in 'ab' for i in range(20)]
+  root = _tree(tmp_path / 'tree', [*files, 'a/x.svg', 'b/y.svg', 'b/z.svg'])
+  texts = {listing.find(root, s).left_out for s in ('train', 'validation')}
+  assert texts == {f'{root}: left out 3 .svg (first a/x.svg)'}
+
+
+@pytest.mark.parametrize('has', [True, False])
+def test_heic_is_left_out_with_what_would_read_it(tmp_path, monkeypatch, has):
+  monkeypatch.setattr(images, 'has_heif', lambda: has)
+  root = _tree(tmp_path / 'tree', ['a/1.HEIC', 'a/2.jpg'])
+  training = listing.find(root, '.')
+  assert training.files == ('a/2.jpg',)
+  hint = 'prepare converts them' if has else 'pip install pillow-heif'
+  assert '1 .heic (first a/1.HEIC; ' in training.left_out
+  assert hint in training.left_out
+  suffixes = (*listing.SUFFIXES, *listing.convertible())
+  assert len(listing.find(root, '.', suffixes=suffixes).files) == 1 + has
+
+
+def test_many_suffixes_do_not_fill_the_line():
+  counts = left_out.LeftOut()
+  for i in range(30):
+    counts.add(f'{i}.x{i:02}')
+  assert len(counts) == 30
+  text = counts.text({})
+  assert text.startswith('1 .x00 (first 0.x00), 1 .x01 ')
+  assert text.endswith(', 1 .x07 (first 7.x07), 22 others')
+
+
+# Names and shapes of trees.
+
+
+@pytest.mark.parametrize('folder, split', [
+  ('Train', 'train'), ('TRAINING', 'train'), ('Validation', 'validation'),
+  ('val', 'validation'), ('valid', 'validation'), ('VAL', 'validation'),
+  ('Test', 'test'), ('testing', 'test'), ('validation', 'val'),
+  ('Mine', 'mine'),
+])  # fmt: skip
+def test_split_folders_by_their_usual_names(tmp_path, folder, split):
+  root = _tree(tmp_path / 'tree', [f'{folder}/a/1.jpg', 'other/b/2.jpg'])
+  found = listing.find(root, split, beside=('Other',))
+  assert (found.root, found.files) == (f'{root}/{folder}', ('a/1.jpg',))
+  assert found.vocabulary.names == ('a', 'b')
+
+
+def test_split_folders_that_are_not_the_one(tmp_path):
+  root = _tree(tmp_path / 'tree', ['Train/a/1.jpg', 'Test/a/2.jpg'])
+  _refused(["no split 'validation'", 'it has Train, Test',
+            'config.data.eval_split=Test'], root, 'validation')  # fmt: skip
+  _tree(tmp_path / 'tree', ['val/a/1.jpg', 'Valid/a/2.jpg'])
+  _refused(["no split 'validation'", 'Valid and val'], root, 'validation')
+  none = _tree(tmp_path / 'none', ['validation/a/1.jpg', 'test/a/1.jpg'])
+  with pytest.raises(config_lib.ConfigError, match='no split') as e:
+    listing.find(none, 'train')
+  assert str(e.value).endswith('config.data.eval_split')  # and no wrong advice
+  # The name itself comes before others, in its own case before others.
+  assert listing.find(root, 'VALID').root == f'{root}/Valid'
+  _tree(tmp_path / 'tree', ['Validation/a/1.jpg'])
+  assert listing.find(root, 'validation').root == f'{root}/Validation'
+  alone = _tree(tmp_path / 'alone', ['train/a/1.jpg'])
+  words = ['(it has train)', f'config.data.path={alone}/train']
+  _refused(["no split 'validation'", *words], alone, 'validation')
+
+
+@pytest.mark.parametrize('files, words', [
+  (['1.jpg', '2.jpg', 'notes.txt'],
+   ['no class folders', 'left out 2 outside of class folders (first 1.jpg)',
+    '/CLASS/IMAGE']),
+  (['images/a/1.jpg', 'images/b/2.JPG'],
+   ['left out 2 in deeper folders (first images/a/1.jpg)',
+    'is config.data.path=ROOT/images meant?']),
+  (['train/x/a/1.jpg', 'train/x/b/2.jpg'],
+   ['ROOT/train has no images', '2 in deeper folders (first x/a/1.jpg)',
+    'ROOT/SPLIT/CLASS/IMAGE']),
+  (['train/1.jpg', 'validation/2.jpg'],
+   ['ROOT/train has no class folders', 'first 1.jpg']),
+  (['a/1.svg', 'b/2.svg'], ['no images', 'left out 2 .svg (first a/1.svg)']),
+  (['a/.hidden.jpg'], ['no images in its class folders; expected']),
+])  # fmt: skip
+def test_trees_of_another_shape(tmp_path, files, words):
+  root = _tree(tmp_path / 'tree', files)
+  _refused([w.replace('ROOT', root) for w in words], root, 'train')
+
+
+def test_a_tree_too_small_to_be_divided(tmp_path):
+  root = _tree(tmp_path / 'tree', ['a/1.jpg'])
+  empty = [s for s in ('train', 'validation') if not _is_in(root, s)]
+  assert len(empty) == 1
+  _refused([f'none of its images (1) falls to {empty[0]}'], root, empty[0])
+
+
+def _is_in(root, split):
+  try:
+    return listing.find(root, split).files == ('a/1.jpg',)
+  except config_lib.ConfigError:
+    return False
 
 
 # Split files.

@@ -193,6 +193,36 @@ def test_a_norm_that_trains_in_part_is_no_frozen_one():
   assert not _same(old, new, 'stats/batch_stats/norm/mean')
 
 
+def test_averages_of_what_is_frozen_stay():
+  """Parameters and statistics, whatever an update has made of them."""
+  params = {
+    'norm': {'scale': np.ones(2), 'bias': np.zeros(2)},
+    'head': {'kernel': np.ones((2, 2)), 'bias': np.ones(2)},
+  }
+  stats = {'batch_stats': {'norm': {'mean': np.ones(2), 'var': np.ones(2)},
+           'last': {'mean': np.ones(2)}}}  # fmt: skip
+  both = {'params': params, 'stats': stats}
+  state = state_lib.TrainState(
+    np.array(0), params, stats, (), jax.tree.map(lambda x: x + 4, both)
+  )
+  frozen = multipliers.Frozen((('norm|head/bias', 0),), params)
+  update = frozen.keeping(
+    lambda state, _: (jax.tree.map(lambda x: x + 1, state), 'values')
+  )
+  new, values = update(state, None)
+  assert values == 'values' and new.step == 1
+  old, new = _leaves(state), _leaves(new)
+  stay = {name for name in old if _same(old, new, name)}
+  kept = (
+    'params/norm/scale',
+    'params/norm/bias',
+    'params/head/bias',
+    'stats/batch_stats/norm/mean',
+    'stats/batch_stats/norm/var',
+  )
+  assert stay == {*kept, *(f'average/{name}' for name in kept)}
+
+
 def test_updates_are_multiplied():
   """Plain SGD: what a step adds is the gradient times rate and factor."""
   keys = {'optimizer__name': 'sgd', 'optimizer__weight_decay': 0.1}

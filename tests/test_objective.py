@@ -81,6 +81,29 @@ def test_loss_equals_numpy(smoothing):
   )
 
 
+@pytest.mark.parametrize('smoothing', [0.0, 0.3])
+def test_an_example_counts_by_its_own_class_whatever_the_smoothing(smoothing):
+  weights = tuple(0.25 * 2.0**c for c in range(12))
+  logits, labels = _logits()
+  plain = _create(PAIRS, smoothing)
+  weighted = _create(PAIRS, smoothing, weights)
+  targets = plain.targets(jnp.asarray(labels, jnp.int32), jnp.float32)
+  smoothed = np.full((64, 12), smoothing / 12)
+  smoothed[np.arange(64), labels] += 1 - smoothing
+  want = -(smoothed * np.log(_softmax(logits))).sum(-1)
+  want *= np.array(weights)[labels]
+  # As in test_loss_equals_numpy.
+  np.testing.assert_allclose(weighted.loss(logits, targets), want, rtol=1e-5)
+  # Of two blended images, the blend of both weights.
+  blended = 0.75 * targets + 0.25 * targets[::-1]
+  factor = 0.75 * np.array(weights)[labels]
+  factor += 0.25 * np.array(weights)[labels[::-1]]
+  np.testing.assert_allclose(
+    weighted.loss(logits, blended), factor * plain.loss(logits, blended),
+    rtol=1e-5,
+  )  # fmt: skip
+
+
 def test_evaluations_loss_is_not_smoothed():
   logits, labels = _logits()
   want = -np.log(_softmax(logits)[np.arange(64), labels])

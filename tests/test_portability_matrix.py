@@ -79,6 +79,7 @@ def _compiled(network, strategy, target, dtype='float32', model=1):
     'strategy.name': strategy,
     'strategy.reduce_dtype': dtype,
     'strategy.logical_shards': TARGETS[target],
+    'strategy.threads': TARGETS[target],
     'mesh.model': model,
     **NETWORKS[network][0],
   }

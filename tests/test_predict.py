@@ -23,6 +23,7 @@ from anp_jax import predict
 from anp_jax import train
 from anp_jax import trained as trained_lib
 from anp_jax.data import decode_pillow
+from anp_jax.data import left_out
 from anp_jax.data import vocabulary
 from anp_jax.predicting import files
 from anp_jax.predicting import network as network_lib
@@ -141,6 +142,37 @@ def test_words_are_sums_over_their_pairs(run, capfd):
         assert got == pytest.approx(sums[word], rel=1e-3)
 
 
+def test_names_stand_beside_their_files_over_several_batches(
+  run, tmp_path, capfd
+):  # fmt: skip
+  workdir, tree = run
+  (tmp_path / 'text.jpg').write_text('no image')
+  paths = sorted(str(p) for p in tree.glob('*/*.jpg'))[::-1]
+  paths.insert(20, str(tmp_path / 'text.jpg'))
+  found, err = _named(
+    capfd, f'--checkpoint={workdir}', *paths, '--top=1', '--batch_size=16'
+  )
+  del paths[20]
+  assert [row['file'] for row in found] == paths and len(paths) == 50
+  assert len(err) == 2 and err[0].startswith('unreadable: ')
+  # By hand: the network alone on all of them, then the softmax in float64.
+  trained = trained_lib.load(str(workdir))
+  read = decode_pillow.reader(trained.config)
+  d = trained.config.data
+  images = np.stack([read(pathlib.Path(p).read_bytes()) for p in paths])
+  logits = trained.model('cpu').apply(
+    {'params': trained.params, **trained.stats},
+    jnp.float32((images - np.array(d.mean)) / np.array(d.std)), False,
+  )  # fmt: skip
+  shares = np.exp(np.float64(logits))
+  shares /= shares.sum(1, keepdims=True)
+  assert [row['anp'] for row in found] == [_PAIRS[i] for i in shares.argmax(1)]
+  # Written with five digits.
+  np.testing.assert_allclose(
+    [float(row['probability']) for row in found], shares.max(1), rtol=1e-4
+  )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
 def test_any_number_of_devices(run, devices):
@@ -193,6 +225,20 @@ def test_find(tmp_path):
     ('b/1.png', False), ('b/2.JPG', False), ('b/c/0.webp', False),
     ('empty', True), ('gone', False), ('a.jpg', False),
   ]  # fmt: skip
+
+
+def test_find_counts_what_it_leaves_out(tmp_path):
+  for name in ('a/1.jpg', 'a/2.svg', 'a/b/3.svg', 'a/b/4', 'a/.hid.svg'):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b'')
+  counts = left_out.LeftOut()
+  paths = [f'{tmp_path}/a', f'{tmp_path}/a/2.svg']  # a file is not left out
+  assert len([*files.find(paths, left_out=counts)]) == 2
+  assert counts.text({}) == (
+    f'2 .svg (first {tmp_path}/a/2.svg), '
+    f'1 without a suffix (first {tmp_path}/a/b/4)'
+  )
 
 
 def test_batches_keep_the_order_and_read_ahead_within_bounds(tmp_path):
@@ -255,6 +301,7 @@ def test_unreadable_files_are_listed_and_do_not_stop_it(run, tmp_path, capfd):
   (tmp_path / 'cut.jpg').write_bytes(good.read_bytes()[:400])
   (tmp_path / 'text.png').write_text('no image')
   (tmp_path / 'empty').mkdir()
+  (tmp_path / 'empty' / 'x.svg').write_text('<svg/>')
   os.mkfifo(tmp_path / 'pipe.jpg')
   given = [tmp_path / 'gone.jpg', good, tmp_path / 'cut.jpg',
            tmp_path / 'text.png', tmp_path / 'empty', tmp_path / 'pipe.jpg',
@@ -269,7 +316,8 @@ def test_unreadable_files_are_listed_and_do_not_stop_it(run, tmp_path, capfd):
   ):  # fmt: skip
     assert line.startswith(f'unreadable: {path}: ')
     assert reason in line.lower(), line
-  assert err[-1].endswith(', 5 unreadable') and len(err) == 6
+  assert err[5] == f'left out: 1 .svg (first {tmp_path}/empty/x.svg)'
+  assert err[-1].endswith(', 5 unreadable') and len(err) == 7
   found, err = _named(capfd, f'--checkpoint={workdir}', given[0], status=1)
   assert not found and err[-1].startswith('0 named in ')
 

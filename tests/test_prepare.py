@@ -145,15 +145,18 @@ def test_every_kind_is_found(as_usual):
 def test_files_that_a_tree_leaves_out_are_taken_in(tmp_path, capsys):
   root = _tree(tmp_path / 'tree', {
     'train/a/1.webp': _photo(1, 'WEBP', lossless=True),
-    'train/b/2.TIFF': _photo(2, 'TIFF'),
+    'train/b/2.TIFF': _photo(2, 'TIFF'), 'train/b/3.svg': b'<svg/>',
   })  # fmt: skip
-  status, _, _ = _run(
+  status, out, _ = _run(
     capsys, f'--from={root}', '--name=n', f'--data_dir={tmp_path}',
     '--eval_split=',
   )  # fmt: skip
   assert status == 0
   stored = prepared.stored(tmp_path, 'n', 'train')
   assert [name for name, _, _ in stored] == ['a/1.webp', 'b/2.TIFF']
+  line = f'{root}/train: left out 1 .svg (first b/3.svg)'
+  report = prepared.folder(tmp_path, 'n') / 'report.md'
+  assert line in out.splitlines() and line in report.read_text().splitlines()
   for seed, (_, data, _) in enumerate(stored, 1):
     image = Image.open(io.BytesIO(data))
     assert image.format == 'PNG'
@@ -504,6 +507,34 @@ def test_repaired_files_are_examined_again(tmp_path, capsys):
     _photo(i) for i in (1, 2, 6, 3, 44)
   ]
   assert os.listdir(tmp_path / 'anp_folder') == ['x']
+
+
+def test_the_limit_of_large_files(tmp_path, capsys):
+  """Files are looked at again where another limit says otherwise."""
+  root = _tree(tmp_path / 'tree', {
+    'a/1.png': _file(_pixels(40, 30), 'PNG'),
+    'b/2.png': _file(_pixels(41, 31), 'PNG'),
+  })  # fmt: skip
+  arguments = [f'--from={root}', '--name=n', f'--data_dir={tmp_path}',
+               '--eval_split=']  # fmt: skip
+  line = _error(
+    capsys, *arguments, '--max_megapixels=0.00125', '--policy=large=fail'
+  )
+  assert 'the policy forbids 1 large files, first ' in line
+  assert 'b/2.png (large: 31 x 41 pixels, above max_megapixels=0.00125' in line
+  status, out, _ = _run(capsys, *arguments, '--max_megapixels=0.00125')
+  assert status == 0 and re.search(r'large +1 +50.00 % +skip', out)
+  names = [name for name, _, _ in prepared.stored(tmp_path, 'n', 'train')]
+  assert names == ['a/1.png']
+  line = _error(capsys, *arguments, '--max_megapixels=180')
+  assert '--max_megapixels=180: expected above 0, at most 178.9' in line
+  _error(capsys, *arguments, '--max_megapixels=0.0001')  # another set
+  arguments.append('--overwrite')
+  line = _error(capsys, *arguments, '--max_megapixels=0.0001')
+  assert 'none of the 2 files' in line  # their findings stay
+  status, out, _ = _run(capsys, *arguments)
+  assert status == 0 and 'no file is damaged or unusual' in out
+  assert len(prepared.stored(tmp_path, 'n', 'train')) == 2
 
 
 def test_shards_of_files_that_changed_are_written_again(

@@ -184,40 +184,6 @@ def test_a_disk_that_reads_badly_on_one_sends_all_to_another_step(
   _compare(alone, work, 1e-5)
 
 
-def _invariant(folder, name, topologies):
-  """Every leaf of a run that began on each topology in turn, for 4 steps."""
-  keys = {
-    'strategy.name': 'invariant', 'batch_size': '32',
-    'strategy.logical_shards': '4', 'model.name': 'lenet',
-    'ema': '0.9', 'data.mixup': '0.2', 'optimizer.learning_rate': '0.005',
-    'schedule.name': 'constant', 'schedule.warmup': '0 steps',
-  }  # fmt: skip
-  for i, devices in enumerate(topologies):
-    steps = 4 * (i + 1) if i < len(topologies) - 1 else 12
-    launching.run(
-      folder / f'{name}{i}', len(devices),
-      launching.arguments(folder / name, duration=f'{steps} steps', **keys),
-      devices,
-    )  # fmt: skip
-  return launching.weights(folder / name)
-
-
-@pytest.mark.parametrize(
-  'topologies',
-  [
-    [[2, 2], [1] * 4],
-    pytest.param([[2, 2], [1], [1] * 4], marks=pytest.mark.soak),
-  ],
-)
-def test_no_bit_depends_on_the_processes(tmp_path, topologies):
-  """A run that goes on over 2 and 4 processes is that of one."""
-  want = _invariant(tmp_path, 'one', [[1]])
-  assert '12/params/conv1/kernel' in want
-  have = _invariant(tmp_path, 'mixed', topologies)
-  assert have.keys() == want.keys()
-  assert not [k for k in want if have[k].tobytes() != want[k].tobytes()]
-
-
 @pytest.mark.parametrize(
   'name',
   ['TERM', *(pytest.param(n, marks=pytest.mark.soak) for n in ('USR1', 'INT'))],

@@ -15,6 +15,7 @@ import pytest
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import registered
 
+from anp_jax import command_line
 from anp_jax import config as config_lib
 from anp_jax.data import arrays as arrays_lib
 from anp_jax.data import pipeline
@@ -98,6 +99,39 @@ def test_mnist_is_trained_and_evaluated_on(tmp_path, config):
   config.data.path = str(_mnist(tmp_path))
   assert len(sources.open_source(config, training=True)) == 3
   assert len(sources.open_source(config, training=False)) == 2
+
+
+def test_mnist_as_a_tree_of_images(tmp_path):
+  """The recipe sees the pixels and labels that it sees of the idx files."""
+  grey = np.random.default_rng(0).integers(0, 256, (20, 28, 28), np.uint8)
+  labels = np.arange(20) // 2
+  files = _mnist(
+    tmp_path / 'files',
+    train_images_idx3_ubyte=_idx(grey.tobytes(), 20, 28, 28),
+    train_labels_idx1_ubyte=_idx(labels.tolist()),
+    t10k_images_idx3_ubyte=_idx(grey[::-1].tobytes(), 20, 28, 28),
+    t10k_labels_idx1_ubyte=_idx(labels[::-1].tolist()),
+  )
+  for split, order in (('training', 1), ('testing', -1)):
+    for i, (image, label) in enumerate(zip(grey[::order], labels[::order])):
+      folder = tmp_path / 'tree' / split / str(label)
+      folder.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(image).save(folder / f'{i:02}.png')
+  config = command_line.load('configs/lenet.py:mnist', {})
+  batches = {}
+  for kind, path in (('arrays', files), ('folder', tmp_path / 'tree')):
+    config.data.source, config.data.path = kind, str(path)
+    for training in (True, False):
+      source = sources.open_source(config, training)
+      assert source.vocabulary.names == _DIGITS
+      plan = pipeline.Plan(config, 20, 20, np.arange(20), False)
+      (batch,) = pipeline.batches(source, plan)
+      place = np.lexsort([*batch['image'].reshape(20, -1).T, batch['label']])
+      batches[kind, training] = batch['image'][place], batch['label'][place]
+  for training in (True, False):
+    for a, b in zip(batches['arrays', training], batches['folder', training]):
+      np.testing.assert_array_equal(a, b)
+    assert (batches['folder', training][1] == labels).all()
 
 
 def test_mnist_keeps_each_grey_byte_once(tmp_path):

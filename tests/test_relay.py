@@ -10,14 +10,19 @@ import pytest
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax import heads
+from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import telemetry
 from anp_jax import train
 from anp_jax.cluster import stopping
+from anp_jax.data import order
+from anp_jax.data import sources
+from anp_jax.data import stream as stream_lib
 from anp_jax.strategies.relay import board as board_lib
 from anp_jax.strategies.relay import candidates as candidates_lib
 from anp_jax.strategies.relay import ensemble
 from anp_jax.strategies.relay import itinerary as itinerary_lib
+from anp_jax.strategies.relay import runner as runner_lib
 from anp_jax.strategies.relay import spans as spans_lib
 from tests import relaying
 
@@ -50,6 +55,43 @@ def test_parts_are_stratified():
         # Dealt out one by one, a class is off by one at either of its ends.
         want = (labels == label).sum() * count / 1000
         assert abs((labels[part] == label).sum() - want) <= 2
+
+
+def test_parts_of_the_ring_are_shuffled_apart_from_each_other():
+  seeds = {
+    (seed, station): itinerary_lib.stream_seed(seed, station)
+    for seed in (0, 1, 7, 2**31 - 1)
+    for station in range(16)
+  }
+  assert len(set(seeds.values())) == len(seeds)
+  orders = [
+    order.shuffled(np.arange(300), seeds[0, station], 300)
+    for station in range(16)
+  ]
+  for i, one in enumerate(orders):
+    for other in orders[:i]:
+      # Of two random permutations one place in 300 is the same: 1 on average,
+      # and 12 or more in one pair of 1e9.
+      assert (one == other).sum() < 12
+
+
+def test_stations_shuffle_apart_and_score_alike(monkeypatch):
+  seeds = []
+  monkeypatch.setattr(
+    stream_lib, 'Stream', lambda config, _: seeds.append(config.seed)
+  )
+  config = relaying.config()
+  source = sources.open_source(config, training=True)
+  parts = itinerary_lib.parts(config, source, 3)
+  mesh = mesh_lib.create(config, jax.devices()[:1])
+  for candidate in candidates_lib.create(config, 1)[:2]:
+    for number, part in enumerate(parts):
+      sizes = [len(p) for p in parts]
+      runner_lib.Runner(candidate, mesh, part, number, sizes, LAPS, None)
+  training, scoring = seeds[::2], seeds[1::2]
+  assert len(training) == 6 and len(set(training)) == 6
+  # One validation set for all models: that of the run.
+  assert scoring == [config.seed] * 6
 
 
 @pytest.mark.parametrize('sizes', [(70,), (35, 35), (41, 20, 9), (3, 67)])
@@ -334,6 +376,22 @@ def _board(tmp_path, halving, laps, scores, models=6):
   for (model, k), value in scores.items():
     board.add(model, k, 10 * k, {'anp_top1': value})
   return board
+
+
+@pytest.mark.parametrize(
+  'halving, kept', [(2, [1, 1, 2, 2, 3]), (3, [1, 1, 1, 2, 2])]
+)
+def test_halving_rounds_up(tmp_path, halving, kept):
+  """Of one model, two, three ... the best 1/h go on, as docs/strategies.md."""
+  for count, most in enumerate(kept, 1):
+    for place in range(count):  # of the last model among all, from the best
+      scores = {(m, 1): -float(m + (m >= place)) for m in range(count - 1)}
+      scores[count - 1, 1] = -float(place)
+      folder = tmp_path / f'{count} {place}'
+      folder.mkdir()
+      board = _board(folder, halving, halving**2, scores)
+      want = board_lib.GO_ON if place < most else board_lib.RETIRED
+      assert board.decide(count - 1, 1) == want, (count, place)
 
 
 def test_halving(tmp_path):

@@ -1,10 +1,15 @@
 """The server strategy equals what it must equal, in one process of threads."""
 
+import contextlib
+import json
+import time
+
 import jax
 import numpy as np
 import pytest
 
 from anp_jax import cluster
+from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.strategies.server import lead as lead_lib
 from anp_jax.strategies.server import log as log_lib
@@ -206,6 +211,45 @@ def test_dedicated_server_of_another_config_ends_the_run(
     serving.run(config, tmp_path, 3, {1: {'optimizer.momentum': 0.5}})
 
 
+def test_replay_divides_a_stale_update_by_its_staleness(
+  config, one_device, monkeypatch
+):  # fmt: skip
+  """Of one batch and one version read, each update is a part of the first."""
+  config = serving.config_of(
+    config,
+    **{
+      'model.name': 'tests.user_network:PlainNet',
+      'data.image_size': 8,
+      'optimizer.name': 'sgd',
+      'optimizer.weight_decay': 0.0,
+      'schedule.name': 'constant',
+      'schedule.warmup': '0 steps',
+    },
+  )
+  # What the log says counts: the key may have changed since.
+  start = {'start': 0, 'batch_size': config.batch_size, 'servers': 1,
+           'shards': 1, 'wire_dtype': 'float32', 'duration': '12 steps',
+           'compensation': 'staleness'}  # fmt: skip
+  part = {'ticket': [3, 0], 'worker': 'a', 'reads': [0],
+          'weight': float(config.batch_size)}  # fmt: skip
+  records = [start, *({'order': n, 'parts': [part]} for n in range(5))]
+  real, weights = shard_lib.Shard.apply, []
+
+  def apply(self, *arguments):
+    made = real(self, *arguments)
+    weights.append(np.concatenate(self.weights(made[0])))
+    return made
+
+  monkeypatch.setattr(shard_lib.Shard, 'apply', apply)
+  replay.replay(config, records, 5)
+  moves = np.diff(weights, axis=0)
+  assert np.abs(moves[0]).max() > 1e-3
+  # Updates 0 and 1 are whole. Differences of float32 weights of up to about 1,
+  # each rounded by 6e-8.
+  for move, staleness in zip(moves, (1, 2, 3, 4), strict=True):
+    np.testing.assert_allclose(move, moves[0] / staleness, atol=3e-7)
+
+
 @pytest.mark.slow
 def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
   """Its first part followed a schedule that ended sooner."""
@@ -226,6 +270,73 @@ def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
   assert [r.pop('duration') for r in records if 'start' in r] == ['3 steps']
   assert [r.pop('ahead') for r in records if 'start' in r] == [0]
   _same_bits(_weights(tmp_path), _leaves(replay.replay(config, records, 3), 3))
+
+
+def test_replays_a_run_of_another_versions_keys(
+  tmp_path, config, monkeypatch, capsys
+):  # fmt: skip
+  """One that there is no more, and one that came later."""
+  config = serving.config_of(config, **_FULL)
+  config.optimizer.multipliers = (('norm', 0.5), ('conv', 0.25))
+  saved = json.loads(config_lib.to_json(config))
+  saved['strategy.gone'] = 3
+  del saved['optimizer.clip_value']
+  (tmp_path / 'config.json').write_text(json.dumps(saved))
+  log_lib.Log(str(tmp_path), 0, {}).append(0, 1, [])
+  seen = []
+
+  def replayed(config, records, version):
+    seen.append(config)
+    return {'step': np.array(version)}
+
+  monkeypatch.setattr(replay, 'replay', replayed)
+  monkeypatch.setattr(replay, '_newest', lambda _: (1, {'step': np.array(1)}))
+  monkeypatch.setattr(jax.config, 'update', lambda *_: None)
+  assert replay.main([str(tmp_path)]) == 0
+  assert capsys.readouterr().out.startswith('1 updates, the same bits in all 1')
+  have, want = (config_lib.golden(c) for c in (*seen, config))
+  assert have == want
+
+
+@pytest.mark.slow
+def test_an_evaluation_makes_no_gradient_stale(
+  tmp_path, config, one_device, monkeypatch
+):  # fmt: skip
+  """Another worker goes on while process 0 scores, which then reads again."""
+  real, apply, scored = lead_lib.Lead._score, shard_lib.Shard.apply, []
+
+  def score(self, version, state, idle):
+    @contextlib.contextmanager
+    def longer():
+      with idle:
+        desk = self._term.desk
+        end = min(desk.version + 12, desk.limit)
+        while desk.version < end:
+          time.sleep(0.01)
+        scored.append(desk.version)
+        yield
+
+    real(self, version, state, longer())
+
+  def slowly(self, *arguments):
+    time.sleep(0.05)
+    return apply(self, *arguments)
+
+  monkeypatch.setattr(lead_lib.Lead, '_score', score)
+  monkeypatch.setattr(shard_lib.Shard, 'apply', slowly)
+  keys = {'eval.every': '16 steps', 'checkpoint.every': '99 steps',
+          'duration': '48 steps'}  # fmt: skip
+  config = serving.config_of(config, **_FULL, **keys)
+  serving.run(config, tmp_path, 2)
+  records = log_lib.read(str(tmp_path))
+  stale = [
+    (r['order'], p['reads'][0])
+    for r in records if 'order' in r
+    for p in r['parts']
+    if p['worker'].startswith('0.')
+    and any(p['reads'][0] <= end - 6 and r['order'] >= end for end in scored)
+  ]  # fmt: skip
+  assert len(scored) == 3 and not stale
 
 
 @pytest.mark.soak

@@ -77,6 +77,29 @@ def test_slow_worker_that_is_still_first_counts():
   assert desk.take('b') == (1, 0)
 
 
+@pytest.mark.parametrize('updates, counts', [(2, True), (3, False)])
+def test_given_up_worker_is_dropped_beyond_the_bound(updates, counts):
+  """Nobody waits for its reading, though its ticket is still free."""
+  desk, clock = _desk('bounded', max_staleness=2)
+  late = desk.take('late')
+  tickets = [desk.take('quick') for _ in range(updates)]
+  assert desk.begin('late', late) == 0
+  clock.now = 9
+  assert desk.begin('quick', tickets[0]) == 0
+  clock.now = 10.5
+  desk.look()  # only `late` has been silent for more than ten seconds
+  for ticket in tickets:
+    assert len(_compute(desk, 'quick', ticket)) == 1
+  answer = desk.commit('late', late, _part(0))
+  if counts:
+    assert len(answer) == 1 and desk.version == updates + 1
+    return
+  assert answer == desk_lib.DROP and desk.version == updates
+  # Another computes it, of the weights of now.
+  assert desk.take('quick') == late
+  assert desk.begin('quick', late) == updates
+
+
 def test_last_tickets_are_given_twice():
   desk, _ = _desk(total=2)
   first, second = desk.take('slow'), desk.take('b')

@@ -319,6 +319,34 @@ def test_gradients_that_wait_are_bounded(server):
     server.push(server.arrays(), ticket=(9, 0))
 
 
+class _Shard:
+  """Counts updates; takes any gradient."""
+
+  def apply(self, state, gradients, terms, weights, staleness):
+    return types.SimpleNamespace(step=state.step + 1), True
+
+
+def test_gradients_of_used_tickets_do_not_pile_up():
+  """Neither what waits when its ticket is used nor what comes later."""
+  start = types.SimpleNamespace(step=0)
+  keeper = keeper_lib.Keeper(_Shard(), start, lambda version: False, 3)
+  arrays = np.ones(2, np.float32), np.ones(1, np.float32)
+  for step in range(5):
+    for worker in ('quick', 'spare', 'late'):
+      keeper.stage((step, 0), worker, *arrays)
+    part = {'ticket': (step, 0), 'worker': 'quick', 'reads': [step]}
+    keeper.submit(step, [{**part, 'weight': 1.0}])
+    assert keeper.read(step + 1, 10)[0] == step + 1
+    for worker in ('quick', 'spare', 'late', 'later'):
+      keeper.stage((step, 0), worker, *arrays)
+      assert keeper.holds((step, 0), worker)
+  for worker in 'abc':  # there is room for as many as before
+    keeper.stage((5, 0), worker, *arrays)
+  with pytest.raises(keeper_lib.Unfit, match='3 gradients wait'):
+    keeper.stage((5, 0), 'd', *arrays)
+  keeper.close()
+
+
 def test_poisoned_update_is_not_applied(server):
   """Finite on its way, infinite once applied."""
   server.client.ask('take', term='now', worker='a')

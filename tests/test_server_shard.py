@@ -286,6 +286,51 @@ def test_whole_chain_is_optax(config):
   assert optax.tree.get(found.opt_state, 'mu') is not None
 
 
+@pytest.mark.parametrize('rules', [(), (('norm', 0),)], ids=['all', 'frozen'])
+def test_averages_follow_their_recurrence(config, rules):
+  """Those of frozen statistics stay; of all else, written out in NumPy."""
+  config.ema = 0.15
+  config.optimizer.name = 'sgd'
+  config.optimizer.weight_decay = 0.0
+  config.optimizer.multipliers = rules
+  config.schedule.name = 'constant'
+  config.schedule.warmup = '0 steps'
+  setup = _shards(config, 2)
+  begun = _start(setup)
+  # As a new run has it.
+  begun = begun.replace(average={'params': begun.params, 'stats': begun.stats})
+  states = [shard.start(begun) for shard in setup.shards]
+  value, stats = (
+    flat.vector(tree, np).astype(float)
+    for flat, tree in zip(setup.flats, (begun.params, begun.stats))
+  )
+  means = [value, stats]
+  for step, ((gradient,), (term,)) in enumerate(_gradients(setup)):
+    for i, shard in enumerate(setup.shards):
+      cut = slice(shard.part.start, shard.part.stop)
+      states[i], _ = shard.apply(
+        states[i], [gradient[cut]], [term[: shard.stats_size]], (1.0,), 0
+      )
+    # 0.1 at first, then 2/11 and more are cut to 0.15.
+    decay = min(0.15, (1 + step) / (10 + step))
+    value = value - config.optimizer.learning_rate * gradient
+    stats = 0.5 * stats + term
+    means = [decay * m + (1 - decay) * n for m, n in zip(means, (value, stats))]
+  found = _whole(setup, states).average
+  # float32 against float64 over four updates.
+  if rules:
+    jax.tree.map(np.testing.assert_array_equal, found['stats'], begun.stats)
+    jax.tree.map(
+      np.testing.assert_array_equal, found['params']['norm'],
+      begun.params['norm'],
+    )  # fmt: skip
+    return
+  for flat, name, mean in zip(setup.flats, ('params', 'stats'), means):
+    np.testing.assert_allclose(
+      flat.vector(found[name], np), mean, rtol=1e-5, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize('servers', [1, 2, 3, 5])
 def test_rates_are_multiplied_wherever_slices_end(config, servers):
   """SGD with decay of matrices, each leaf by its factor, written in NumPy."""

@@ -70,6 +70,66 @@ def test_closing_frees_who_waits():
   assert np.array_equal(tickets.where(1)[1], np.arange(4))
 
 
+class _Versions:
+  """A worker whose weights are the version of the servers."""
+
+  def __init__(self):
+    self.now, self.pulled = 0, []
+    self.worker = worker.Worker(0, None, None, {}, None, 0.0)
+    self.worker._program = lambda weights, stats, step, batch: weights
+
+  def pull(self):
+    self.pulled.append(self.now)
+    return [self.now], self.now, None
+
+  def compute(self, pull):
+    """In a thread; gives the list that will hold its answer."""
+    made = []
+    thread = threading.Thread(
+      target=lambda: made.append(self.worker.compute(pull, 3, 'batch'))
+    )
+    thread.start()
+    return thread, made
+
+
+def test_weights_are_not_read_while_another_scores():
+  run = _Versions()
+  with run.worker.idle():
+    thread, made = run.compute(run.pull)
+    thread.join(0.1)
+    assert not run.pulled
+    run.now = 7  # the others have gone on
+  thread.join(10)
+  assert run.pulled == [7] and made == [(([7], 7, None), 7)]
+
+
+def test_weights_read_before_another_scored_are_read_again():
+  run = _Versions()
+  reading, go_on = threading.Event(), threading.Event()
+
+  def pull():
+    weights = run.pull()
+    reading.set()
+    assert go_on.wait(10)
+    return weights
+
+  thread, made = run.compute(pull)
+  assert reading.wait(10)
+  with run.worker.idle():  # does not wait for weights that are on their way
+    go_on.set()
+    thread.join(0.1)
+    assert not made
+    run.now = 7
+  thread.join(10)
+  assert run.pulled == [0, 7] and made == [(([7], 7, None), 7)]
+
+
+def test_ticket_that_is_used_is_not_computed():
+  run = _Versions()
+  assert run.worker.compute(lambda: None, 3, 'batch') is None
+  assert run.worker.done == 0
+
+
 def test_log_is_taken_back_to_a_version(tmp_path):
   folder = str(tmp_path)
   part = {'ticket': [0, 0], 'worker': 'a', 'reads': [0], 'weight': 1.0}

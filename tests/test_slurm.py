@@ -331,7 +331,7 @@ def test_sweep(cluster, tmp_path):
       tmp_path / f'job-{number}.log', 'index.html', timeout=120
     )
     assert text.count('USR1: asking') == (number == stopped), text
-    assert text.count('start 2') == (number == stopped), text
+    assert text.count('start 2, on') == (number == stopped), text
     lines = telemetry.read(str(tmp_path / f'runs/{number}'))
     assert lines[-1]['step'] == steps
 

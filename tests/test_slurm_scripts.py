@@ -135,7 +135,61 @@ def test_what_srun_alone_knows(job):
   job.program('srun', 'echo "srun: error: no such partition" >&2; exit 1')
   status, text = job.start(_TRAIN, _JOB)
   assert status == 1 and not job.calls('scontrol')
-  assert 'srun: error: no such partition\nfailed with status 1' in text
+  assert 'srun: error: no such partition\n' in text
+  assert 'failed with status 1' in text
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+def test_a_step_that_cannot_be_created(job, script):
+  """The program has not run: status 1 is srun's, and the job starts again."""
+  job.program(
+    'srun',
+    'echo "srun: error: Unable to create step for job 19: More processors'
+    ' requested than permitted" >&2; exit 1',
+  )
+  for starts in (1, 2, 3):
+    status, text = job.start(script, _JOB)
+    assert status == 1 and 'would not help' not in text
+    assert 'srun: error: Unable to create step' in text
+    assert job.calls('scontrol') == ['requeue 19'] * starts
+  status, text = job.start(script, _JOB)
+  assert status == 1 and 'three starts came no further than step 0' in text
+  assert len(job.calls('scontrol')) == 3
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+def test_the_end_of_a_log_is_of_this_start(job, script):
+  job.program('python', 'echo "$LINE" | tee -a "$WORKDIR/logs/19-0.log"')
+  lines = {}
+  for start, line in enumerate(['a', '', 'c'], 1):
+    if not line:  # nothing runs that could write one
+      job.program('srun', 'exit 1')
+    count = {'SLURM_RESTART_COUNT': str(start - 1), 'LINE': line}
+    _, lines[start] = job.start(script, {**_JOB, **count})
+    job.program('srun', _PROGRAMS['srun'])
+  assert 'the end of task 0 in start 1:\na\n' in lines[1]
+  assert 'task 0 wrote nothing in start 2\n' in lines[2]
+  assert 'the end of task 0 in start 3:\nc\n' in lines[3]
+  assert (job.workdir / 'logs/19-0.log').read_text() == 'a\nc\n'
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+@pytest.mark.parametrize('nodes, tasks', [(2, 1), (6, 2)])
+def test_a_job_of_another_size_than_it_was_submitted_with(
+  job, script, nodes, tasks
+):
+  """Slurm keeps SLURM_NTASKS, here of four nodes, and updates the nodes."""
+  resized = {
+    **_JOB,
+    'SLURM_JOB_NUM_NODES': str(nodes),
+    'SLURM_NTASKS_PER_NODE': str(tasks),
+    'SLURM_NTASKS': str(4 * tasks),
+  }
+  assert job.start(script, resized)[0] == 0
+  options = (
+    f' --nodes={nodes} --ntasks={nodes * tasks} --ntasks-per-node={tasks} '
+  )
+  assert options in job.calls('srun')[-1]
 
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])

@@ -95,6 +95,16 @@ def test_tree_without_splits_is_divided(tmp_path, config):
   moved.rename(tmp_path)
 
 
+def test_files_that_are_left_out_are_named_once(tmp_path, config, caplog):
+  files = [f'a/{i}.jpg' for i in range(12)]
+  _tree(tmp_path, [*files, 'a/x.svg'])
+  for split in ('train', 'validation'):
+    _open(config, 'folder', tmp_path, split)
+  (record,) = caplog.records
+  assert record.levelname == 'WARNING'
+  assert record.getMessage() == f'{tmp_path}: left out 1 .svg (first a/x.svg)'
+
+
 def test_division_stays_as_it_was_published(tmp_path, config):
   """A golden list: a run is only continued on the same split."""
   _tree(tmp_path, [f'a/{i}.jpg' for i in range(12)])
@@ -147,7 +157,7 @@ def test_bad_trees(tmp_path, config):
   empty.mkdir()
   _refused([empty, 'no class folders'], config, 'folder', empty)
   _tree(empty, ['train/a/b.txt'])
-  _refused([empty, 'no examples'], config, 'folder', empty)
+  _refused([empty, 'no images', '1 .txt', 'a/b.txt'], config, 'folder', empty)
   plain = tmp_path / 'plain'
   _tree(plain, ['a/b.jpg'])
   _refused([plain, "'test'", 'train and validation'],

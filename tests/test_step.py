@@ -413,6 +413,25 @@ def test_averages_follow_their_recurrence(x64):
   assert np.abs(params['head']['kernel'] - state.params['head']['kernel']).max()
 
 
+@pytest.mark.parametrize(
+  'decay, step, want',
+  [(0.999, 0, 0.1), (0.999, 1, 2 / 11), (0.999, 8, 0.5), (0.999, 890, 0.99),
+   (0.999, 8989, 0.999), (0.999, 10**6, 0.999), (0.05, 0, 0.05)],
+)  # fmt: skip
+def test_averages_forget_the_start_soon(decay, step, want):
+  found = state_lib.ema_decay(decay, step)
+  np.testing.assert_allclose(found, want, rtol=1e-6)
+  old = {'params': {'w': np.full(3, 8.0)}, 'stats': {'mean': np.ones(2),
+         'count': np.array(3)}}  # fmt: skip
+  state = state_lib.TrainState(np.array(step), None, None, None, old)
+  params, stats = {'w': np.zeros(3)}, {'mean': np.zeros(2), 'count': 7}
+  params, stats = jax.tree.map(jnp.asarray, (params, stats))
+  new = state_lib.averaged(decay, state, params, stats)
+  np.testing.assert_allclose(new['params']['w'], 8 * want, rtol=1e-6)
+  np.testing.assert_allclose(new['stats']['mean'], want, rtol=1e-6)
+  assert new['stats']['count'] == 7  # no average of whole numbers
+
+
 def test_without_averages_the_weights_themselves_are_evaluated():
   config = _config('float32')
   run = Run(config, 1, _small(config))
@@ -445,6 +464,18 @@ def _flagged():
   # Without clipping: a norm of infinity would turn the gradient into NaN.
   config = _config('float32', **{'optimizer.clip_norm': 0.0})
   return Run(config, 4, _small(config))
+
+
+@pytest.mark.parametrize('finite', [(1, 1), (1, 0), (0, 1), (0, 0)])
+def test_one_group_that_is_not_finite_is_flagged(finite):
+  """The numbers of two groups, of 3 and 1 examples, as one line of a run."""
+  # loss, grad_norm, learning_rate, damaged, finite, vote
+  values = np.array(
+    [[2.0, 1.0, 0.5, 4, finite[0], 1], [6.0, 3.0, 0.5, 2, finite[1], 2]]
+  )
+  got = step_lib._joined(jnp.asarray(values), jnp.array([3.0, 1.0]))
+  want = [3.0, 1.5, 0.5, 6, float(finite == (1, 1)), 2]
+  np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize('row', [0, 7, 15])

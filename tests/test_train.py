@@ -470,14 +470,17 @@ def test_a_run_goes_on_without_a_broken_file(tmp_path, photographs, caplog):
     assert sum(name in line for line in lines) == 1
 
 
-def test_too_many_broken_files_end_a_run(tmp_path, photographs):
+def test_too_many_broken_files_end_a_run(tmp_path, photographs, capsys):
   photographs.data.max_damaged = 0.0
+  (tmp_path / 'photographs' / 'train' / 'class_c').mkdir()
   _broken(photographs, 'train', [3])
   with pytest.raises(evaluate.Damaged) as e:
     train.run(photographs, str(tmp_path / 'run'))
   text = str(e.value)
   assert '\n' not in text and 'config.data.max_damaged=0' in text
   assert '/photographs: train' in text
+  line = 'caution  without a training image: 1 of 3 classes, class_c'
+  assert capsys.readouterr().out.splitlines().count(line) == 1
 
 
 @pytest.mark.slow

@@ -147,6 +147,32 @@ def test_what_is_damaged_is_not_used(averaged, tmp_path):
   assert trained.load(str(folder), '8').step == 8
 
 
+@pytest.mark.parametrize(
+  'leaf',
+  ['params/conv1/kernel', 'average/params/head/bias',
+   'average/stats/batch_stats/norm/var', 'step'],
+)  # fmt: skip
+def test_other_values_than_were_saved_are_not_used(averaged, tmp_path, leaf):
+  """Files that Orbax reads without complaint, and one number is another."""
+  folder = tmp_path / 'copy'
+  shutil.copytree(averaged, folder)
+  path = folder / 'checkpoints/12/state'
+  with ocp.StandardCheckpointer() as raw:
+    tree = raw.restore(path)
+    *groups, last = leaf.split('/')
+    place = tree['state']
+    for group in groups:
+      place = place[group]
+    place[last] = np.array(place[last])
+    place[last].flat[-1] += 1
+    shutil.rmtree(path)
+    raw.save(path, tree)
+  words = f'cannot be read whole: .*the bytes of {leaf}/? are not those'
+  with pytest.raises(config_lib.ConfigError, match=words):
+    trained.load(str(folder))
+  assert trained.load(str(folder), '8').step == 8
+
+
 def test_names_of_classes_are_needed(averaged, tmp_path):
   folder = tmp_path / 'copy'
   shutil.copytree(averaged, folder)

@@ -5,6 +5,7 @@ import socket
 
 import jax
 import numpy as np
+from pyarrow import flight
 import pytest
 
 from anp_jax import config as config_lib
@@ -33,6 +34,20 @@ class _Route:
 
   def getsockname(self):
     return '127.0.0.1' if self._to.startswith('127.') else '10.0.0.7', 1234
+
+
+@pytest.mark.parametrize(
+  'shown',
+  ['', 'Bearer', 'Bearer ', 'secret', 'Bearer secre', 'Bearer secret1',
+   'Bearer secreT', 'bearer secret', ' Bearer secret', 'Bearer  secret'],
+)  # fmt: skip
+def test_the_whole_token_is_compared(shown):
+  gate = wire.Gate('secret')
+  gate.start_call(None, {'authorization': ['Bearer secret']})
+  with pytest.raises(flight.FlightUnauthenticatedError, match='wrong token'):
+    gate.start_call(None, {'authorization': [shown]})
+  with pytest.raises(flight.FlightUnauthenticatedError, match='wrong token'):
+    gate.start_call(None, {})
 
 
 @pytest.mark.parametrize('hosts', [0, 2])

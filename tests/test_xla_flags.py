@@ -67,6 +67,40 @@ def test_a_cpu_gets_its_flag():
 
 
 @pytest.mark.parametrize(
+  'environment, devices, threads',
+  [
+    ({}, 1, 3),
+    ({}, 5, 5),
+    ({'NPROC': '2'}, 1, 2),
+    ({'NPROC': '2'}, 4, 4),
+    ({'NPROC': '2', 'PJRT_NPROC': '7'}, 1, 7),
+    ({'NPROC': 'many'}, 1, 3),
+  ],
+)
+def test_threads_are_those_named_or_the_cores_and_one_a_device(
+  monkeypatch, environment, devices, threads
+):
+  monkeypatch.setattr(xla_flags.cores, 'count', lambda: 3)
+  assert xla_flags.cpu_threads(devices, environment) == threads
+
+
+def test_a_run_that_promises_bits_gets_its_threads(config):
+  config.strategy.threads = 6
+  environment = {'JAX_PLATFORMS': 'cpu'}
+  xla_flags.enable_for(config, environment)
+  assert 'NPROC' not in environment
+  config.strategy.name = 'invariant'
+  xla_flags.enable_for(config, environment)
+  assert environment['NPROC'] == '6'
+  for name in ('NPROC', 'PJRT_NPROC'):
+    theirs = {'JAX_PLATFORMS': 'cpu', name: '9'}
+    xla_flags.enable_for(config, theirs)
+    assert {k: theirs.get(k) for k in ('NPROC', 'PJRT_NPROC')} == {
+      'NPROC': None, 'PJRT_NPROC': None, name: '9',
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
   'theirs',
   [f'--{_LATENCY}=false', f'--{_LATENCY}', f'--xla_a=1 --{_LATENCY}=0'],
 )

@@ -47,6 +47,7 @@ class Hub:
   def __init__(
     self, port: int, count: int, token: str, *, rendezvous_timeout: float,
     heartbeat_timeout: float, leave_timeout: float, say=print,
+    clock=time.monotonic, sleep=asyncio.sleep,
   ):  # fmt: skip
     """Opens the port and serves it from a thread of its own.
 
@@ -58,6 +59,8 @@ class Hub:
       heartbeat_timeout: seconds of silence after which a process is lost.
       leave_timeout: seconds until all must have come to the end.
       say: called with a line for people.
+      clock: returns seconds that never run backwards.
+      sleep: waits for seconds of that clock.
 
     Raises:
       OSError: if the port is taken.
@@ -68,6 +71,8 @@ class Hub:
     self._heartbeat_timeout = heartbeat_timeout
     self._leave_timeout = leave_timeout
     self._say = say
+    self._clock = clock
+    self._sleep = sleep
     self._members: dict[int, _Member] = {}
     self._running = False
     self._ended = None  # what all were told
@@ -89,11 +94,11 @@ class Hub:
 
   async def _serve(self):
     await asyncio.start_server(self._meet, sock=self._socket, limit=_MOST)
-    start = said = time.monotonic()
+    start = said = self._clock()
     while True:
-      before = time.monotonic()
-      await asyncio.sleep(PULSE)
-      now = time.monotonic()
+      before = self._clock()
+      await self._sleep(PULSE)
+      now = self._clock()
       # While this process was itself stopped, or a library held its
       # interpreter, nobody could be heard.
       for member in self._members.values():
@@ -130,12 +135,12 @@ class Hub:
           self._end(BAD_INPUT, problem)
         await writer.drain()
         return
-      member = _Member(card, writer, time.monotonic())
+      member = _Member(card, writer, self._clock())
       self._members[card['index']] = member
       if len(self._members) == self._count:
         self._begin()
       async for line in reader:
-        member.heard = time.monotonic()
+        member.heard = self._clock()
         self._read(member, json.loads(line))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
       pass  # not one of ours, or its connection broke
@@ -178,7 +183,7 @@ class Hub:
     hosts = [card['host'] for card in shown]
     self._running = True
     for index, member in self._members.items():
-      member.heard = time.monotonic()
+      member.heard = self._clock()
       _send(
         member.writer,
         {'go': {'port': port, 'devices': taken[index], 'hosts': hosts}},
@@ -206,7 +211,7 @@ class Hub:
     values = self._gathered.setdefault(name, {})
     values[member.card['index']] = value
     if name == LEAVE and not self._leaving_since:
-      self._leaving_since = time.monotonic()
+      self._leaving_since = self._clock()
     if len(values) == self._count:
       del self._gathered[name]
       if name == LEAVE:
@@ -295,7 +300,7 @@ class Hub:
 
   def _later(self, seconds, call, *arguments):
     async def wait():
-      await asyncio.sleep(seconds)
+      await self._sleep(seconds)
       call(*arguments)
 
     task = asyncio.ensure_future(wait())

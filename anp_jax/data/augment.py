@@ -15,6 +15,7 @@ from anp_jax.data import order
 _STREAM = 1
 _DRAWS = 5
 MAX_HALVINGS = 3  # of an image's scale, by a JPEG decoder
+RESAMPLED = ('bilinear', 'bicubic')  # of config.data.decode: Pillow's filters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +88,29 @@ def eval_views(config, sizes: np.ndarray) -> Views:
     sizes: (n, 2) height and width of the decoded images.
 
   Returns:
-    Views, none of them flipped.
+    Views, none of them flipped; of whole pixels but where decode is bilinear
+    or bicubic, which resample from any box.
   """
+  if config.data.decode in RESAMPLED:
+    return _eval_views_of_resampled(config.data, np.asarray(sizes))
   sizes = np.asarray(sizes, np.float64)
   side = np.round(sizes.min(1) * config.data.image_size / config.data.resize)
   sides = np.maximum(np.stack([side, side], 1), 1)
   corners = np.floor((sizes - sides) / 2)
   boxes = np.concatenate([corners, sides], 1)
+  return Views(boxes, np.zeros(len(boxes), bool))
+
+
+def _eval_views_of_resampled(d, sizes):
+  """The box that torchvision and transformers cut out, by their roundings.
+
+  They bring the whole image to whole pixels, the longer side rounded down, and
+  cut the centre out of that.
+  """
+  resized = d.resize * sizes // sizes.min(1, keepdims=True)
+  scales = sizes / resized
+  corners = (resized - d.image_size) // 2 * scales
+  boxes = np.concatenate([corners, d.image_size * scales], 1)
   return Views(boxes, np.zeros(len(boxes), bool))
 
 

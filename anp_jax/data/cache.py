@@ -15,7 +15,7 @@ def wrap(source, config):
   budget = int(d.cache_gigabytes * 2**30)
   if d.cache == 'encoded':
     return Encoded(source, budget)
-  return Decoded(source, budget, d.resize)
+  return Decoded(source, budget, d.resize, d.max_megapixels)
 
 
 class Encoded:
@@ -74,10 +74,10 @@ class Decoded(Encoded):
 
   kind = 'pixels'
 
-  def __init__(self, source, budget: int, shorter: int):
+  def __init__(self, source, budget: int, shorter: int, max_megapixels: float):
     """Wraps a source of kind 'encoded'; `shorter` in pixels."""
     super().__init__(source, budget)
-    self._shorter = shorter
+    self._shorter, self._max_megapixels = shorter, max_megapixels
 
   def _prepared(self, image):
-    return decode_pillow.shrunk(image, self._shorter)
+    return decode_pillow.shrunk(image, self._shorter, self._max_megapixels)

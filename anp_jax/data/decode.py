@@ -64,6 +64,7 @@ class _Graph:
     self._side = plan.config.data.image_size
     self._beside = {}  # labels and weights by step
     self._exact = plan.config.data.decode == 'exact'
+    self._max_megapixels = plan.config.data.max_megapixels
 
   def iterator(self, start):
     """A tf.data iterator over the images of batches from step `start` on."""
@@ -126,6 +127,8 @@ class _Graph:
   def _views(self, positions, files):
     """(n, 9) int32: box, columns around, decoder, whether to shrink, flip."""
     sizes = np.array([image_bytes.size(file) for file in files])
+    for height, width in sizes.tolist():
+      image_bytes.check_pixels(height, width, self._max_megapixels)
     views = self._plan.views(positions, sizes)
     boxes = views.boxes.astype(np.int32)
     halvings = np.zeros(len(boxes), np.int32)

@@ -5,7 +5,6 @@ follows are TensorFlow's float32 operations in their order, in NumPy.
 """
 
 from collections.abc import Callable
-import io
 import warnings
 
 import numpy as np
@@ -13,11 +12,13 @@ from PIL import Image
 
 from anp_jax.data import augment
 from anp_jax.data import colours
+from anp_jax.data import image_bytes
+from anp_jax.data import images
 from anp_jax.data import orientation
 
 _JPEG = b'\xff\xd8\xff'
 # Sources whose examples are no files: they are cut by Pillow.
-_PIXELS = ('arrays', 'digits')
+ARRAYS = ('arrays', 'digits')
 
 
 def reader(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
@@ -33,30 +34,31 @@ def reader(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
     what is no whole image.
   """
   d = config.data
-  kept = d.cache == 'decoded' and d.source not in _PIXELS
+  kept = is_shrunk(config)
+
+  def seen(image, is_jpeg):
+    turn = orientation.turn(image) if upright else None
+    if kept:
+      return _cut(config, _shrunk(image, d.resize, turn))
+    if d.source in ARRAYS:
+      return _cut(config, np.asarray(_turned(colours.rgb(image), turn)))
+    if d.decode in augment.RESAMPLED:
+      return _cut(config, np.asarray(_turned(_rgb(image, is_jpeg), turn)))
+    return _view(config, image, is_jpeg, turn)
 
   def read(file):
-    try:
-      with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        with Image.open(io.BytesIO(file)) as image:
-          turn = orientation.turn(image) if upright else None
-          if kept:
-            return _cut(config, _shrunk(image, d.resize, turn))
-          if d.source in _PIXELS:
-            return _cut(config, np.asarray(_turned(colours.rgb(image), turn)))
-          return _view(config, image, file.startswith(_JPEG), turn)
-    except Image.UnidentifiedImageError:
-      # Its text has an address of memory.
-      raise ValueError('not an image that Pillow knows') from None
-    except Exception as e:  # whatever a decoder raises
-      text = ' '.join(str(e).split()) or type(e).__name__
-      raise ValueError(text) from e
+    is_jpeg = file.startswith(_JPEG)
+    return _opened(file, d.max_megapixels, lambda image: seen(image, is_jpeg))
 
   return read
 
 
-def shrunk(file: bytes, shorter: int) -> np.ndarray:
+def is_shrunk(config) -> bool:
+  """Whether views are cut out of what config.data.cache='decoded' keeps."""
+  return config.data.cache == 'decoded' and config.data.source not in ARRAYS
+
+
+def shrunk(file: bytes, shorter: int, max_megapixels: float) -> np.ndarray:
   """An image, its shorter side brought down to a length.
 
   A JPEG is decoded at 1/2 to 1/8 of its scale where twice the length is left.
@@ -64,18 +66,41 @@ def shrunk(file: bytes, shorter: int) -> np.ndarray:
   Args:
     file: of any format that Pillow reads.
     shorter: pixels; a smaller image stays as it is.
+    max_megapixels: million pixels that the file may have.
 
   Returns:
     (height, width, 3) uint8.
+
+  Raises:
+    TooLarge: if it has more pixels.
   """
-  with Image.open(io.BytesIO(file)) as image:
+  with images.open_image(file, max_megapixels) as image:
     return _shrunk(image, shorter, None)
 
 
+def whole(file: bytes, max_megapixels: float) -> np.ndarray:
+  """An image file as (height, width, 3) uint8; ValueError for what is none."""
+  is_jpeg = file.startswith(_JPEG)
+  return np.asarray(
+    _opened(file, max_megapixels, lambda image: _rgb(image, is_jpeg))
+  )
+
+
 def cut(
-  image: np.ndarray, box: np.ndarray, flip: bool, side: int
+  image: np.ndarray, box: np.ndarray, flip: bool, side: int, decode: str
 ) -> np.ndarray:
-  """One view of (height, width, 3) uint8 as (side, side, 3) uint8."""
+  """One view of (height, width, 3) uint8 as (side, side, 3) uint8.
+
+  Args:
+    image: whole.
+    box: top, left, height, width, as from `augment`.
+    flip: whether it is mirrored left to right.
+    side: of the result, pixels.
+    decode: as config.data.decode; its filters see what lies beyond the box.
+  """
+  if decode in augment.RESAMPLED:
+    image = _resampled(Image.fromarray(image), box, side, decode)
+    return image[:, ::-1] if flip else image
   top, left, height, width = (int(v) for v in box)
   image = np.asarray(image)[top : top + height, left : left + width]
   if image.shape[:2] != (side, side):
@@ -127,6 +152,26 @@ def triangle(image: np.ndarray, side: int) -> np.ndarray:
   return _gathered(columns, *_triangle_shares(width, side)).transpose(1, 0, 2)
 
 
+def _opened(file, max_megapixels, use):
+  """What `use` makes of the image; ValueError in one line where it cannot."""
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')
+      with images.open_image(file, max_megapixels) as image:
+        return use(image)
+  except Image.UnidentifiedImageError:
+    # Its text has an address of memory.
+    text = 'not an image that Pillow knows'
+    if image_bytes.sniff(file) == 'HEIF' and not images.has_heif():
+      text = 'HEIC, which takes pillow-heif (pip install pillow-heif)'
+    raise ValueError(text) from None
+  except MemoryError:  # no fault of the file's
+    raise
+  except Exception as e:  # whatever a decoder raises
+    text = ' '.join(str(e).split()) or type(e).__name__
+    raise ValueError(text) from e
+
+
 def _view(config, image, is_jpeg, turn):
   """See `decode._Graph`, whose operations these are."""
   d = config.data
@@ -151,6 +196,16 @@ def _view(config, image, is_jpeg, turn):
   return (result + np.float32(0.5)).astype(np.uint8)
 
 
+def _resampled(image, box, side, decode):
+  """As transformers' and torchvision's resize and crop, but for roundings."""
+  (top, left), ends = box[:2], box[:2] + box[2:]
+  # A product's last bit must not put it beyond the image.
+  bottom, right = np.minimum(ends, image.size[::-1])
+  return np.asarray(image.resize(
+    (side, side), Image.Resampling[decode.upper()], (left, top, right, bottom)
+  ))  # fmt: skip
+
+
 def _rgb(image, is_jpeg):
   if not is_jpeg or image.mode != 'CMYK':
     return colours.rgb(image)
@@ -166,7 +221,10 @@ def _rgb(image, is_jpeg):
 
 def _cut(config, image):
   views = augment.eval_views(config, np.array([image.shape[:2]]))
-  return cut(image, views.boxes[0], views.flips[0], config.data.image_size)
+  return cut(
+    image, views.boxes[0], views.flips[0], config.data.image_size,
+    config.data.decode,
+  )  # fmt: skip
 
 
 def _shrunk(image, shorter, turn):

@@ -31,13 +31,18 @@ class Feed:
     waited: seconds the reader has spent waiting, in all.
   """
 
-  def __init__(self, batches: Iterator[dict], depth: int):
+  def __init__(
+    self, batches: Iterator[dict], depth: int,
+    clock: Callable[[], float] = time.monotonic,
+  ):  # fmt: skip
     """Starts to read ahead.
 
     Args:
       batches: of device arrays; may block, may raise.
       depth: batches that may wait on the device.
+      clock: returns seconds that never run backwards.
     """
+    self._clock = clock
     self.waited = 0.0
     self._queue = queue.Queue(depth)
     self._end = None  # what every further read raises
@@ -54,9 +59,9 @@ class Feed:
   def __next__(self) -> dict:
     """The next batch; raises what the reading thread raised."""
     if self._end is None:
-      start = time.monotonic()
+      start = self._clock()
       item = self._queue.get()
-      self.waited += time.monotonic() - start
+      self.waited += self._clock() - start
       if not isinstance(item, BaseException):
         return item
       self._end = item
@@ -164,7 +169,10 @@ def synthetic(
   steps: int | None, size: int, vote: Callable[[], int] = int,
   where: Callable | None = None,
 ) -> Iterator[dict]:  # fmt: skip
-  """Random batches made on the device, a pure function of (seed, step).
+  """Random batches made on the device, a pure function of the seed.
+
+  Of training, also of the step and the row. Of evaluation, of the position in
+  the split: its examples are the same in batches of any size.
 
   Args:
     config: the run's config.
@@ -205,14 +213,17 @@ def synthetic(
     if count == steps:
       return
     step, shown = where(count) if where else (count, rows)
-    seeds = np.array([config.seed, step, steps is None], np.uint64)
+    is_training = steps is None
+    drawn = shown if is_training else step * batch_size + rows
+    seeds = np.array([config.seed, step * is_training, is_training], np.uint64)
     word = order.mix(order.mix(order.mix(seeds[:1]) + seeds[1]) + seeds[2])
     weight = np.ones(len(rows), np.float32)
-    if steps is not None:
-      weight = (step * batch_size + rows < size).astype(np.float32)
+    if not is_training:
+      weight = (drawn < size).astype(np.float32)
     host = {
       'weight': weight,
       'row': shown.astype(np.int32),
+      'drawn': drawn.astype(np.int32),
       'vote': np.full(len(rows), vote(), np.int32),
     }
     batch = place(host, sharding, rows, batch_size)
@@ -220,7 +231,7 @@ def synthetic(
     # would meet those of the main thread in another order on each of them.
     parts = [
       make(jax.device_put(word.view(np.uint32), part.device), part.data)
-      for part in batch['row'].addressable_shards
+      for part in batch.pop('drawn').addressable_shards
     ]
     images, labels = zip(*parts)
     yield batch | {'image': joined(images), 'label': joined(labels)}

@@ -28,18 +28,55 @@ _MAGIC = (
 # end.
 _MARKER = re.compile(rb'\xff[^\x00\xd0-\xd7\xff]')
 _TRAINING_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP')
+_HEIF_BRANDS = (
+  b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1',
+)  # fmt: skip
+
+
+class TooLarge(ValueError):
+  """An image of more pixels than may be decoded.
+
+  Attributes:
+    height: in pixels.
+    width: in pixels.
+  """
+
+  def __init__(self, height: int, width: int, max_megapixels: float):
+    super().__init__(
+      f'large: {width} x {height} pixels, above max_megapixels='
+      f'{max_megapixels:g}'
+    )
+    self.height, self.width = height, width
 
 
 def sniff(data: bytes) -> str:
   """The format that a file's first bytes announce, '' for none we know."""
   if data[:4] == b'RIFF' and data[8:12] == b'WEBP':
     return 'WEBP'
-  if data[4:8] == b'ftyp' and data[8:12] in (b'avif', b'avis'):
-    return 'AVIF'
+  if data[4:8] == b'ftyp':
+    # Where the first brand says only that it is an image, others tell more.
+    brands = data[8 : int.from_bytes(data[:4], 'big')]
+    if data[8:12] in (b'avif', b'avis') or (
+      data[8:12] in (b'mif1', b'msf1') and b'avif' in brands
+    ):
+      return 'AVIF'
+    if data[8:12] in _HEIF_BRANDS:
+      return 'HEIF'
   for magic, name in _MAGIC:
     if data.startswith(magic):
       return name
   return ''
+
+
+def is_large(height: int, width: int, max_megapixels: float) -> bool:
+  """Whether an image has more pixels than may be decoded."""
+  return height * width > max_megapixels * 1e6
+
+
+def check_pixels(height: int, width: int, max_megapixels: float) -> None:
+  """Raises TooLarge where `is_large`."""
+  if is_large(height, width, max_megapixels):
+    raise TooLarge(height, width, max_megapixels)
 
 
 def size(data: bytes) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from absl import logging
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.data import images
+from anp_jax.data import left_out as left_out_lib
 from anp_jax.data import vocabulary
 
 SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
@@ -16,7 +18,13 @@ CONVERTIBLE = ('.webp', '.tif', '.tiff', '.avif', '.jp2', '.ppm', '.pgm')
 # Share of a tree without splits that is used for training.
 _TRAIN_SHARE = 0.8
 _ALL = '.'  # the split that is all of a tree without splits
-_USUAL_SPLITS = ('train', 'validation', 'val', 'test')
+# Names that folders of splits go by, in any case; one row is one split.
+_SPLITS = (
+  ('train', 'training'),
+  ('validation', 'valid', 'val'),
+  ('test', 'testing'),
+)
+_DEEPER, _OUTSIDE = 'in deeper folders', 'outside of class folders'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +37,7 @@ class Listing:
     labels: (n,) int32, class of each file.
     vocabulary: of the labels.
     name: what messages call the split.
+    left_out: a line about files of the tree that are in no split; '': none.
   """
 
   root: str
@@ -36,6 +45,12 @@ class Listing:
   labels: np.ndarray
   vocabulary: vocabulary.Vocabulary
   name: str
+  left_out: str = ''
+
+
+def convertible() -> tuple[str, ...]:
+  """Suffixes that training cannot decode, and Pillow can here."""
+  return CONVERTIBLE + images.HEIF_SUFFIXES * images.has_heif()
 
 
 def find(
@@ -45,9 +60,11 @@ def find(
   """The files of a split.
 
   A tree has a folder for each class: ROOT/SPLIT/CLASS/image, ROOT/CLASS/image.
-  One without splits is divided into train and validation by a hash of each
-  file's CLASS/NAME, about 80 to 20 in every class. No file's side depends on
-  other files, so one that is added moves none. The split '.' is all of it.
+  The split's folder may be in any case, or go by another of its usual names
+  (training, val, valid, testing). A tree without splits is divided into train
+  and validation by a hash of each file's CLASS/NAME, about 80 to 20 in every
+  class. No file's side depends on other files, so one that is added moves none.
+  The split '.' is all of it.
 
   A split file has a line for each image: its path below ROOT, then the class's
   id, or the ids of the pair, the noun and the adjective; single spaces. The
@@ -79,15 +96,19 @@ def find(
 def _from_tree(root, split, known, beside, suffixes):
   base, divided = _base(root, split)
   folders = _class_folders(base)
+  left_out = left_out_lib.LeftOut()
+  for file in _images(base):
+    left_out.add(file, _OUTSIDE)
   if not folders:
-    raise config_lib.ConfigError(f'{base} has no class folders')
+    raise config_lib.ConfigError(
+      f'{base} has no class folders' + _shape(root, base, suffixes, left_out)
+    )
   if known is None:
     names = set(folders)
     for other in beside:
-      if not other.endswith('.txt') and os.path.isdir(
-        os.path.join(root, other)
-      ):
-        names.update(_class_folders(os.path.join(root, other)))
+      folder = '' if other.endswith('.txt') else _split_folder(root, other)
+      if folder:
+        names.update(_class_folders(folder))
     known = vocabulary.Vocabulary(tuple(sorted(names)))
   present = set(folders)
   if present.isdisjoint(known.names):
@@ -102,46 +123,102 @@ def _from_tree(root, split, known, beside, suffixes):
       '%s: %d of %d folders are no listed class and are left out, such as %s',
       base, len(ignored), len(folders), min(ignored),
     )  # fmt: skip
-  files, labels, unread = [], [], 0
+  files, labels, total = [], [], 0
   for label, name in enumerate(known.names):
     if name not in present:
       continue
-    found = _image_files(os.path.join(base, name), (*suffixes, *CONVERTIBLE))
-    for file in found:
-      if not file.lower().endswith(suffixes):
-        unread += 1
-        continue
+    for file in _class_files(base, name, suffixes, left_out):
+      total += 1
       inside = f'{name}/{file}'
       if divided or (_in_train(inside) == (split == 'train')):
         files.append(inside)
         labels.append(label)
-  if unread:
-    logging.warning(
-      '%s: %d files are left out that training cannot decode (%s); prepare '
-      'converts them, see docs/data.md', base, unread, ', '.join(CONVERTIBLE),
-    )  # fmt: skip
+  if total and not files:
+    raise config_lib.ConfigError(
+      f'{root}: {split} has no examples: none of its images ({total:,}) falls '
+      f'to {split} by its hash; give each split a folder of its own'
+    )
+  if not files:
+    raise config_lib.ConfigError(
+      f'{base} has no images in its class folders'
+      + _shape(root, base, suffixes, left_out)
+    )
+  text = left_out.text(_hints(suffixes))
   return Listing(
-    base, tuple(files), np.array(labels, np.int32), known, f'{root}: {split}'
-  )
+    base, tuple(files), np.array(labels, np.int32), known, f'{root}: {split}',
+    text and f'{base}: left out {text}',
+  )  # fmt: skip
+
+
+def _shape(root, base, suffixes, left_out):
+  """What a tree has that has no images in class folders, and should have."""
+  text = f'; left out {left_out.text(_hints(suffixes))}' if left_out else ''
+  text += f'; expected {root}/CLASS/IMAGE or {root}/SPLIT/CLASS/IMAGE'
+  first = next(_images(base, below=True), '').split(os.sep)
+  if base == root and len(first) == 3:
+    text += f'; is config.data.path={os.path.join(root, first[0])} meant?'
+  return text
+
+
+def _hints(suffixes):
+  """What can be done about files that are left out, by suffix."""
+  hints = left_out_lib.heif_hints()
+  for suffix in convertible():
+    if suffix not in suffixes:
+      hints[suffix] = 'prepare converts them'
+  return hints
+
+
+def split_folders(root: str) -> list[str]:
+  """Names of the folders in a tree that go by the name of a split."""
+  usual = [name for names in _SPLITS for name in names]
+  folders = [f for f in _class_folders(root) if f.casefold() in usual]
+  return sorted(folders, key=lambda f: usual.index(f.casefold()))
+
+
+def _split_folder(root, split):
+  """The folder of a split of a tree; '' if there is none."""
+  if os.path.isdir(os.path.join(root, split)):
+    return os.path.join(root, split)
+  name = split.casefold()
+  usual = next((names for names in _SPLITS if name in names), ())
+  folders = [
+    f for f in _class_folders(root) if f.casefold() in (name, *usual)
+  ]  # fmt: skip
+  same = [f for f in folders if f.casefold() == name]
+  folders = same or folders
+  if len(folders) > 1:
+    raise config_lib.ConfigError(
+      f'{root} has no split {split!r}, but {" and ".join(folders)}; set '
+      'config.data.train_split and config.data.eval_split'
+    )
+  return os.path.join(root, folders[0]) if folders else ''
 
 
 def _base(root, split):
   """The folder of the class folders, and whether it is one split's own."""
-  base = root if split == _ALL else os.path.join(root, split)
-  if os.path.isdir(base):
+  base = root if split == _ALL else _split_folder(root, split)
+  if base:
     return base, True
-  others = [
-    name for name in _USUAL_SPLITS if os.path.isdir(os.path.join(root, name))
-  ]
+  others = split_folders(root)
   if others:
-    raise config_lib.ConfigError(
+    text = (
       f'{root} has no split {split!r} (it has {", ".join(others)}); set '
       'config.data.train_split and config.data.eval_split'
     )
+    if len(others) == 1:
+      text += (
+        f', or config.data.path={os.path.join(root, others[0])} to have '
+        'that divided into train and validation'
+      )
+    elif others[0].casefold() in _SPLITS[0]:
+      text += f', as in config.data.eval_split={others[-1]}'
+    raise config_lib.ConfigError(text)
   if split not in ('train', 'validation'):
     raise config_lib.ConfigError(
       f'{root} has no split {split!r}; a tree of classes without splits '
-      'is divided into train and validation'
+      'is divided into train and validation: set config.data.train_split and '
+      'config.data.eval_split to these'
     )
   return root, False
 
@@ -308,13 +385,33 @@ def _class_folders(folder):
     raise config_lib.ConfigError(f'{folder}: {e.strerror}') from e
 
 
-def _image_files(folder, suffixes):
-  # macOS leaves a hidden ._NAME.jpg, no image, beside each file it copies.
-  return sorted(
-    e.name
-    for e in os.scandir(folder)
-    if e.name.lower().endswith(suffixes) and not e.name.startswith('.')
-  )
+def _class_files(base, name, suffixes, left_out):
+  """Names of a class's files; counts what else its folder has."""
+  files = []
+  folder = os.path.join(base, name)
+  for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+    # macOS leaves a hidden ._NAME.jpg, no image, beside each file it copies.
+    if entry.name.startswith('.'):
+      continue
+    # By name first: of a link, is_dir() would ask the file system.
+    if entry.name.lower().endswith(suffixes):
+      files.append(entry.name)
+    elif entry.is_dir():
+      for file in _images(entry.path, below=True):
+        left_out.add(os.path.join(name, entry.name, file), _DEEPER)
+    else:
+      left_out.add(os.path.join(name, entry.name))
+  return files
+
+
+def _images(folder, below=False):
+  """Yields the image files in a folder, or also below it, by suffix."""
+  suffixes = SUFFIXES + CONVERTIBLE + images.HEIF_SUFFIXES
+  for place, folders, names in os.walk(folder):
+    folders[:] = sorted(f for f in folders if below and not f.startswith('.'))
+    for name in sorted(names):
+      if name.lower().endswith(suffixes) and not name.startswith('.'):
+        yield os.path.relpath(os.path.join(place, name), folder)
 
 
 def _in_train(path):

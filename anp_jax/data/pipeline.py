@@ -110,25 +110,30 @@ def batches(
     def one_by_one(step, decode):
       return _one_by_one(source, plan, registry, pool, step, decode)
 
-    if source.kind == 'encoded':
+    resampled = plan.config.data.decode in augment.RESAMPLED
+    if source.kind == 'encoded' and not resampled:
       made = decode_lib.batches(source, plan, registry, one_by_one, threads)
     else:
-      made = _pixels(plan, one_by_one)
+      made = _pixels(source.kind, plan, one_by_one)
     for count, (image, label, weight) in enumerate(made, plan.start):
       rows = plan.where(count)[1].astype(np.int32)
       yield {'image': image, 'label': label, 'weight': weight, 'row': rows}
 
 
-def _pixels(plan, one_by_one):
-  """Arrays cut and resized by Pillow; no TensorFlow."""
+def _pixels(kind, plan, one_by_one):
+  """Arrays, or files, cut and resized by Pillow; no TensorFlow."""
   steps = itertools.count(plan.start)
   if plan.steps is not None:
     steps = range(plan.start, plan.steps)
-  side = plan.config.data.image_size
+  d = plan.config.data
 
   def decode(image, position):
+    if kind == 'encoded':
+      image = decode_pillow.whole(image, d.max_megapixels)
     views = plan.views(np.array([position]), np.array([image.shape[:2]]))
-    return decode_pillow.cut(image, views.boxes[0], views.flips[0], side)
+    return decode_pillow.cut(
+      image, views.boxes[0], views.flips[0], d.image_size, d.decode
+    )
 
   for step in steps:
     yield one_by_one(step, decode)

@@ -5,10 +5,12 @@ index. Encoded images are decoded by TensorFlow in `decode.py`; pixels need no
 TensorFlow; synthetic examples are made on the device.
 """
 
+import functools
 import os
 import shlex
 from typing import Protocol
 
+from absl import logging
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -85,7 +87,9 @@ def open_source(config, training: bool) -> Source:
   elif d.source == 'digits':
     source = digits.Digits(split)
   elif d.source == 'folder':
-    source = Folder(listing.find(d.path, split, d.lists, beside=(other,)))
+    files = listing.find(d.path, split, d.lists, beside=(other,))
+    _warn_once(files.left_out)
+    source = Folder(files)
   else:
     source = _tfds_source(config, split)
   if not len(source):
@@ -93,6 +97,13 @@ def open_source(config, training: bool) -> Source:
   if training:
     source = subset.wrap(source, config)
   return cache.wrap(source, config)
+
+
+@functools.cache
+def _warn_once(text):
+  """Two splits of one tree leave out the same files."""
+  if text:
+    logging.warning('%s', text)
 
 
 def prepared(name: str, directory: str):

@@ -96,7 +96,10 @@ def evaluation_batch(config, examples: int, devices: int) -> int:
     devices: over all processes.
 
   Returns:
-    A multiple of the devices, no longer than the split needs.
+    A multiple of what is computed by itself: the devices' parts, or the
+    logical shards. No longer than the split needs.
   """
+  is_invariant = config.strategy.name == 'invariant'
+  parts = config.strategy.logical_shards if is_invariant else devices
   size = min(config.eval.batch_size, examples)
-  return -(-size // devices) * devices
+  return -(-size // parts) * parts

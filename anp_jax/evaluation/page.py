@@ -69,9 +69,12 @@ def text(said: dict, results) -> str:
     said: what scores.json holds.
     results: `results.Results`.
   """
+  what = f'Checkpoint of step {said["step"]}'
+  if said.get('weights'):
+    what = f'Weights of {_plain(said["weights"])}'
   parts = [
     f'# {_plain(said["data"])}',
-    f'Checkpoint of step {said["step"]}, {said["scores"]["examples"]:,} images'
+    f'{what}, {said["scores"]["examples"]:,} images'
     + (f', {said["damaged"]:,} of which could not be read'
        if said['damaged'] else ''),
     _table(('', ''), lines(said['scores'])),

@@ -18,6 +18,7 @@ from anp_jax import evaluate
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import report
+from anp_jax import state as state_lib
 from anp_jax import strategies
 from anp_jax import summary
 from anp_jax import workdir as workdir_lib
@@ -27,6 +28,7 @@ from anp_jax.data import stream as stream_lib
 from anp_jax.evaluation import files
 from anp_jax.evaluation import page
 from anp_jax.evaluation import results as results_lib
+from anp_jax.weights import start
 
 _SAME_DATA = ('data.source', 'data.path', 'data.lists', 'data.dir')
 # What an image is to the network, beside which part of it is seen.
@@ -44,7 +46,8 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
 
   Args:
     config: of the run; its data may be any others with classes of the run.
-    workdir: of the run.
+    workdir: of the run; where it has no checkpoint, the weights that
+      config.init names are scored.
     which: checkpoint: 'newest', 'best' or a step.
     processes: of the evaluation.
     output: folder for what is written; '': WORKDIR/evaluation/STEP-SPLIT.
@@ -58,16 +61,26 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   """
   processes.check_shared(workdir)
   compile_cache.enable(config)
-  if not workdir_lib.has_checkpoints(workdir):
+  untrained = not workdir_lib.has_checkpoints(workdir)
+  if untrained and not config.init['from']:
     raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
+  began = workdir_lib.saved_config(workdir).get('init.from', '')
+  if not untrained and config.init['from'] not in ('', began):
+    raise config_lib.ConfigError(
+      f'config.init.from={config.init["from"]!r} would not be scored: '
+      f'{workdir} has checkpoints of its own; choose another --workdir'
+    )
   mesh = mesh_lib.create(config, hosts=processes.hosts)
+  strategies.check_bits(config, mesh)
   batch_size = workdir_lib.batch_size(
     config, workdir, mesh_lib.batch_devices(mesh)
   )
-  known = workdir_lib.labels(workdir)
-  source = relabelled.relabelled(
-    sources.open_source(config, training=False), known
-  )
+  source = sources.open_source(config, training=False)
+  if untrained:
+    known = start.vocabulary(config, source.vocabulary)
+  else:
+    known = workdir_lib.labels(workdir)
+  source = relabelled.relabelled(source, known)
   objective = objective_lib.create(known, config)
   # Of a run that nothing is trained of, no schedule matters.
   still = config.copy_and_resolve_references()
@@ -76,14 +89,22 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
     still, mesh, objective, batch_size, 1, workdir, processes, training=False
   )
   parts = assembly.create(planned, mesh, objective, batch_size, 1)
-  checkpoints = checkpoint_lib.Checkpoints(
-    workdir, config, None, parts.like, processes.gather
-  )
-  restored = checkpoints.restore(which)
-  checkpoints.close()
-  if restored is None:
-    raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
-  state, step = restored
+  if untrained:
+    weights, lines = start.given(
+      config, parts, objective, known, gather=processes.gather, whole=True
+    )
+    state, step = state_lib.create(parts.init, parts.like, weights), 0
+    if jax.process_index() == 0:
+      print('\n'.join([*lines, _network_line(config)]))
+  else:
+    checkpoints = checkpoint_lib.Checkpoints(
+      workdir, config, None, parts.like, processes.gather
+    )
+    restored = checkpoints.restore(which)
+    checkpoints.close()
+    if restored is None:
+      raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
+    state, step = restored
   folder = os.path.expanduser(output) or os.path.join(
     workdir, page.FOLDER, _name(config, workdir, step)
   )
@@ -101,9 +122,10 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   if jax.process_index() == 0:
     processes.beat('writing', step)
     results = _results(config, workdir, source, rows)
-    summary.print_scores(step, scores | results.scores())
+    origin = config.init['from'] if untrained else ''
+    summary.print_scores(step, scores | results.scores(), origin)
     try:
-      _write(folder, config, source, results, scores, step)
+      _write(folder, config, source, results, scores, step, origin)
       print(f'evaluation: {os.path.join(folder, page.PAGE)}')
       if report.again(workdir, folder):
         print(f'report: {report.path(workdir)}')
@@ -183,6 +205,14 @@ def _other_pixels(config, workdir):
       yield f'config.{key} is {have[key]!r}, and was {was!r} in training'
 
 
+def _network_line(config):
+  d, m = config.data, config.model
+  return (
+    f'model    {m.name}; images of {d.image_size} pixels out of {d.resize}, '
+    f'{d.decode}, mean {tuple(d.mean)}, std {tuple(d.std)}'
+  )
+
+
 def _results(config, workdir, source, rows):
   known = source.vocabulary
   return results_lib.Results(
@@ -191,10 +221,11 @@ def _results(config, workdir, source, rows):
   )  # fmt: skip
 
 
-def _write(folder, config, source, results, scores, step):
-  """The folder of an evaluation."""
+def _write(folder, config, source, results, scores, step, origin=''):
+  """The folder of an evaluation; origin: of weights that nothing trained."""
   files.write(folder, config, source, results, {
     'step': step,
+    'weights': origin,
     'data': source.name,
     'damaged': len(source) - scores['examples'],
     'scores': {

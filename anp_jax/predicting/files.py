@@ -15,10 +15,10 @@ import stat
 
 import numpy as np
 
+from anp_jax.data import left_out as left_out_lib
 from anp_jax.data import listing
 
 STDIN = '-'
-_SUFFIXES = listing.SUFFIXES + listing.CONVERTIBLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,9 @@ class Batch:
 
 
 def find(
-  paths: Iterable[str], lines: Iterable[bytes] = ()
+  paths: Iterable[str],
+  lines: Iterable[bytes] = (),
+  left_out: left_out_lib.LeftOut | None = None,
 ) -> Iterator[tuple[str, str]]:
   """Files, in the order of the paths.
 
@@ -48,19 +50,22 @@ def find(
   Args:
     paths: files, folders, and '-' for the paths in `lines`.
     lines: one path each, in the system's encoding; empty ones do not count.
+    left_out: counts the files of folders that are left out by suffix.
 
   Yields:
     (path, fault): what a folder cannot be searched for; '' for a file, which
     may yet turn out to be none.
   """
+  if left_out is None:
+    left_out = left_out_lib.LeftOut()
   for path in paths:
     if path != STDIN:
-      yield from _below(path)
+      yield from _below(path, left_out)
       continue
     for line in lines:
       path = os.fsdecode(line.rstrip(b'\r\n'))
       if path:
-        yield from _below(path)
+        yield from _below(path, left_out)
 
 
 def batches(
@@ -113,26 +118,32 @@ def _empty(size, side):
   return Batch([], np.zeros((size, side, side, 3), np.uint8), [])
 
 
-def _below(path):
+def _below(path, left_out):
   if not os.path.isdir(path):
     yield path, ''
     return
   some = False
-  for item in _walk(path):
+  for item in _walk(path, left_out):
     some = True
     yield item
   if not some:
     yield path, 'a folder without image files'
 
 
-def _walk(folder):
+def _walk(folder, left_out):
   faults = []
+  suffixes = listing.SUFFIXES + listing.convertible()
   for place, folders, names in os.walk(folder, onerror=faults.append):
     folders[:] = sorted(name for name in folders if not name.startswith('.'))
     for name in sorted(names):
       # macOS leaves a hidden ._NAME.jpg, no image, beside each file it copies.
-      if name.lower().endswith(_SUFFIXES) and not name.startswith('.'):
-        yield os.path.join(place, name), ''
+      if name.startswith('.'):
+        continue
+      path = os.path.join(place, name)
+      if name.lower().endswith(suffixes):
+        yield path, ''
+      else:
+        left_out.add(path)
     while faults:
       yield _fault(faults.pop())
   while faults:

@@ -41,6 +41,27 @@ def create(config, specs, order=(), helpers=()):
   return kinds[config.strategy.name](config, specs, order)
 
 
+def statistics_axis(config) -> str | None:
+  """The mesh axis over which a network may take statistics of the batch.
+
+  None where sums over devices would depend on how many there are.
+  """
+  return None if config.strategy.name == 'invariant' else mesh_lib.DATA
+
+
+def check_bits(config, mesh) -> None:
+  """Refuses devices on which a promise of the same bits cannot be kept.
+
+  Raises:
+    ConfigError: naming the key and what it has to be.
+  """
+  if config.strategy.name == 'invariant':
+    from anp_jax.strategies import invariant
+
+    devices = mesh_lib.batch_devices(mesh)
+    invariant.check(config, devices, mesh_lib.platform(mesh))
+
+
 def check_batch(config, batch_size: int, mesh) -> int:
   """Refuses a batch that does not divide into whole groups on each device.
 
@@ -51,10 +72,8 @@ def check_batch(config, batch_size: int, mesh) -> int:
     ConfigError: naming the keys and what would fit.
   """
   devices = parts = mesh_lib.batch_devices(mesh)
+  check_bits(config, mesh)
   if config.strategy.name == 'invariant':
-    from anp_jax.strategies import invariant
-
-    invariant.check(config, devices, mesh_lib.platform(mesh))
     shards = config.strategy.logical_shards
     divisor = f'config.strategy.logical_shards={shards}'
   else:

@@ -4,8 +4,11 @@ The batch is cut into logical shards, a number that the config fixes. A device
 computes its shards one after another with one compiled program, the same for
 any number of devices, and all shards' gradients are added in one fixed binary
 tree, whose lower levels lie within devices and whose upper ones between them.
-Gonzalez Tallada (PPoPP 2016) adds in a fixed order for one number of threads;
-here the order is that of any number.
+An evaluation is computed and added in the same way. Gonzalez Tallada (PPoPP
+2016) adds in a fixed order for one number of threads; here the order is that of
+any number of devices. On a CPU the number of threads is fixed by the config:
+Eigen, which computes XLA's products and convolutions there, cuts their inner
+sums by the size of its pool.
 """
 
 import os
@@ -44,6 +47,11 @@ class Invariant(sync.Sync):
   def add(self, parts):
     """The sum of what a device's logical shards give, a list of pytrees."""
     return jax.tree.map(lambda *x: tree_sum(jnp.stack(x)), *parts)
+
+  def scores(self, sums):
+    """The sums of an evaluation over the whole batch, from a device's own."""
+    every = lax.all_gather(sums, mesh_lib.BATCH)
+    return jax.tree.map(tree_sum, every)
 
   def _sum(self, x):
     devices = lax.axis_size(mesh_lib.DATA)
@@ -91,6 +99,7 @@ def check(config, devices: int, platform: str) -> None:
         "config.strategy.name='invariant', or sums within a device and between "
         'devices differ'
       )
+  _check_threads(config, platform)
   if any(rule != 'replicate' for _, rule in config.sharding):
     raise config_lib.ConfigError(
       f"config.sharding={config.sharding!r}: expected 'replicate' alone with "
@@ -102,4 +111,29 @@ def check(config, devices: int, platform: str) -> None:
       f"config.strategy.name='invariant' on a {platform} needs XLA_FLAGS="
       f'{" ".join(missing)}; XLA_FLAGS is '
       f'{os.environ.get("XLA_FLAGS", "")!r}'
+    )
+
+
+def _check_threads(config, platform):
+  """Refuses a process whose CPU pool is not of the size that the config says.
+
+  XLA's CPU client does not tell how many threads it has: this is the number
+  that it takes from the environment and from its devices.
+  """
+  if platform != 'cpu':
+    return
+  devices = jax.local_device_count('cpu')
+  threads, pool = config.strategy.threads, xla_flags.cpu_threads(devices)
+  if devices > threads:
+    raise config_lib.ConfigError(
+      f'config.strategy.threads={threads}: this process has {devices} CPU '
+      f'devices, each of which XLA gives a thread; expected {devices} or more, '
+      'the same for every run to compare'
+    )
+  if pool != threads:
+    cause = xla_flags.named_threads() or 'not set'
+    raise config_lib.ConfigError(
+      f'config.strategy.threads={threads}: the CPU pool of this process has '
+      f'{pool} threads (NPROC is {cause}), and the bits of sums depend on '
+      f'their number; expected NPROC={threads} or no such variable'
     )

@@ -122,14 +122,21 @@ def is_inside(name: str, naming: str) -> bool:
   return bool(re.match(r'(resnet\.)?(embedder|encoder)\.', name))
 
 
-def describe(names: Iterable[str], naming: str) -> str:
-  """What ResNet a file holds, by its tensors' names: its blocks a stage."""
-  blocks, layers = {}, set()
+def blocks(names: Iterable[str], naming: str) -> tuple[tuple[int, ...], int]:
+  """What ResNet a file holds: its blocks a stage, convolutions a block."""
+  counts, layers = {}, set()
   for name in names:
     if found := _BLOCK[naming].match(name):
       stage, block = int(found[1]), int(found[2])
-      blocks[stage] = max(blocks.get(stage, 0), block + 1)
+      counts[stage] = max(counts.get(stage, 0), block + 1)
     if found := _LAYER[naming].match(name):
       layers.add(found[1])
-  counts = ', '.join(str(blocks[stage]) for stage in sorted(blocks)) or 'no'
-  return f'{counts} blocks of {len(layers)} convolutions'
+  return tuple(counts[stage] for stage in sorted(counts)), len(layers)
+
+
+def describe(names: Iterable[str], naming: str) -> str:
+  """What ResNet a file holds, for people."""
+  stages, layers = blocks(names, naming)
+  return (
+    f'{", ".join(map(str, stages)) or "no"} blocks of {layers} convolutions'
+  )

@@ -10,11 +10,63 @@ from jax import lax
 import numpy as np
 
 from anp_jax import objective as objective_lib
+from anp_jax.data import augment
+from anp_jax.data import decode_pillow
 from anp_jax.data import mix
 
 NAME = 'model.stablehlo'
 # Of jax.export, and what each is to the layers.
 PLATFORMS = {'cpu': 'cpu', 'cuda': 'gpu', 'rocm': 'gpu', 'tpu': 'tpu'}
+_SQUARE = (
+  'the central square, of round(shorter side x image_size / resize) pixels a '
+  'side (halves to the even number), its corner rounded down; it is resized '
+  'to image_size pixels a side'
+)
+_RESAMPLED = {
+  filter_name: {
+    'crop': (
+      'the shorter side is brought to resize pixels, the longer one in '
+      'proportion and rounded down; then the central image_size x image_size '
+      'pixels, their corner rounded down'
+    ),
+    'resample': f"Pillow's {filter_name.upper()} of the whole image",
+  }
+  for filter_name in augment.RESAMPLED
+}
+# What is done with each config.data.decode, see data.decode_pillow.
+_HOW = _RESAMPLED | {
+  'fast': {
+    'jpeg': (
+      'decoded at 1/2, 1/4 or 1/8 of its scale where the square is 2, 4 or 8 '
+      'times image_size or larger; side and corner of the square are divided '
+      'likewise and rounded down'
+    ),
+    'crop': _SQUARE,
+    'resample': (
+      'the mean over the area that a result covers, parts of pixels in '
+      'proportion; where the square is smaller than image_size, bilinear '
+      'between the four nearest pixels (half-pixel centres); rounded once'
+    ),
+  },
+  'exact': {
+    'crop': _SQUARE,
+    'resample': (
+      'bilinear of the square, antialiased (a triangle over all pixels that a '
+      'result covers), in float32 and rounded once'
+    ),
+  },
+  'arrays': {
+    'crop': _SQUARE,
+    'resample': "Pillow's BILINEAR of the square, cut out before",
+  },
+}
+_SHRUNK = {
+  'shrink': (
+    'a shorter side above resize is brought down to it first, by '
+    "Pillow's BILINEAR of the whole image; a JPEG is decoded at 1/2, 1/4 or "
+    '1/8 of its scale where twice that length is left'
+  )
+}
 
 
 def write(trained, folder: str, platforms: tuple[str, ...]) -> list[str]:
@@ -95,16 +147,23 @@ def labels(vocabulary) -> dict:
 
 
 def preprocessing(config) -> dict:
-  """What is done to an image before the program, and in it."""
+  """What is done to an image before the program, and in it.
+
+  Args:
+    config: of the run, whose evaluation it describes.
+  """
   d = config.data
+  shrunk = decode_pillow.is_shrunk(config)
+  decode = d.decode
+  if decode not in _RESAMPLED and (shrunk or d.source in decode_pillow.ARRAYS):
+    decode = 'arrays'
   return {
     'image_size': d.image_size,
     'resize': d.resize,
-    'crop': (
-      'the central square, of round(shorter side x image_size / resize) pixels '
-      'a side, its corner rounded down'
-    ),
-    'resample': 'bilinear, over all pixels that a result covers (Pillow)',
+    'decode': decode,
+    **(_SHRUNK if shrunk else {}),
+    **_HOW[decode],
+    'orientation': 'as the pixels are stored; EXIF is not looked at',
     'channels': 'RGB',
     'input': f'(batch, {d.image_size}, {d.image_size}, 3) uint8',
     'mean': list(d.mean),

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 import dataclasses
-import json
 import os
 
 from flax import traverse_util
@@ -13,9 +12,8 @@ from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax import trained as trained_lib
 from anp_jax.weights import naming as naming_lib
+from anp_jax.weights import published
 
-_FILE = 'model.safetensors'  # in a folder of transformers
-_PICKLES = ('.pt', '.pth', '.bin', '.ckpt', '.pkl')
 # What `safetensors` calls the types that weights can have.
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 
@@ -50,27 +48,11 @@ def read(path: str, config, names) -> Source:
   Raises:
     ConfigError: for what cannot be read, or is of another architecture.
   """
-  if problem := absent(path):
-    raise config_lib.ConfigError(problem)
-  path = os.path.expanduser(path)
-  inside = os.path.join(path, _FILE)
-  if os.path.isfile(inside):
-    path = inside
-  if os.path.basename(path) == _FILE:
-    _check_version(os.path.dirname(path), config)
-  if os.path.isfile(path):
-    return _of_file(path, config, names)
-  return _of_checkpoint(path, config)
-
-
-def absent(path: str) -> str:
-  """What to say of a path at which there is nothing; '' if there is."""
-  if os.path.exists(os.path.expanduser(path)):
-    return ''
-  return (
-    f'config.init.from={path!r}: expected a .safetensors file or the workdir '
-    'of a run, and there is neither'
-  )
+  path = published.file(path)
+  if not os.path.isfile(path):
+    return _of_checkpoint(path, config)
+  _check_version(path, config)
+  return _of_file(path, config, names)
 
 
 def outputs(config, vocabulary) -> tuple:
@@ -111,15 +93,10 @@ def _of_checkpoint(path, config):
   )
 
 
-def _check_version(folder, config):
+def _check_version(path, config):
   """Where a bottleneck strides, no tensor tells: transformers' config does."""
-  try:
-    with open(os.path.join(folder, 'config.json'), encoding='utf-8') as f:
-      told = json.load(f)
-  except (OSError, ValueError):
-    return  # a folder of another kind
-  if not isinstance(told, dict):
-    return
+  told = published.architecture(path)
+  folder = os.path.dirname(path)
   if told.get('layer_type', 'bottleneck') != 'bottleneck':
     return
   version = 'v1' if told.get('downsample_in_bottleneck') else 'v1.5'
@@ -131,11 +108,6 @@ def _check_version(folder, config):
 
 
 def _of_file(path, config, names):
-  if path.endswith(_PICKLES):
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r}: expected a .safetensors file; a pickle can '
-      'run any code, so save its tensors with safetensors.torch.save_file'
-    )
   if not models.is_resnet(config):
     raise config_lib.ConfigError(
       f'config.init.from={path!r}: a .safetensors file has a ResNet, but '
@@ -153,14 +125,7 @@ def _of_file(path, config, names):
 
 def _of_tensors(path, file, names, config):
   have = set(file.keys())
-  naming = naming_lib.find(have)
-  if naming is None:
-    some = ', '.join(sorted(have)[:3]) or 'none'
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r}: expected the tensors of a ResNet, named as '
-      f'in {naming_lib.TORCHVISION} or in {naming_lib.TRANSFORMERS}; '
-      f'its first are {some}'
-    )
+  naming = published.naming(path, have)
   prefix = 'resnet.' if any(n.startswith('resnet.') for n in have) else ''
   ours = {naming_lib.theirs(n, naming, prefix): n for n in names}
   others = {n for n in have - set(ours) if not n.endswith(naming_lib.UNUSED)}

@@ -16,8 +16,11 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax import state as state_lib
+from anp_jax import trained as trained_lib
 from anp_jax import workdir as workdir_lib
+from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.weights import naming as naming_lib
+from anp_jax.weights import published
 from anp_jax.weights import source as source_lib
 
 
@@ -56,7 +59,7 @@ class Matched:
 
 def given(
   config, parts, objective, vocabulary, folder: str = '',
-  gather=lambda value: [value],
+  gather=lambda value: [value], whole: bool = False,
 ):  # fmt: skip
   """What config.init names, for `state.create`; read by every process.
 
@@ -68,6 +71,8 @@ def given(
     folder: of the run, where process 0 writes the list of all tensors; '': it
       is not written.
     gather: called with a JSON value, returns that of every process.
+    whole: whether a classifier that does not fit is refused, since nothing will
+      train a new one.
 
   Returns:
     Name to array, each divided as the network's own; and lines for people. Both
@@ -81,13 +86,13 @@ def given(
     return {}, []
   like = flat({'params': parts.one.params, **parts.one.stats})
   # Before anything is read: Orbax lets processes wait for each other.
-  _agree(source_lib.absent(path), gather)
+  _agree(published.absent(path), gather)
   problem, matched = '', None
   try:
     source = source_lib.read(path, config, like)
     head = classifier(config, objective.outputs)
     outputs = source_lib.outputs(config, vocabulary)
-    matched = match(source, like, head, outputs)
+    matched = match(source, like, set() if whole else head, outputs)
   except config_lib.ConfigError as e:
     problem = str(e)
   _agree(problem, gather)
@@ -101,6 +106,32 @@ def given(
     for name, value in matched.taken.items()
   }
   return arrays, [matched.summary()]
+
+
+def vocabulary(config, data) -> vocabulary_lib.Vocabulary:
+  """The classes that the weights of config.init.from name.
+
+  Args:
+    config: of an evaluation.
+    data: vocabulary of its data, which names the classes where the weights do
+      not.
+
+  Raises:
+    ConfigError: for what cannot be read; where nothing names the classes.
+  """
+  path = config.init['from']
+  if not published.is_published(path):
+    return trained_lib.vocabulary(trained_lib.find(path))
+  weights = published.read(path)
+  if weights.names:
+    return published.vocabulary(weights)
+  if len(data) != weights.classes:
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r} has {weights.classes} classes without names, '
+      f'and the data have {len(data)}: expected as many, or a folder with a '
+      f'{published.FILE} and a config.json that names them'
+    )
+  return data
 
 
 def match(source, like: dict, head: set[str], outputs) -> Matched:

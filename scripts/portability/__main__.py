@@ -129,7 +129,7 @@ def _in_a_process(target, flags, overrides) -> dict:
 
 def _inspected(config, target, folder) -> dict:
   """What `ahead.inspect` gives, or why nothing could be compiled."""
-  targets.prepare(target, deterministic=config.strategy.name == 'invariant')
+  targets.prepare(target, config=config)
   from scripts.portability import ahead  # JAX, once it is told of the target
 
   try:

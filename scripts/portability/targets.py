@@ -109,11 +109,20 @@ def check_plugin(target: Target) -> None:
 def prepare(
   target: Target,
   environment: MutableMapping[str, str] = os.environ,
-  deterministic: bool = False,
+  config=None,
 ) -> None:
-  """Tells XLA what a run on the target would; before JAX is imported."""
+  """Tells XLA what a run on the target would; before JAX is imported.
+
+  Args:
+    target: what to compile for.
+    environment: where variables are set.
+    config: of the run; None: one that asks nothing of XLA.
+  """
   environment['JAX_PLATFORMS'] = target.platform
-  xla_flags.enable(environment, deterministic)
+  if config is None:
+    xla_flags.enable(environment)
+  else:
+    xla_flags.enable_for(config, environment)
   # Compiled for the target, but nothing here is asked for such a device.
   environment['JAX_PLATFORMS'] = 'cpu'
   environment['TPU_SKIP_MDS_QUERY'] = '1'

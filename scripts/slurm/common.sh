@@ -36,6 +36,14 @@ if [ "$nodes" -gt 1 ]; then
   fi
 fi
 
+# Of srun, for the job as it is now: one that waited may have got another number
+# of nodes, and its SLURM_NTASKS is still that of its submission.
+layout=(--nodes="$nodes")
+if [ -n "${SLURM_NTASKS_PER_NODE:-}" ]; then
+  layout+=(--ntasks="$((nodes * SLURM_NTASKS_PER_NODE))"
+    --ntasks-per-node="$SLURM_NTASKS_PER_NODE")
+fi
+
 # Of srun. Bound to cores, a task without a number of its own would get one of
 # those that the job has; Slurm 22.05 and newer do not pass that on to steps.
 cores=(--cpu-bind=none)
@@ -46,6 +54,34 @@ fi
 # To Slurm, the number of one task of an array is that of the whole array.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
+
+start=$((${SLURM_RESTART_COUNT:-0} + 1))
+
+# What earlier starts wrote to the logs of the tasks, in bytes.
+declare -A log_sizes
+for log in "$workdir/logs/$SLURM_JOB_ID"-*.log; do
+  [ ! -f "$log" ] || log_sizes[$log]=$(wc -c <"$log")
+done
+
+# The end of a task's log, without the lines of an earlier start.
+show_end() {
+  local log=$workdir/logs/$SLURM_JOB_ID-$1.log lines
+  lines=$(tail -c "+$((${log_sizes[$log]:-0} + 1))" "$log" 2>/dev/null |
+    tail -n 3)
+  if [ -n "$lines" ]; then
+    printf 'the end of task %s in start %s:\n%s\n' "$1" "$start" "$lines"
+  else
+    echo "task $1 wrote nothing in start $start"
+  fi
+}
+
+# Errors of srun itself, and of tasks that ended badly.
+srun_log=$workdir/logs/$SLURM_JOB_ID-srun.log
+
+# Whether there were tasks at all: else srun's status is not the program's.
+is_created() {
+  ! grep -q '^srun: error: Unable to create step' "$srun_log"
+}
 
 # Which file says that the run was stopped, if any.
 marker() {
@@ -63,4 +99,38 @@ is_stopped() {
 pass_on() {
   echo "$1: asking all tasks to save and stop"
   timeout 30 scancel --signal=USR1 "$job"
+}
+
+# The newest step; of a ring, that of each model added up.
+newest() {
+  find "$workdir"/{,models/*/}checkpoints -maxdepth 1 -name '[0-9]*' \
+    ! -name '*[!0-9]*' -printf '%h\t%f\n' 2>/dev/null | awk -F '\t' '
+    $2 > step[$1] + 0 { sum += $2 - step[$1]; step[$1] = $2 }
+    END { if (NR) print sum + 0 }'
+}
+
+# Starts this job again, unless somebody cancelled it, or three starts in a row
+# came no further.
+again() {
+  local why=$1 status=$2 state tries=0 at last
+  state=$(timeout 30 squeue -h -j "$job" -o %T 2>/dev/null)
+  if [ "$state" != RUNNING ]; then
+    echo "$why; the job is ${state:-gone}: not started again"
+    exit "$status"
+  fi
+  at=$(newest)
+  at=${at:-0}
+  read -r last tries 2>/dev/null <"$workdir/restarts" || last=
+  [ "$last" = "$at" ] && tries=$((tries + 1)) || tries=1
+  echo "$at $tries" >"$workdir/restarts"
+  if [ "$tries" -gt 3 ]; then
+    echo "error: $why; three starts came no further than step $at: giving up" >&2
+    exit "$((status ? status : 1))"
+  fi
+  echo "$why at step $at: starting job $job again"
+  # Slurm ends this script with a SIGTERM, which is not for the next start.
+  trap - USR1 TERM
+  timeout 60 scontrol requeue "$job" || exit "$((status ? status : 1))"
+  sleep 60
+  exit "$status"
 }

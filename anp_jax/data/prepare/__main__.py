@@ -22,8 +22,8 @@ from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import plan as plan_lib
 
 _FOLDER_FLAGS = (
-  'train_split', 'eval_split', 'lists', 'policy', 'min_size', 'min_count',
-  'shard_megabytes',
+  'train_split', 'eval_split', 'lists', 'policy', 'max_megapixels', 'min_size',
+  'min_count', 'shard_megabytes',
 )  # fmt: skip
 
 
@@ -129,6 +129,13 @@ def _parser():
     help='what to do about a kind of file, see the table in the docs',
   )
   add(
+    '--max_megapixels',
+    type=float,
+    default=config_lib.base().data.max_megapixels,
+    metavar='N',
+    help='an image of more million pixels is large (default: %(default)s)',
+  )
+  add(
     '--min_size',
     type=int,
     default=1,
@@ -186,6 +193,11 @@ def _check(flags):
       raise config_lib.ConfigError(
         f'--{name}={value}: expected {least} or more'
       )
+  if not 0 < flags.max_megapixels <= config_lib.MOST_MEGAPIXELS:
+    raise config_lib.ConfigError(
+      f'--max_megapixels={flags.max_megapixels:g}: expected above 0, at most '
+      f'{config_lib.MOST_MEGAPIXELS}'
+    )
   name = flags.name
   if name is None and not flags.source.startswith('tfds:'):
     raise config_lib.ConfigError('--name=NAME is missing: what to call the set')

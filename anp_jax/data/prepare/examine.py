@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import logging
+import math
 import os
 import warnings
 
@@ -12,13 +13,14 @@ from PIL import ImageFile
 
 from anp_jax.data import colours
 from anp_jax.data import image_bytes
+from anp_jax.data import images
 from anp_jax.data import orientation
 
 # What a file can be, from the worst on. None of them: a whole colour picture
 # that stands upright, in a format that training reads.
 KINDS = (
-  'corrupt', 'truncated', 'placeholder', 'format', 'rotated', 'cmyk', 'alpha',
-  'grey', 'suffix',
+  'corrupt', 'large', 'truncated', 'placeholder', 'format', 'rotated', 'cmyk',
+  'alpha', 'grey', 'suffix',
 )  # fmt: skip
 # The picture that Flickr sends for a photograph that is gone has 2,051 bytes
 # and 500x374 pixels. Honest files of so few bytes hold much smaller pictures.
@@ -29,7 +31,7 @@ _SUFFIXES = {
   '.jpg': 'JPEG', '.jpeg': 'JPEG', '.jpe': 'JPEG', '.jfif': 'JPEG',
   '.png': 'PNG', '.gif': 'GIF', '.bmp': 'BMP', '.webp': 'WEBP',
   '.tif': 'TIFF', '.tiff': 'TIFF', '.avif': 'AVIF', '.jp2': 'JPEG2000',
-  '.ppm': 'PPM', '.pgm': 'PPM',
+  '.ppm': 'PPM', '.pgm': 'PPM', **dict.fromkeys(images.HEIF_SUFFIXES, 'HEIF'),
 }  # fmt: skip
 _GREY = ('1', 'L', 'LA', *colours.DEEP)
 # Others, such as floats, have no 8-bit colours that all agree on.
@@ -60,20 +62,22 @@ class Finding:
   reason: str
 
 
-def examine(data: bytes, file_name: str) -> Finding:
+def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
   """Decodes an image and tells what is unusual about it.
 
-  The kinds: 'corrupt', of which nothing can be decoded, or that is larger than
-  178,956,970 pixels; 'truncated', of which a part can; 'placeholder', at most
+  The kinds: 'corrupt', of which nothing can be decoded; 'large', of more than
+  `max_megapixels`; 'truncated', of which a part can; 'placeholder', at most
   2,051 bytes though 200 pixels a side or more; 'format', of which the training
   decoder would refuse or distort the picture (all but 8-bit JPEG, PNG, GIF and
   plain BMP); 'rotated' by its EXIF orientation; 'cmyk'; 'alpha', transparent
   in places; 'grey', of one channel; 'suffix', where the name says another
-  format. A corrupt file has no other kind.
+  format. A corrupt or large file has no other kind, and a large one is not
+  decoded.
 
   Args:
     data: the file.
     file_name: only its suffix counts.
+    max_megapixels: million pixels that training decodes.
 
   Returns:
     The finding; no file raises, warns or prints.
@@ -86,11 +90,14 @@ def examine(data: bytes, file_name: str) -> Finding:
   if fault == 'corrupt':
     return _corrupt(name, reason)
   try:
-    image = _decode(data, name)
+    image = _decode(data, name, max_megapixels)
+  except image_bytes.TooLarge as e:
+    reason = str(e).removeprefix('large: ')  # the kind says so
+    return Finding(name, e.height, e.width, '', ('large',), reason)
   except Exception as e:  # whatever Pillow makes of damaged fields
     fault, reason = 'truncated', _text(e)
     try:
-      image = _decode(data, name, tolerant=True)
+      image = _decode(data, name, max_megapixels, tolerant=True)
     except Exception:
       return _corrupt(name, reason)
   if image.mode not in _MODES:
@@ -107,9 +114,12 @@ def examine(data: bytes, file_name: str) -> Finding:
 def convert(data: bytes) -> bytes:
   """The same picture as an upright 8-bit RGB file without metadata.
 
-  A JPEG becomes a JPEG of quality 95 with full colour resolution, all else a
-  PNG. Transparency is ignored, as in training. What a truncated file lacks is
-  grey or black.
+  A JPEG or HEIC becomes a JPEG of quality 95 with full colour resolution, all
+  else a PNG. Transparency is ignored, as in training. What a truncated file
+  lacks is grey or black.
+
+  Args:
+    data: a file that `examine` does not call large.
 
   Raises:
     ValueError: if it cannot be decoded: `examine` calls it corrupt.
@@ -117,9 +127,9 @@ def convert(data: bytes) -> bytes:
   name = image_bytes.sniff(data)
   try:
     try:
-      image = _decode(data, name)
+      image = _decode(data, name, math.inf)
     except Exception:
-      image = _decode(data, name, tolerant=True)
+      image = _decode(data, name, math.inf, tolerant=True)
     turn = orientation.turn(image)
     pixels = colours.rgb(image)
   except Exception as e:
@@ -129,7 +139,7 @@ def convert(data: bytes) -> bytes:
   # A picture of its own: nothing of the file's information would follow.
   clean = Image.frombytes('RGB', pixels.size, pixels.tobytes())
   result = io.BytesIO()
-  if name == 'JPEG':
+  if name in ('JPEG', 'HEIF'):  # photographs
     clean.save(result, 'JPEG', quality=95, subsampling=0)
   else:
     clean.save(result, 'PNG')
@@ -156,14 +166,14 @@ def _kinds(image, size, name, fault, file_name):
   return tuple(kind for kind in KINDS if holds.get(kind))
 
 
-def _decode(data, name, tolerant=False):
+def _decode(data, name, max_megapixels, tolerant=False):
   """All pixels of the first frame; tolerant: those before the damage."""
   before = ImageFile.LOAD_TRUNCATED_IMAGES
   ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
   try:
     with _quietly():
       # No other format: some would start programs, or take anything.
-      image = Image.open(io.BytesIO(data), formats=(name,))
+      image = images.open_image(data, max_megapixels, (name,))
       image.load()
   finally:
     ImageFile.LOAD_TRUNCATED_IMAGES = before

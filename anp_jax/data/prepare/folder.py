@@ -22,11 +22,9 @@ from anp_jax.data.prepare import target as target_lib
 from anp_jax.data.prepare import worker as worker_lib
 
 # Of what parts hold: another number starts anew.
-_VERSION = 2
+_VERSION = 3
 _FILES = 256  # of a part
 _DEFAULT_NAMES = ('train', 'validation')
-# A tree with one of these is divided.
-_SPLIT_FOLDERS = ('train', 'validation', 'val', 'test')
 # In a finished set: (n, 2) int64, `worker.state` of every file.
 _STATES = 'prepared.npy'
 _STAT_THREADS = 16
@@ -62,6 +60,7 @@ class _Preparation:
     files = _digest_of_files(self._names, self._listings)
     self._options = {
       'policy': self._policy,
+      'max_megapixels': flags.max_megapixels,
       'min_size': flags.min_size,
       'min_count': flags.min_count,
       'shard_megabytes': flags.shard_megabytes,
@@ -146,8 +145,9 @@ class _Preparation:
         files = found.files[i : i + _FILES]
         outs[-1].append(out)
         make = functools.partial(
-          self._task, 'examine', found.root, files, out=out
-        )
+          self._task, 'examine', found.root, files, out=out,
+          max_megapixels=self._flags.max_megapixels,
+        )  # fmt: skip
         parts.append(parts_lib.Part(out, len(files), make))
     self.target.verify('verifying', parts, pool)
     self.target.make_all('examining', parts, pool)
@@ -315,7 +315,7 @@ def _listings(flags):
     whole = not others and split == 'train' and not _has_splits(root)
     found = listing.find(
       flags.source, '' if whole else split, flags.lists, beside=others,
-      suffixes=(*listing.SUFFIXES, *listing.CONVERTIBLE),
+      suffixes=(*listing.SUFFIXES, *listing.convertible()),
     )  # fmt: skip
     if whole:
       found = dataclasses.replace(found, root=root, name=root)
@@ -336,7 +336,7 @@ def _listings(flags):
 
 
 def _has_splits(root):
-  return any(os.path.isdir(os.path.join(root, n)) for n in _SPLIT_FOLDERS)
+  return os.path.isdir(root) and bool(listing.split_folders(root))
 
 
 def _digest_of_files(names, listings):

@@ -17,6 +17,7 @@ KINDS = ('missing', *examine.KINDS, 'small', 'duplicate', 'leak', 'rare')
 POLICIES = {
   'missing': ('skip', 'fail'),
   'corrupt': ('skip', 'fail'),
+  'large': ('skip', 'fail'),
   'truncated': ('skip', 'convert', 'fail'),
   'placeholder': ('skip', 'keep', 'fail'),
   'format': ('convert', 'skip', 'fail'),
@@ -33,6 +34,7 @@ POLICIES = {
 MEANINGS = {
   'missing': 'no such file',
   'corrupt': 'nothing of it can be decoded',
+  'large': 'of more than --max_megapixels',
   'truncated': 'damaged, it decodes in part',
   'placeholder': 'a blank picture in few bytes',
   'format': 'of a kind that training does not read',

@@ -71,7 +71,7 @@ def summary(splits: list[plan_lib.Split], policy: dict) -> list[str]:
     lines += ['', *table(rows)]
   else:
     lines += ['', 'no file is damaged or unusual']
-  return lines
+  return lines + _left_out(splits)
 
 
 def first(splits: list[plan_lib.Split], kinds) -> str:
@@ -84,6 +84,11 @@ def first(splits: list[plan_lib.Split], kinds) -> str:
           reason = split.reasons.get(i)
           return f'{path} ({kind}{f": {reason}" if reason else ""})'
   return ''
+
+
+def _left_out(splits):
+  """Lines about files that were not examined; one where splits share them."""
+  return [*dict.fromkeys(filter(None, (s.listing.left_out for s in splits)))]
 
 
 def _smallest(split):
@@ -132,6 +137,9 @@ def _markdown(name, splits, policy):
     'A file of several kinds counts in each; what is done about it is the '
     f'strictest. Every file of a kind is a line of {LINES}.'
   )
+  for line in _left_out(splits):
+    yield ''
+    yield _cell(line)
 
 
 def _cell(text):

@@ -14,6 +14,7 @@ import stat
 import struct
 
 from anp_jax import config as config_lib
+from anp_jax.data import image_bytes
 from anp_jax.data import vocabulary
 from anp_jax.data.prepare import examine
 from anp_jax.data.prepare import worker_pool
@@ -60,20 +61,24 @@ def _examine(task):
   """Examines files; writes what was found, a line of JSON for each.
 
   A line is [sha256, bytes, format, height, width, kinds, reason, *state]. What
-  was written before stays for files that have not changed since.
+  was written before stays for files that have not changed since, and that are
+  large or not as they were.
   """
-  before = _rows_before(task)
+  before, limit = _rows_before(task), task['max_megapixels']
   rows = []
   for name, row in zip(task['files'], before):
     path = os.path.join(task['root'], name)
     # The state does not tell whether a file can be read now.
-    if not row or not row[0] or row[7:] != state(path):
-      row = _row(path, name)
+    if (
+      not row or not row[0] or row[7:] != state(path)
+      or ('large' in row[5]) != image_bytes.is_large(row[3], row[4], limit)
+    ):  # fmt: skip
+      row = _row(path, name, limit)
     rows.append(row)
   if rows != before:
     with whole_file(task['out']) as draft, open(draft, 'w') as f:
       f.writelines(json.dumps(row) + '\n' for row in rows)
-  damaged = {'missing', 'corrupt', 'truncated'}
+  damaged = {'missing', 'corrupt', 'large', 'truncated'}
   return {
     'files': len(rows),
     'damaged': sum(not damaged.isdisjoint(row[5]) for row in rows),
@@ -90,14 +95,14 @@ def _rows_before(task):
   return [None] * len(task['files'])
 
 
-def _row(path, name):
+def _row(path, name, max_megapixels):
   try:
     data, when = _read(path)
   except _Missing:
     return ['', 0, '', 0, 0, ['missing'], 'no such file', -1, -1]
   except _Unusable as e:
     return ['', 0, '', 0, 0, ['corrupt'], str(e), *state(path)]
-  found = examine.examine(data, name)
+  found = examine.examine(data, name, max_megapixels)
   digest = hashlib.sha256(data).hexdigest()
   return [
     digest, len(data), found.format, found.height, found.width,

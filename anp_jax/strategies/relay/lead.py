@@ -4,6 +4,7 @@ import os
 import threading
 
 from anp_jax import config as config_lib
+from anp_jax import summary
 from anp_jax import telemetry
 from anp_jax import workdir as workdir_lib
 from anp_jax.cluster import stopping
@@ -216,6 +217,12 @@ class Lead:
       f'examples of {ring.source.name}',
       f'scores   {self._config.checkpoint.best_metric} of '
       f'{len(ring.eval_source)} examples',
+      *summary.cautions(
+        self._config,
+        ring.source,
+        max(c.config.batch_size for c in self.candidates),
+        min(ring.sizes),
+      ),  # fmt: skip
     ):
       _note(text)
 

@@ -258,6 +258,7 @@ class Lead:
     summary.introduce(
       self._telemetry, self._config, setup.mesh, self._parts.like,
       setup.source, self._eval_source,
+      workdir_lib.class_sizes(self._workdir, len(setup.source.vocabulary)),
     )  # fmt: skip
     note(
       f'server   {s.mode}: {self._workers} workers, {s.servers} servers'

@@ -164,12 +164,7 @@ def _compare(workdir):
   # The gradient's program is that of a worker, on as many devices.
   jax.config.update('jax_num_cpu_devices', devices.pop())
   jax.config.update('jax_platforms', 'cpu')
-  config = config_lib.base()
-  for key, value in workdir_lib.saved_config(workdir).items():
-    group, _, leaf = key.rpartition('.')
-    default = config[group][leaf] if group else config[leaf]
-    value = tuple(value) if isinstance(default, tuple) else value
-    (config[group] if group else config)[leaf] = value
+  config = config_lib.from_flat(workdir_lib.saved_config(workdir))
   version, saved = _newest(workdir)
   state = replay(config, records, version)
   found = {

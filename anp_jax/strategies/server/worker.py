@@ -111,6 +111,8 @@ class Worker:
     self._prepare = prepare
     self._launched = launched
     self._computing = threading.Lock()
+    self._rest = threading.Lock()
+    self._rests = 0
     self._setup = self._program = None
     self._has_met = False  # server 0, in this run
 
@@ -148,16 +150,40 @@ class Worker:
 
   @contextlib.contextmanager
   def idle(self):
-    """In here, no gradient is computed in this process."""
-    with self._computing:
+    """In here, no gradient is computed in this process.
+
+    Those that follow are of weights that are read after it.
+    """
+    with self._rest, self._computing:
+      self._rests += 1
       yield
 
-  def compute(self, weights, stats, step, batch):
-    """One gradient; see `gradient.Program`."""
-    with self.idle():
-      found = self._program(weights, stats, step, batch)
-    self.done += 1
-    return found
+  def compute(self, pull, step, batch):
+    """One gradient, of weights that were read since the last `idle`.
+
+    No lock is held while weights are waited for: they may need updates that
+    wait for the thread which is about to enter `idle`.
+
+    Args:
+      pull: () -> (versions read, weights, statistics), or None.
+      step: of the ticket.
+      batch: see `gradient.Program`.
+
+    Returns:
+      What `pull` gave and what `gradient.Program` did; None where it gave none.
+    """
+    while True:
+      with self._rest:
+        rests = self._rests
+      pulled = pull()
+      if pulled is None:
+        return None
+      with self._computing:
+        if rests != self._rests:
+          continue
+        made = self._program(*pulled[1:], step, batch)
+      self.done += 1
+      return pulled, made
 
   def _come(self):
     """Says hello until all servers are there."""
@@ -278,13 +304,10 @@ class _Turn:
     return ticket and (ticket, batch, self._feed.waited - before)
 
   def _one(self, ticket, batch, waited):
-    pulled = self._pull(ticket)
-    if pulled is None:
+    made = self._worker.compute(lambda: self._pull(ticket), ticket[0], batch)
+    if made is None:
       return
-    reads, weights, stats = pulled
-    gradient, term, values = self._worker.compute(
-      weights, stats, ticket[0], batch
-    )
+    (reads, weights, stats), (gradient, term, values) = made
     del values['vote']
     if not values.pop('finite'):
       weight = max(values['weight'], 1)

@@ -1,0 +1,188 @@
+"""`invariant`'s promise as a user meets it: main.py, processes, cores."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from tests import launching
+
+pytestmark = pytest.mark.multiprocess
+
+# Processes, devices of each, and the cores that they may use: the first alone,
+# all, or an equal share of them for each process (`--bind`).
+ONE_CORE, ALL_CORES = (1, 1, 'first'), (1, 1, 'all')
+TWO, FOUR = (1, 2, 'all'), (1, 4, 'all')
+BOUND, TWO_BY_TWO = (2, 1, 'bind'), (2, 2, 'bind')
+
+_INVARIANT = {
+  'strategy.name': 'invariant',
+  'strategy.logical_shards': 4,  # with four devices, one of each
+  'strategy.threads': 4,
+  'log.tensorboard': False,
+  'log.every': '1 steps',
+  'checkpoint.keep_best': 2,
+}
+# The rate does not end with the run: one that goes on has the same.
+_LENET = {
+  'duration': '20 steps', 'eval.every': '10 steps', 'eval.batch_size': 90,
+  'schedule.name': 'constant',
+}  # fmt: skip
+_RESNET = {
+  'data.source': 'folder', 'data.imbalance': 2.0, 'data.balance': 'weights',
+  'data.mixup': 0.2, 'data.cutmix': 1.0, 'data.max_damaged': 0.2,
+  'ema': 0.9, 'label_smoothing': 0.1, 'optimizer.clip_norm': 0.5,
+  'optimizer.weight_decay': 1e-3, 'model.norm_group': 4, 'duration': '8 steps',
+  'eval.every': '4 steps', 'eval.examples': True,
+}  # fmt: skip
+# The module computes statistics over the mesh axis that it is given, if any.
+_MODULE = {
+  'model.name': 'tests.user_network:SmallNet', 'model.norm_group': 4,
+  'eval.examples': True, 'data.synthetic_examples': 70,
+}  # fmt: skip
+
+
+def _run(folder, recipe, keys, topology, *more):
+  """Trains in FOLDER/run from a shell's command line; ends well."""
+  processes, devices, cores = topology
+  usable = sorted(os.sched_getaffinity(0))
+  command = ['scripts/launch_local.sh', str(processes), f'--devices={devices}']
+  if cores == 'first':
+    command = ['taskset', '-c', str(usable[0]), *command]
+  command += ['--bind'] * (cores == 'bind')
+  command += [
+    f'--config=configs/{recipe}',
+    f'--workdir={folder / "run"}',
+    *more,
+  ]
+  command += [f'--config.{k}={v}' for k, v in (_INVARIANT | keys).items()]
+  done = subprocess.run(
+    command, cwd=launching.ROOT, capture_output=True, text=True, check=False,
+    timeout=300, env={**os.environ, 'PYTHON': sys.executable},
+  )  # fmt: skip
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
+def _results(workdir):
+  """Name to bytes: all weights, the metrics, and what an evaluation wrote."""
+  results = {
+    name: np.asarray(leaf).tobytes()
+    for name, leaf in launching.weights(workdir).items()
+  }
+  with open(workdir / 'metrics.jsonl') as f:
+    rows = [json.loads(line) for line in f]
+  clocks = ('time', 'seconds', 'images_per_second', 'input_wait')
+  for row in rows:
+    if row['kind'] != 'time':
+      numbers = {k: v for k, v in row.items() if k not in clocks}
+      results[f'{row["kind"]} of step {row["step"]}'] = json.dumps(numbers)
+  for path in workdir.glob('evaluation/*/*'):
+    if path.name in ('scores.json', 'predictions.csv'):
+      results[str(path.relative_to(workdir))] = path.read_bytes()
+  results['best'] = sorted(
+    p.name for p in (workdir / 'best').iterdir() if p.name.isdigit()
+  )
+  return results
+
+
+def _assert_same(workdir, wanted):
+  results = _results(workdir)
+  assert results.keys() == wanted.keys()
+  assert not [name for name in wanted if results[name] != wanted[name]]
+
+
+@pytest.fixture(scope='module')
+def photographs(tmp_path_factory):
+  """A tree of JPEG files of unlike classes, of which one cannot be read."""
+  root = tmp_path_factory.mktemp('photographs')
+  random = np.random.default_rng(0)
+  for split, counts in ('train', (40, 24, 12)), ('validation', (9, 8, 10)):
+    for label, count in enumerate(counts):
+      folder = root / split / f'class{label}'
+      folder.mkdir(parents=True)
+      for i in range(count):
+        pixels = random.integers(0, 256, (6, 8, 3), np.uint8)
+        pixels[..., label] //= 2
+        image = Image.fromarray(pixels).resize((60, 44), Image.BICUBIC)
+        image.save(folder / f'{i}.jpg')
+      (folder / '0.jpg').write_bytes(b'no image')
+  return root
+
+
+@pytest.fixture(scope='module')
+def lenet(tmp_path_factory):
+  """A run of LeNet's shipped recipe on one core, in shards on one device."""
+  folder = tmp_path_factory.mktemp('lenet')
+  _run(folder, 'lenet.py', _LENET, ONE_CORE)
+  wanted = _results(folder / 'run')
+  expected = {'20/params/conv1/kernel', 'validation of step 20', 'best'}
+  for name in ('scores.json', 'predictions.csv'):
+    expected.add(f'evaluation/20-validation/{name}')
+  assert expected <= wanted.keys()
+  return folder, wanted
+
+
+@pytest.mark.parametrize('topology', [ALL_CORES, TWO, FOUR, BOUND, TWO_BY_TWO])
+def test_no_bit_depends_on_cores_devices_or_processes(
+  tmp_path, lenet, topology
+):
+  _run(tmp_path, 'lenet.py', _LENET, topology)
+  _assert_same(tmp_path / 'run', lenet[1])
+
+
+def test_a_run_may_go_on_on_other_devices(tmp_path, lenet):
+  for topology, steps in ((TWO_BY_TWO, 7), (FOUR, 13), (ALL_CORES, 20)):
+    _run(
+      tmp_path, 'lenet.py', _LENET | {'duration': f'{steps} steps'}, topology
+    )
+  results, wanted = _results(tmp_path / 'run'), lenet[1]
+  # A part's end is scored too, and so may be among the best.
+  compared = [name for name in wanted if name != 'best']
+  assert set(compared) <= results.keys()
+  assert not [name for name in compared if results[name] != wanted[name]]
+
+
+def test_a_checkpoint_has_the_same_scores_on_any_devices(tmp_path, lenet):
+  folder, wanted = lenet
+  for name, topology in (('four', FOUR), ('two', BOUND)):
+    output = tmp_path / name
+    _run(folder, 'lenet.py', _LENET, topology, '--mode=evaluate',
+         f'--output={output}')  # fmt: skip
+    for file in ('scores.json', 'predictions.csv'):
+      before = wanted[f'evaluation/20-validation/{file}']
+      assert (output / file).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+  'topology', [pytest.param(FOUR, marks=pytest.mark.soak), TWO_BY_TWO]
+)
+def test_photographs_with_everything_on(tmp_path, photographs, topology):
+  keys = _RESNET | {'data.path': photographs}
+  _run(tmp_path / 'one', 'resnet_anp.py:tiny', keys, ONE_CORE)
+  wanted = _results(tmp_path / 'one' / 'run')
+  assert 'evaluation/8-validation/predictions.csv' in wanted
+  _run(tmp_path / 'many', 'resnet_anp.py:tiny', keys, topology)
+  _assert_same(tmp_path / 'many' / 'run', wanted)
+
+
+def test_a_module_of_the_user_is_given_no_axis(tmp_path):
+  _run(tmp_path / 'one', 'resnet_anp.py:tiny', _MODULE, ONE_CORE)
+  _run(tmp_path / 'four', 'resnet_anp.py:tiny', _MODULE, FOUR)
+  _assert_same(tmp_path / 'four' / 'run', _results(tmp_path / 'one' / 'run'))
+
+
+def test_more_devices_than_threads_are_refused(tmp_path):
+  done = subprocess.run(
+    [sys.executable, 'main.py', '--config=configs/lenet.py',
+     f'--workdir={tmp_path}', '--config.strategy.name=invariant'],
+    cwd=launching.ROOT, capture_output=True, text=True, check=False,
+    timeout=120, env={**os.environ, 'JAX_NUM_CPU_DEVICES': '4'},
+  )  # fmt: skip
+  assert done.returncode == 2
+  (line,) = [x for x in done.stderr.splitlines() if x.startswith('error')]
+  assert 'config.strategy.threads=2: this process has 4 CPU devices' in line
