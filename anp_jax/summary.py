@@ -16,6 +16,7 @@ from anp_jax import drawing
 from anp_jax import report as report_lib
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import weights_and_biases
+from anp_jax.data import scenes
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.evaluation import page as evaluation_page
 
@@ -97,6 +98,13 @@ def cautions(
     lines.append(
       f'a batch of {batch_size} images is drawn from {examples}: images repeat '
       f'within it; expected config.batch_size of at most {examples}'
+    )
+  side = config.data.image_size
+  if config.data.source == 'anp_shapes' and side > scenes.IMAGE_SIZE:
+    lines.append(
+      f'the embedded drawings of {scenes.IMAGE_SIZE} px are enlarged to '
+      f'{side}: that only tries a recipe out; expected photographs, '
+      '--config.data.source=folder --config.data.path=DIR'
     )
   names = train.vocabulary.names
   if len(names) == 1:

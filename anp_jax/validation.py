@@ -288,6 +288,10 @@ def _validate_data(have) -> None:
          "nothing where data.source is not 'folder'")  # fmt: skip
   _check(have['data.pairs'] != 'no' or ',' not in lists, 'data.pairs', 'no',
          'auto or yes where data.lists has adjectives and nouns')  # fmt: skip
+  for name in filter(None, (part.strip() for part in lists.split(','))):
+    _check(os.path.isfile(os.path.expanduser(name)), 'data.lists', lists,
+           'files of names, one a line, but there is no '
+           f'{name!r}')  # fmt: skip
   for key, count in (
     ('crop_area', 2), ('crop_ratio', 2), ('scale_range', 2), ('mean', 3),
     ('std', 3),

@@ -59,14 +59,35 @@ anp_shapes.os.rename = die
 """
 
 
-@pytest.fixture(scope='session')
-def data_dir(tmp_path_factory):
+# The full set takes a quick run seventeen seconds of a core's time; a part of
+# it is still divided among worker processes.
+_PART = {'train': 8, 'validation': 3}
+_SIZES = [
+  pytest.param(_PART, id='part'),
+  pytest.param(anp_shapes.EXAMPLES_PER_CLASS, id='all', marks=pytest.mark.slow),
+]
+
+
+# What is said of its difficulty is said of the full set.
+_ALL = pytest.mark.parametrize('counts', _SIZES[1:], indirect=True)
+
+
+@pytest.fixture(scope='module', params=_SIZES)
+def counts(request):
+  """Scenes of a class: {split: count}, as the set is built in these tests."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(anp_shapes, 'EXAMPLES_PER_CLASS', request.param)
+    yield request.param
+
+
+@pytest.fixture(scope='module')
+def data_dir(counts, tmp_path_factory):
   return tmp_path_factory.mktemp('anp_shapes')
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def splits(data_dir):
-  """The full set: {split: (list of JPEG bytes, labels (n,) int64)}."""
+  """The set: {split: (list of JPEG bytes, labels (n,) int64)}."""
   builder = anp_shapes.prepare(str(data_dir))
   result = {}
   for split in ('train', 'validation'):
@@ -79,7 +100,7 @@ def splits(data_dir):
   return result
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def pixels(splits):
   """Decoded: {split: (images (n, size, size, 3) uint8, labels (n,))}."""
   return {
@@ -147,11 +168,10 @@ def test_images_are_small_rgb_jpegs(splits):
       assert image.size == (scenes.IMAGE_SIZE, scenes.IMAGE_SIZE)
 
 
-def test_splits_are_balanced(splits):
+def test_splits_are_balanced(splits, counts):
   for split, (_, labels) in splits.items():
-    count = anp_shapes.EXAMPLES_PER_CLASS[split]
     np.testing.assert_array_equal(
-      np.bincount(labels), [count] * len(scenes.CLASS_NAMES)
+      np.bincount(labels), [counts[split]] * len(scenes.CLASS_NAMES)
     )
 
 
@@ -164,20 +184,20 @@ def test_names_are_stored(splits, data_dir):
 def test_no_scene_is_in_both_splits(splits):
   seeds = {
     split: {anp_shapes.scene_seed(split, i) for i in range(count)}
-    for split, count in anp_shapes.EXAMPLES_PER_CLASS.items()
+    for split, count in {'train': 160, 'validation': 30}.items()
   }
   assert not seeds['train'] & seeds['validation']
   train, validation = splits['train'][0], splits['validation'][0]
   assert len(set(train + validation)) == len(train) + len(validation)
 
 
-def test_stored_bytes_are_the_rendered_ones(splits):
+def test_stored_bytes_are_the_rendered_ones(splits, counts):
   images, labels = splits['validation']
   for class_id in (0, 17):
     stored = {i for i, label in zip(images, labels) if label == class_id}
     assert stored == {
       scenes.render(class_id, anp_shapes.scene_seed('validation', index))
-      for index in range(anp_shapes.EXAMPLES_PER_CLASS['validation'])
+      for index in range(counts['validation'])
     }
 
 
@@ -268,6 +288,7 @@ def test_something_else_in_its_place(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@_ALL
 def test_linear_classifier_on_pixels_stays_poor(pixels):
   def features(images):
     small = images.reshape(len(images), 24, 3, 24, 3, 3).mean((2, 4))
@@ -281,6 +302,7 @@ def test_linear_classifier_on_pixels_stays_poor(pixels):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:lbfgs failed to converge')
+@_ALL
 def test_logistic_regression_on_pixels_stays_poor(pixels):
   def features(images):
     small = images.reshape(len(images), 12, 6, 12, 6, 3).mean((2, 4))
@@ -295,6 +317,7 @@ def test_logistic_regression_on_pixels_stays_poor(pixels):
 
 
 @pytest.mark.slow
+@_ALL
 def test_linear_classifier_on_colours_stays_poor(pixels):
   def features(images):
     """Square roots of the frequencies of 6 x 6 x 6 colours."""

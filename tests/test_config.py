@@ -60,6 +60,25 @@ def _error(function, *args):
   return text
 
 
+# The lists that a recipe for somebody's own photographs looks for.
+_LISTS = {
+  'anp553': (
+    'mtvso553_anplabels.txt', 'mtvso553_adjlabels.txt',
+    'mtvso553_nounlabels.txt',
+  ),
+  'anp1200': (
+    'mvso1200_anp_list.txt', 'mvso1200_adj_list.txt', 'mvso1200_noun_list.txt',
+  ),
+}  # fmt: skip
+
+
+def _own_files(variant):
+  """Makes what a recipe expects in the current folder; overrides for it."""
+  for name in _LISTS.get(variant, ()):
+    pathlib.Path(name).touch()
+  return {'data.path': '.'} if variant in _LISTS else {}
+
+
 def _golden_cases():
   """(file, variant) of every recipe that is shipped."""
   cases = []
@@ -80,16 +99,39 @@ def _golden_cases():
     for path, variant in _golden_cases()
   ],
 )
-def test_golden(path, variant):
+def test_golden(path, variant, tmp_path, monkeypatch):
   """A change of a default shows in review as a change of a golden file."""
   spec = f'{path}:{variant}' if variant else str(path)
-  text = config_lib.golden(command_line.load(spec, {}))
+  monkeypatch.chdir(tmp_path)
+  config = command_line.load(spec, _own_files(variant))
+  text = config_lib.golden(config)
   golden = GOLDEN / f'{path.stem}_{variant or "default"}.txt'
   if os.environ.get('ANP_UPDATE_GOLDEN') == '1':
     golden.parent.mkdir(exist_ok=True)
     golden.write_text(text)
   assert golden.is_file(), f'no {golden.name}: run with ANP_UPDATE_GOLDEN=1'
   assert text == golden.read_text()
+
+
+@pytest.mark.parametrize('variant', _LISTS)
+def test_recipes_of_published_lists(variant, tmp_path, monkeypatch):
+  """Each thing that is missing is asked for in one line that names its key."""
+  monkeypatch.chdir(tmp_path)
+  spec = f'{ROOT}/configs/resnet_anp.py'
+  text = _error(command_line.load, f'{spec}:{variant}', {})
+  assert text == "config.data.path='': expected the path of the folder"
+  photographs = {'data.path': '.'}
+  for name in _LISTS[variant]:
+    text = _error(command_line.load, f'{spec}:{variant}', photographs)
+    assert text == (
+      f'config.data.lists={",".join(_LISTS[variant])!r}: expected files of '
+      f'names, one a line, but there is no {name!r}'
+    )
+    pathlib.Path(name).touch()
+  config = config_lib.flat(command_line.load(f'{spec}:{variant}', photographs))
+  paper = config_lib.flat(command_line.load(f'{spec}:paper', {}))
+  differs = {key for key in paper if config[key] != paper[key]}
+  assert differs == {'data.source', 'data.path', 'data.lists'}
 
 
 def test_no_golden_without_a_recipe():

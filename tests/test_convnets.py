@@ -10,6 +10,7 @@ from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.models import convnets
 
+pytestmark = pytest.mark.usefixtures('quick_compiles')
 CLASSES = 7
 # The known numbers of parameters, with 10 classes.
 PARAMETERS = {

@@ -234,14 +234,15 @@ def _same(a, b):
 def test_synthetic_is_a_pure_function_of_seed_and_step(config):
   config.data.image_size = 8
   wanted = None
-  for data, model in ((1, 1), (2, 1), (8, 1), (4, 2)):
+  # Few devices: each compiles a program of its own for each stream.
+  for data, model in ((1, 1), (4, 1), (2, 2)):
     sharding = _sharding(config, data, model)
     stream = _synthetic(config, sharding)
     batches = [_host(next(stream)) for _ in range(4)]
     wanted = wanted or batches
     for a, b in zip(batches, wanted):
       _same(a, b)
-    _same(_host(next(_synthetic(config, sharding, start=3))), wanted[3])
+  _same(_host(next(_synthetic(config, sharding, start=3))), wanted[3])
   assert {k: (v.shape, v.dtype) for k, v in wanted[0].items()} == {
     'image': ((8, 8, 8, 3), np.uint8),
     'label': ((8,), np.int32),

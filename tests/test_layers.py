@@ -13,6 +13,7 @@ from anp_jax.models import layers
 from anp_jax.models import resnet
 from anp_jax.models.layers import convolution
 
+pytestmark = pytest.mark.usefixtures('quick_compiles')
 PLATFORMS = ('cpu', 'gpu', 'tpu')  # all are run on this machine's CPU
 # Both sides compute in float64, sums of up to 7 * 7 * 3 * 256 terms of order
 # one, each rounded at 1e-16: 1e-11 is a thousand times what was seen, and a

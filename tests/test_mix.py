@@ -55,8 +55,18 @@ def test_nothing_asked_for_changes_nothing():
   assert got[0] is images and got[1] is targets
 
 
-@pytest.mark.parametrize('mixup, cutmix', _KINDS)
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  'mixup, cutmix, dtype',
+  [
+    *((*kind, 'float32') for kind in _KINDS),
+    # One image in two is mixed, the others are cut.
+    (*_KINDS[2], 'bfloat16'),
+    *(
+      pytest.param(*kind, 'bfloat16', marks=pytest.mark.slow)
+      for kind in _KINDS[:2]
+    ),
+  ],
+)
 def test_targets_are_divided_as_the_pixels_are(mixup, cutmix, dtype):
   images, targets, rows = _batch(64, dtype=jnp.dtype(dtype))
   images, targets = _blend(
@@ -170,5 +180,7 @@ def test_result_does_not_depend_on_who_holds_which_rows():
 
 
 def test_every_step_is_blended_anew():
-  first, second = (_shares(16, 0.4, 1.0, seed)[1] for seed in (0, 1))
-  assert (first != second).any(1).all()
+  # As many pairs as above, so that nothing is compiled for them.
+  first, second = (_shares(64, 0.4, 1.0, seed)[1] for seed in (0, 1))
+  # Two rectangles may have one area by chance, of the 30 that there are.
+  assert (first != second).any(1).mean() > 0.9

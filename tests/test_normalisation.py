@@ -11,6 +11,7 @@ import pytest
 from anp_jax import mesh as mesh_lib
 from anp_jax.models import layers
 
+pytestmark = pytest.mark.usefixtures('quick_compiles')
 P = jax.sharding.PartitionSpec
 PLATFORMS = ('cpu', 'gpu')  # the two ways to take moments, both run on a CPU
 

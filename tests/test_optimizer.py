@@ -11,6 +11,8 @@ from anp_jax import config as config_lib
 from anp_jax import optimizer
 from anp_jax import validation
 
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
 BATCH = 8
 EXAMPLES = 80  # 10 steps an epoch
 STEPS = 10
@@ -304,7 +306,8 @@ def test_decay_leaves_vectors_alone(x64, config, name):
   params = _params()
   transform = optimizer.create(config, BATCH, EXAMPLES, 100)
   zeros = jax.tree.map(np.zeros_like, params)
-  updates, _ = transform.update(zeros, transform.init(params), params)
+  # One program: operation by operation would compile each of them.
+  updates, _ = jax.jit(transform.update)(zeros, transform.init(params), params)
   for path, update in jax.tree.leaves_with_path(updates):
     text = jax.tree_util.keystr(path, simple=True, separator='/')
     # dense/kernel is zero itself, so its decay is too.
@@ -334,7 +337,7 @@ def test_state_is_arrays_shaped_like_parameters(config, name):
   copies = {'sgd': 0, 'momentum': 1, 'nesterov': 1, 'lars': 1}.get(name, 2)
   assert [x.shape for x in moments] == shapes * copies
   # Types stay as they were born: a change would compile the step twice.
-  _, after = transform.update(params, state, params)
+  _, after = jax.eval_shape(transform.update, params, state, params)
   assert jax.tree.map(jnp.result_type, after) == jax.tree.map(
     jnp.result_type, state
   )

@@ -58,6 +58,25 @@ def test_a_batch_beyond_the_training_images(config):
   assert line.endswith('config.batch_size of at most 10')
 
 
+@pytest.mark.parametrize(
+  'source, side, enlarged',
+  [
+    ('anp_shapes', 224, True), ('anp_shapes', 73, True),
+    ('anp_shapes', 72, False), ('anp_shapes', 48, False),
+    ('folder', 224, False), ('tfds:mnist', 224, False),
+  ],
+)  # fmt: skip
+def test_drawings_that_are_enlarged(config, source, side, enlarged):
+  """A recipe for photographs, such as `paper`, says that it has none."""
+  config.data.source = source
+  config.data.image_size = side
+  lines = _cautions(config, ('a', 'b'), 1, 10)
+  assert len(lines) == enlarged
+  for line in lines:
+    assert f'drawings of 72 px are enlarged to {side}: ' in line
+    assert '--config.data.source=folder --config.data.path=DIR' in line
+
+
 def test_one_class(config):
   (line,) = _cautions(config, ('red\ncar',), 1, 10, np.array([10]))
   assert 'one class only, red\\ncar' in line
