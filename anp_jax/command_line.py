@@ -1,6 +1,7 @@
 """From what a person types to a config that is valid."""
 
 import argparse
+from collections.abc import Iterable
 import importlib.util
 import json
 import os
@@ -11,6 +12,8 @@ import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax import validation
+
+_MODES = ('train', 'evaluate')
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,12 +27,25 @@ class Parser(argparse.ArgumentParser):
       **arguments,
     )
 
-  def parse(self, arguments: list[str]) -> argparse.Namespace:
-    """The flags; ConfigError for one that there is not, with the nearest."""
+  def parse(
+    self, arguments: list[str], keys: Iterable[str] = ()
+  ) -> argparse.Namespace:
+    """The flags; ConfigError for one that there is not, with the nearest.
+
+    Args:
+      arguments: of the command line.
+      keys: of a config, which may be meant by what is no flag.
+    """
     flags, unknown = self.parse_known_args(arguments)
     if unknown:
       known = [option for a in self._actions for option in a.option_strings]
       name = unknown[0].partition('=')[0]
+      # Typed without its group, or with nothing but it.
+      known += [
+        f'--config.{key}'
+        for key in keys
+        if name.removeprefix('--') in (key, key.rpartition('.')[2])
+      ]
       raise config_lib.ConfigError(
         f'unknown argument {unknown[0]!r}{config_lib.nearest(name, known)}'
       )
@@ -38,6 +54,57 @@ class Parser(argparse.ArgumentParser):
   def error(self, message):
     """Raises where argparse would print two lines and exit."""
     raise config_lib.ConfigError(message)
+
+
+def main_flags(arguments: list[str], description: str) -> argparse.Namespace:
+  """Reads the flags of main.py, all but those of the config's keys.
+
+  Args:
+    arguments: of the command line, from `split_overrides`.
+    description: of the command, for --help.
+
+  Raises:
+    ConfigError: for a flag or value that there is not, with the nearest.
+  """
+  parser = Parser(prog='python main.py', description=description)
+  add = parser.add_argument
+  add('--config', metavar='FILE[:VARIANT]', help='the recipe; see configs/')
+  add(
+    '--workdir', metavar='DIR',
+    help='folder of the run (default: a fresh one in runs/)',
+  )  # fmt: skip
+  add(
+    '--mode', default='train', metavar='NAME',
+    help=f'{" or ".join(_MODES)} (default: %(default)s)',
+  )  # fmt: skip
+  add(
+    '--checkpoint', default='newest', metavar='NAME',
+    help='what --mode=evaluate scores: newest, best or a step (default: '
+    '%(default)s)',
+  )  # fmt: skip
+  add(
+    '--output', default='', metavar='DIR',
+    help='where --mode=evaluate writes its files (default: in the workdir)',
+  )  # fmt: skip
+  several = parser.add_argument_group(
+    'several processes', 'Slurm, Open MPI and TPU pods need none of these.'
+  )
+  several.add_argument(
+    '--coordinator', metavar='HOST:PORT', help='where process 0 is met'
+  )
+  several.add_argument(
+    '--num_processes', type=int, metavar='N', help='of the run, on all hosts'
+  )
+  several.add_argument(
+    '--process_id', type=int, metavar='I', help='of this process, from 0 on'
+  )
+  flags = parser.parse(arguments, config_lib.flat(config_lib.base()))
+  if flags.mode not in _MODES:
+    raise config_lib.ConfigError(
+      f'--mode={flags.mode}: expected {" or ".join(_MODES)}'
+      f'{config_lib.nearest(flags.mode, _MODES)}'
+    )
+  return flags
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:

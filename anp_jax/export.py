@@ -8,6 +8,11 @@ writes model.stablehlo, which JAX runs without this package, with labels.json
 and preprocessing.json.
 """
 
+from anp_jax import interrupts
+
+if __name__ == '__main__':
+  interrupts.watch()  # all else takes time
+
 import os
 import sys
 
@@ -33,7 +38,7 @@ def main(argv: list[str]) -> int:
   except (config_lib.ConfigError, OSError) as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
-  except KeyboardInterrupt:
+  except KeyboardInterrupt:  # of a program that calls this one
     print('\ninterrupted', file=sys.stderr)
     return 130
   return 0
@@ -123,4 +128,5 @@ def _parser():
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv))
+  interrupts.listen()
+  interrupts.exit(main(sys.argv))

@@ -10,6 +10,11 @@ says. A file that cannot be read is listed on standard error and leaves no row.
 Ends with 0 if a file was named, 1 if none could be, 2 for a bad argument.
 """
 
+from anp_jax import interrupts
+
+if __name__ == '__main__':
+  interrupts.watch()  # all else takes time
+
 from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
@@ -41,7 +46,7 @@ def main(argv: list[str]) -> int:
   except (config_lib.ConfigError, OSError) as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
-  except KeyboardInterrupt:
+  except KeyboardInterrupt:  # of a program that calls this one
     print('\ninterrupted', file=sys.stderr)
     return 130
   except Exception as e:  # JAX says so in an error of its own
@@ -250,4 +255,5 @@ class _Sheet:
 
 if __name__ == '__main__':
   xla_flags.use_huge_pages()
-  sys.exit(main(sys.argv))
+  interrupts.listen()
+  interrupts.exit(main(sys.argv))

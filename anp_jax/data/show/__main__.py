@@ -8,6 +8,11 @@ Writes training.png, evaluation.png and classes.png; with --stats it prints
 counts and writes nothing. Any --config.KEY=VALUE goes with it, as in main.py.
 """
 
+from anp_jax import interrupts
+
+if __name__ == '__main__':
+  interrupts.watch()  # all else takes time
+
 import dataclasses
 import os
 import sys
@@ -61,7 +66,7 @@ def main(argv: list[str]) -> int:
   except (config_lib.ConfigError, OSError) as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
-  except KeyboardInterrupt:
+  except KeyboardInterrupt:  # of a program that calls this one
     print('\ninterrupted', file=sys.stderr)
     return 130
   return 0
@@ -261,4 +266,5 @@ def _batch_size(config):
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv))
+  interrupts.listen()
+  interrupts.exit(main(sys.argv))
