@@ -2,10 +2,12 @@
 
 import argparse
 from collections.abc import Iterable
+import glob
 import importlib.util
 import json
 import os
 import re
+import sys
 import time
 
 import ml_collections
@@ -64,10 +66,17 @@ def main_flags(arguments: list[str], description: str) -> argparse.Namespace:
     description: of the command, for --help.
 
   Raises:
+    SystemExit: once --help is printed.
     ConfigError: for a flag or value that there is not, with the nearest.
   """
-  parser = Parser(prog='python main.py', description=description)
+  parser = Parser(
+    prog='python main.py', description=description, add_help=False
+  )
   add = parser.add_argument
+  add(
+    '-h', '--help', nargs='?', const='', metavar='GROUP',
+    help="this; with a name, the keys of the config's group",
+  )  # fmt: skip
   add('--config', metavar='FILE[:VARIANT]', help='the recipe; see configs/')
   add(
     '--workdir', metavar='DIR',
@@ -99,6 +108,16 @@ def main_flags(arguments: list[str], description: str) -> argparse.Namespace:
     '--process_id', type=int, metavar='I', help='of this process, from 0 on'
   )
   flags = parser.parse(arguments, config_lib.flat(config_lib.base()))
+  if flags.help is not None:
+    from anp_jax import config_help  # seldom needed
+
+    keys = config_help.text(flags.help)
+    try:
+      print(keys if flags.help else f'{parser.format_help()}\n{keys}')
+      sys.stdout.flush()
+    except BrokenPipeError:  # of head, or less
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)
   if flags.mode not in _MODES:
     raise config_lib.ConfigError(
       f'--mode={flags.mode}: expected {" or ".join(_MODES)}'
@@ -145,9 +164,20 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
     ConfigError: for a missing flag, or whatever is wrong with the config.
   """
   saved = os.path.join(flags.workdir or '', 'config.json')
+  if flags.mode == 'evaluate' and not os.path.isdir(flags.workdir or ''):
+    what = f', not {flags.workdir!r}' if flags.workdir else ''
+    raise config_lib.ConfigError(
+      f'--mode=evaluate needs the --workdir of a run{what}'
+      f'{_nearest_run(flags.workdir or "")}'
+    )
   if flags.config:
     config = load(flags.config, overrides)
-  elif flags.mode == 'evaluate' and flags.workdir and os.path.isfile(saved):
+  elif flags.mode == 'evaluate':
+    if not os.path.isfile(saved):
+      raise config_lib.ConfigError(
+        f'--workdir={flags.workdir!r} is no run: it has no config.json, which '
+        '--mode=evaluate reads; expected the --workdir of a training'
+      )
     config = _saved(saved, overrides)
   else:
     raise config_lib.ConfigError(
@@ -174,15 +204,9 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
       f'--output={flags.output}: of the models of a ring --mode=evaluate '
       'writes the leaderboard in the workdir, and no folder'
     )
-  if os.path.exists(flags.output) and not os.path.isdir(flags.output):
-    raise config_lib.ConfigError(
-      f'--output={flags.output!r} is a file, expected a folder'
-    )
+  if flags.output:
+    check_folder('--output', os.path.expanduser(flags.output))
   workdir = flags.workdir
-  if flags.mode == 'evaluate' and not os.path.isdir(workdir or ''):
-    raise config_lib.ConfigError(
-      f'--mode=evaluate needs the --workdir of a run, not {workdir!r}'
-    )
   if not workdir and processes > 1:
     raise config_lib.ConfigError(
       f'--workdir is missing: {processes} processes need one that all see'
@@ -190,11 +214,73 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   if not workdir:
     name = os.path.basename(flags.config).replace('.py', '').replace(':', '-')
     workdir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
-  if os.path.exists(workdir) and not os.path.isdir(workdir):
-    raise config_lib.ConfigError(
-      f'--workdir={workdir!r} is a file, expected a folder'
-    )
+  if not flags.output:  # else nothing is written there
+    check_folder('--workdir', workdir)
+  if flags.mode == 'train':
+    _check_apart(workdir, config)
   return config, os.path.normpath(workdir)
+
+
+def check_folder(flag: str, path: str) -> None:
+  """Refuses a folder to write to that cannot be made or written to.
+
+  Args:
+    flag: that names it, with its dashes.
+    path: of the folder, which need not be there.
+
+  Raises:
+    ConfigError: naming the flag, and the file or folder at fault.
+  """
+  place = path
+  while not os.path.lexists(place):
+    place = os.path.dirname(os.path.abspath(place))
+  if not os.path.isdir(place):
+    where = '' if place == path else f': {place}'
+    raise config_lib.ConfigError(
+      f'{flag}={path!r}{where} is a file, expected a folder'
+    )
+  if not os.access(place, os.W_OK | os.X_OK):
+    raise config_lib.ConfigError(
+      f'{flag}={path!r}: {place} cannot be written to; choose another folder'
+    )
+
+
+def check_file(flag: str, path: str) -> None:
+  """Refuses a file that cannot be written; see `check_folder`."""
+  folder = os.path.dirname(path) or '.'
+  if os.path.isdir(path) or not os.path.isdir(folder):
+    what = 'a folder' if os.path.isdir(path) else f'{folder} is no folder'
+    raise config_lib.ConfigError(
+      f'{flag}={path!r}: {what}, expected a file to write'
+    )
+  place = path if os.path.exists(path) else folder
+  if not os.access(place, os.W_OK):
+    raise config_lib.ConfigError(
+      f'{flag}={path!r}: {place} cannot be written to; choose another place'
+    )
+
+
+def _nearest_run(path):
+  """The run beside it with the nearest name, as text for an error line."""
+  folder, name = os.path.split(os.path.normpath(path))
+  runs = glob.glob(os.path.join(glob.escape(folder), '*', 'config.json'))
+  names = [os.path.basename(os.path.dirname(run)) for run in runs]
+  return config_lib.nearest(name, names)
+
+
+def _check_apart(workdir, config):
+  """Refuses a workdir inside the data folder, and the reverse."""
+  if config.data.source != 'folder':
+    return
+  run = os.path.realpath(workdir)
+  data = os.path.realpath(os.path.expanduser(config.data.path))
+  common = os.path.commonpath([run, data])
+  if common in (run, data):
+    how = 'inside' if common == data else 'around'
+    raise config_lib.ConfigError(
+      f'--workdir={workdir} is {how} config.data.path={config.data.path}, '
+      'where each folder is taken for a class; expected a folder apart from it'
+    )
 
 
 def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:

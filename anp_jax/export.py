@@ -95,6 +95,7 @@ def _parse(arguments):
   for name in ('checkpoint', 'output'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name}=DIR is missing')
+  command_line.check_folder('--output', flags.output)
   from anp_jax.weights import program
 
   flags.platforms = tuple(p.strip() for p in flags.platforms.split(','))

@@ -34,6 +34,9 @@ def main(argv: list[str]) -> int:
   progress = None
   try:
     flags = _parse(argv[1:])
+    problem = xla_flags.missing_plugin()
+    if problem:
+      raise config_lib.ConfigError(problem)
     from anp_jax.predicting import progress as progress_lib
 
     xla_flags.enable()
@@ -110,12 +113,8 @@ def _parse(arguments):
     )
   for name in ('output', 'sheet'):
     path = os.path.expanduser(getattr(flags, name))
-    folder = os.path.dirname(path) or '.'
-    if path and (os.path.isdir(path) or not os.path.isdir(folder)):
-      what = 'a folder' if os.path.isdir(path) else f'{folder} is no folder'
-      raise config_lib.ConfigError(
-        f'--{name}={getattr(flags, name)!r}: {what}, expected a file to write'
-      )
+    if path:
+      command_line.check_file(f'--{name}', path)
     setattr(flags, name, path)
   return flags
 

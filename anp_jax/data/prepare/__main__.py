@@ -67,6 +67,7 @@ def _parse(arguments):
   config = config_lib.base()
   config.data.dir = flags.data_dir
   flags.data_dir = os.path.abspath(config_lib.data_dir(config))
+  command_line.check_folder('--data_dir', flags.data_dir)
   flags.share = _share(flags)
   return flags
 

@@ -121,7 +121,7 @@ def spread(seed: int, count: int, size: int) -> np.ndarray:
 
 def _parse(arguments):
   parser = _parser()
-  flags = parser.parse(arguments)
+  flags = parser.parse(arguments, config_lib.flat(config_lib.base()))
   if not flags.config:
     raise config_lib.ConfigError(
       '--config=FILE[:VARIANT] is missing; see configs/'
@@ -139,6 +139,8 @@ def _parse(arguments):
     )
   if flags.step < 0:
     raise config_lib.ConfigError(f'--step={flags.step}: expected 0 or more')
+  if not flags.stats:
+    command_line.check_folder('--output', os.path.expanduser(flags.output))
   return flags
 
 
