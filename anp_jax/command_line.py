@@ -175,8 +175,9 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   elif flags.mode == 'evaluate':
     if not os.path.isfile(saved):
       raise config_lib.ConfigError(
-        f'--workdir={flags.workdir!r} is no run: it has no config.json, which '
-        '--mode=evaluate reads; expected the --workdir of a training'
+        f'--workdir={flags.workdir!r} is no run: it has no config.json; '
+        '--mode=evaluate expects the --workdir of a training, or '
+        '--config=FILE[:VARIANT] besides'
       )
     config = _saved(saved, overrides)
   else:
