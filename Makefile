@@ -84,6 +84,8 @@ soak: $(READY)  ## Kill runs over and over; variants of slow tests.
 	  tests/test_damage.py $(PYTEST_ARGS)
 	ANP_KILLS=20 $(VENV_PYTHON) -m pytest -q -k again_and_again \
 	  tests/test_train.py $(PYTEST_ARGS)
+	ANP_INTERRUPTS=200 $(VENV_PYTHON) -m pytest -q -k any_moment \
+	  tests/test_interrupts.py $(PYTEST_ARGS)
 	ANP_STEPS=200 $(VENV_PYTHON) -m pytest -q -m 'soak or slow' \
 	  tests/test_invariant.py $(PYTEST_ARGS)
 	$(VENV_PYTHON) -m pytest -q -m soak $(PYTEST_ARGS)

@@ -1,16 +1,21 @@
 """From what a person types to a config that is valid."""
 
 import argparse
+from collections.abc import Iterable
+import glob
 import importlib.util
 import json
 import os
 import re
+import sys
 import time
 
 import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax import validation
+
+_MODES = ('train', 'evaluate')
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,12 +29,25 @@ class Parser(argparse.ArgumentParser):
       **arguments,
     )
 
-  def parse(self, arguments: list[str]) -> argparse.Namespace:
-    """The flags; ConfigError for one that there is not, with the nearest."""
+  def parse(
+    self, arguments: list[str], keys: Iterable[str] = ()
+  ) -> argparse.Namespace:
+    """The flags; ConfigError for one that there is not, with the nearest.
+
+    Args:
+      arguments: of the command line.
+      keys: of a config, which may be meant by what is no flag.
+    """
     flags, unknown = self.parse_known_args(arguments)
     if unknown:
       known = [option for a in self._actions for option in a.option_strings]
       name = unknown[0].partition('=')[0]
+      # Typed without its group, or with nothing but it.
+      known += [
+        f'--config.{key}'
+        for key in keys
+        if name.removeprefix('--') in (key, key.rpartition('.')[2])
+      ]
       raise config_lib.ConfigError(
         f'unknown argument {unknown[0]!r}{config_lib.nearest(name, known)}'
       )
@@ -38,6 +56,74 @@ class Parser(argparse.ArgumentParser):
   def error(self, message):
     """Raises where argparse would print two lines and exit."""
     raise config_lib.ConfigError(message)
+
+
+def main_flags(arguments: list[str], description: str) -> argparse.Namespace:
+  """Reads the flags of main.py, all but those of the config's keys.
+
+  Args:
+    arguments: of the command line, from `split_overrides`.
+    description: of the command, for --help.
+
+  Raises:
+    SystemExit: once --help is printed.
+    ConfigError: for a flag or value that there is not, with the nearest.
+  """
+  parser = Parser(
+    prog='python main.py', description=description, add_help=False
+  )
+  add = parser.add_argument
+  add(
+    '-h', '--help', nargs='?', const='', metavar='GROUP',
+    help="this; with a name, the keys of the config's group",
+  )  # fmt: skip
+  add('--config', metavar='FILE[:VARIANT]', help='the recipe; see configs/')
+  add(
+    '--workdir', metavar='DIR',
+    help='folder of the run (default: a fresh one in runs/)',
+  )  # fmt: skip
+  add(
+    '--mode', default='train', metavar='NAME',
+    help=f'{" or ".join(_MODES)} (default: %(default)s)',
+  )  # fmt: skip
+  add(
+    '--checkpoint', default='newest', metavar='NAME',
+    help='what --mode=evaluate scores: newest, best or a step (default: '
+    '%(default)s)',
+  )  # fmt: skip
+  add(
+    '--output', default='', metavar='DIR',
+    help='where --mode=evaluate writes its files (default: in the workdir)',
+  )  # fmt: skip
+  several = parser.add_argument_group(
+    'several processes', 'Slurm, Open MPI and TPU pods need none of these.'
+  )
+  several.add_argument(
+    '--coordinator', metavar='HOST:PORT', help='where process 0 is met'
+  )
+  several.add_argument(
+    '--num_processes', type=int, metavar='N', help='of the run, on all hosts'
+  )
+  several.add_argument(
+    '--process_id', type=int, metavar='I', help='of this process, from 0 on'
+  )
+  flags = parser.parse(arguments, config_lib.flat(config_lib.base()))
+  if flags.help is not None:
+    from anp_jax import config_help  # seldom needed
+
+    keys = config_help.text(flags.help)
+    try:
+      print(keys if flags.help else f'{parser.format_help()}\n{keys}')
+      sys.stdout.flush()
+    except BrokenPipeError:  # of head, or less
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)
+  if flags.mode not in _MODES:
+    raise config_lib.ConfigError(
+      f'--mode={flags.mode}: expected {" or ".join(_MODES)}'
+      f'{config_lib.nearest(flags.mode, _MODES)}'
+    )
+  return flags
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -79,16 +165,26 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   """
   saved = os.path.join(flags.workdir or '', 'config.json')
   run = _read_json(saved) if os.path.isfile(saved) else {}
+  is_evaluation = flags.mode == 'evaluate'
   if flags.config:
     config = load(flags.config, overrides)
-  elif flags.mode == 'evaluate' and run:
+  elif is_evaluation and run:
     config = _overridden(config_lib.from_flat(run), overrides)
-  elif flags.mode == 'evaluate' and overrides.get('init.from'):
+  elif is_evaluation and overrides.get('init.from'):
     config = _overridden(config_lib.base(), overrides)
+  elif is_evaluation:
+    _check_run(flags.workdir)
+    raise config_lib.ConfigError(
+      f'--workdir={flags.workdir!r} is no run: it has no config.json; '
+      '--mode=evaluate expects the --workdir of a training, or '
+      '--config=FILE[:VARIANT] besides'
+    )
   else:
     raise config_lib.ConfigError(
       '--config=FILE[:VARIANT] is missing; see configs/'
     )
+  if is_evaluation and not config.init['from']:
+    _check_run(flags.workdir)
   _adopt_weights(config, overrides, run, flags.mode)
   chosen = flags.checkpoint
   if chosen not in ('newest', 'best') and not chosen.isdecimal():
@@ -111,19 +207,9 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
       f'--output={flags.output}: of the models of a ring --mode=evaluate '
       'writes the leaderboard in the workdir, and no folder'
     )
-  if os.path.exists(flags.output) and not os.path.isdir(flags.output):
-    raise config_lib.ConfigError(
-      f'--output={flags.output!r} is a file, expected a folder'
-    )
+  if flags.output:
+    check_folder('--output', os.path.expanduser(flags.output))
   workdir = flags.workdir
-  if (
-    flags.mode == 'evaluate'
-    and not config.init['from']
-    and not os.path.isdir(workdir or '')
-  ):
-    raise config_lib.ConfigError(
-      f'--mode=evaluate needs the --workdir of a run, not {workdir!r}'
-    )
   if not workdir and processes > 1:
     raise config_lib.ConfigError(
       f'--workdir is missing: {processes} processes need one that all see'
@@ -132,11 +218,83 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
     name = flags.config or os.path.normpath(config.init['from'])
     name = os.path.basename(name).replace('.py', '').replace(':', '-')
     workdir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
-  if os.path.exists(workdir) and not os.path.isdir(workdir):
-    raise config_lib.ConfigError(
-      f'--workdir={workdir!r} is a file, expected a folder'
-    )
+  if not flags.output:  # else nothing is written there
+    check_folder('--workdir', workdir)
+  if flags.mode == 'train':
+    _check_apart(workdir, config)
   return config, os.path.normpath(workdir)
+
+
+def _check_run(workdir) -> None:
+  """Refuses to evaluate what is no folder; names the run that may be meant."""
+  if not os.path.isdir(workdir or ''):
+    what = f', not {workdir!r}' if workdir else ''
+    raise config_lib.ConfigError(
+      f'--mode=evaluate needs the --workdir of a run{what}'
+      f'{_nearest_run(workdir or "")}'
+    )
+
+
+def check_folder(flag: str, path: str) -> None:
+  """Refuses a folder to write to that cannot be made or written to.
+
+  Args:
+    flag: that names it, with its dashes.
+    path: of the folder, which need not be there.
+
+  Raises:
+    ConfigError: naming the flag, and the file or folder at fault.
+  """
+  place = path
+  while not os.path.lexists(place):
+    place = os.path.dirname(os.path.abspath(place))
+  if not os.path.isdir(place):
+    where = '' if place == path else f': {place}'
+    raise config_lib.ConfigError(
+      f'{flag}={path!r}{where} is a file, expected a folder'
+    )
+  if not os.access(place, os.W_OK | os.X_OK):
+    raise config_lib.ConfigError(
+      f'{flag}={path!r}: {place} cannot be written to; choose another folder'
+    )
+
+
+def check_file(flag: str, path: str) -> None:
+  """Refuses a file that cannot be written; see `check_folder`."""
+  folder = os.path.dirname(path) or '.'
+  if os.path.isdir(path) or not os.path.isdir(folder):
+    what = 'a folder' if os.path.isdir(path) else f'{folder} is no folder'
+    raise config_lib.ConfigError(
+      f'{flag}={path!r}: {what}, expected a file to write'
+    )
+  place = path if os.path.exists(path) else folder
+  if not os.access(place, os.W_OK):
+    raise config_lib.ConfigError(
+      f'{flag}={path!r}: {place} cannot be written to; choose another place'
+    )
+
+
+def _nearest_run(path):
+  """The run beside it with the nearest name, as text for an error line."""
+  folder, name = os.path.split(os.path.normpath(path))
+  runs = glob.glob(os.path.join(glob.escape(folder), '*', 'config.json'))
+  names = [os.path.basename(os.path.dirname(run)) for run in runs]
+  return config_lib.nearest(name, names)
+
+
+def _check_apart(workdir, config):
+  """Refuses a workdir inside the data folder, and the reverse."""
+  if config.data.source != 'folder':
+    return
+  run = os.path.realpath(workdir)
+  data = os.path.realpath(os.path.expanduser(config.data.path))
+  common = os.path.commonpath([run, data])
+  if common in (run, data):
+    how = 'inside' if common == data else 'around'
+    raise config_lib.ConfigError(
+      f'--workdir={workdir} is {how} config.data.path={config.data.path}, '
+      'where each folder is taken for a class; expected a folder apart from it'
+    )
 
 
 def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:

@@ -8,6 +8,11 @@ writes model.stablehlo, which JAX runs without this package, with labels.json
 and preprocessing.json.
 """
 
+from anp_jax import interrupts
+
+if __name__ == '__main__':
+  interrupts.watch()  # all else takes time
+
 import os
 import sys
 
@@ -33,7 +38,7 @@ def main(argv: list[str]) -> int:
   except (config_lib.ConfigError, OSError) as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
-  except KeyboardInterrupt:
+  except KeyboardInterrupt:  # of a program that calls this one
     print('\ninterrupted', file=sys.stderr)
     return 130
   return 0
@@ -97,6 +102,7 @@ def _parse(arguments):
   for name in ('checkpoint', 'output'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name}=DIR is missing')
+  command_line.check_folder('--output', flags.output)
   from anp_jax.weights import program
 
   flags.platforms = tuple(p.strip() for p in flags.platforms.split(','))
@@ -130,4 +136,5 @@ def _parser():
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv))
+  interrupts.listen()
+  interrupts.exit(main(sys.argv))

@@ -12,6 +12,11 @@ says. A file that cannot be read is listed on standard error and leaves no row.
 Ends with 0 if a file was named, 1 if none could be, 2 for a bad argument.
 """
 
+from anp_jax import interrupts
+
+if __name__ == '__main__':
+  interrupts.watch()  # all else takes time
+
 from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
@@ -31,6 +36,9 @@ def main(argv: list[str]) -> int:
   progress = None
   try:
     flags = _parse(argv[1:])
+    problem = xla_flags.missing_plugin()
+    if problem:
+      raise config_lib.ConfigError(problem)
     from anp_jax.predicting import progress as progress_lib
 
     xla_flags.enable()
@@ -43,7 +51,7 @@ def main(argv: list[str]) -> int:
   except (config_lib.ConfigError, OSError) as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
-  except KeyboardInterrupt:
+  except KeyboardInterrupt:  # of a program that calls this one
     print('\ninterrupted', file=sys.stderr)
     return 130
   except Exception as e:  # JAX says so in an error of its own
@@ -107,12 +115,8 @@ def _parse(arguments):
     )
   for name in ('output', 'sheet'):
     path = os.path.expanduser(getattr(flags, name))
-    folder = os.path.dirname(path) or '.'
-    if path and (os.path.isdir(path) or not os.path.isdir(folder)):
-      what = 'a folder' if os.path.isdir(path) else f'{folder} is no folder'
-      raise config_lib.ConfigError(
-        f'--{name}={getattr(flags, name)!r}: {what}, expected a file to write'
-      )
+    if path:
+      command_line.check_file(f'--{name}', path)
     setattr(flags, name, path)
   return flags
 
@@ -297,4 +301,5 @@ def _origin(trained):
 
 if __name__ == '__main__':
   xla_flags.use_huge_pages()
-  sys.exit(main(sys.argv))
+  interrupts.listen()
+  interrupts.exit(main(sys.argv))

@@ -13,6 +13,8 @@ import contextlib
 import glob
 import importlib.util
 import os
+import signal
+import subprocess
 import sys
 from typing import NamedTuple
 
@@ -64,6 +66,8 @@ VARIABLES = (
 
 # JAX refuses to start with both names of one variable.
 _OLD_NAMES = {'XLA_CLIENT_MEM_FRACTION': 'XLA_PYTHON_CLIENT_MEM_FRACTION'}
+_CUDA_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin')
+_NVIDIA, _GOOGLE = '0x10de', '0x1ae0'  # as PCI numbers their makers
 _HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
 # How many threads XLA's CPU devices share, all of a process; by default as many
 # as there are cores. A callback that waits holds one, and would wait for ever
@@ -150,9 +154,12 @@ def use_huge_pages(
     return
   tunables = [tunables] * bool(tunables) + ['glibc.malloc.hugetlb=1']
   environment['GLIBC_TUNABLES'] = ':'.join(tunables)
+  # A Ctrl-C that comes now waits for the new process; see `interrupts.watch`.
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   # Without it a step is slower, and no less right.
   with contextlib.suppress(OSError):
     restart(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+  signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _can_start_anew():
@@ -183,7 +190,7 @@ def platform(environment: MutableMapping[str, str] = os.environ) -> str:
   hidden = environment.get('CUDA_VISIBLE_DEVICES', '0').strip() in ('', '-1')
   if (
     not hidden
-    and _installed('jax_cuda12_plugin', 'jax_cuda13_plugin')
+    and _installed(*_CUDA_PLUGINS)
     # The last two: a container that hides /proc, and WSL.
     and _exists('/proc/driver/nvidia', '/dev/nvidiactl', '/dev/dxg')
   ):
@@ -209,6 +216,96 @@ def cpu_threads(
 def named_threads(environment: MutableMapping[str, str] = os.environ) -> str:
   """The text that names the pool's size to XLA; '' where nothing does."""
   return next((environment[n] for n in _THREADS if n in environment), '')
+
+
+def missing_plugin(
+  environment: MutableMapping[str, str] = os.environ, root: str = '/'
+) -> str:
+  """What to install where JAX cannot use an accelerator of this host.
+
+  JAX itself says nothing, or only warns, and computes on the CPU.
+
+  Args:
+    environment: variables; one that names the platform, or hides the devices,
+      says that the CPU is meant.
+    root: of the file system to look at.
+
+  Returns:
+    One line; '' where nothing is missing.
+  """
+  if environment.get('JAX_PLATFORMS', '').strip():
+    return ''
+  hidden = environment.get('CUDA_VISIBLE_DEVICES', '0').strip() in ('', '-1')
+  gpu = '' if hidden or _installed(*_CUDA_PLUGINS) else _nvidia(root)
+  tpu = '' if _installed('libtpu') else _tpu(root, environment)
+  if gpu:
+    what, install = (
+      f'an NVIDIA GPU ({gpu})',
+      (
+        'make setup ACCELERATOR=cuda13 (cuda12 below driver 580 or Turing), or '
+        'pip install -r requirements-cuda.txt'
+      ),
+    )
+  elif tpu:
+    what, install = (
+      f'a TPU ({tpu})',
+      ("make setup ACCELERATOR=tpu, or pip install 'jax[tpu]'"),
+    )
+  else:
+    return ''
+  return (
+    f'this host has {what}, but JAX has no plugin for it: {install}; '
+    'JAX_PLATFORMS=cpu to compute on the CPU'
+  )
+
+
+def _nvidia(root):
+  """By what an NVIDIA GPU is seen; '' if there is none."""
+  for pattern in ('dev/nvidia[0-9]*', 'proc/driver/nvidia/gpus/*'):
+    paths = sorted(glob.glob(os.path.join(root, pattern)))
+    if paths:
+      return paths[0]
+  for device, vendor in _pci(root):
+    kind = _read(os.path.join(device, 'class'))
+    # A display or 3D controller: NVIDIA's network cards have its number too.
+    if vendor == _NVIDIA and kind.startswith('0x03'):
+      return device
+  return _listed_by_nvidia_smi()
+
+
+def _listed_by_nvidia_smi():
+  """The first GPU that NVIDIA's tool lists; all that WSL shows of one."""
+  try:
+    text = subprocess.run(
+      ['nvidia-smi', '--list-gpus'],
+      capture_output=True, text=True, timeout=30, check=True,
+    ).stdout  # fmt: skip
+  except (OSError, subprocess.SubprocessError):
+    return ''
+  line = text.partition('\n')[0]
+  return line.partition(' (UUID')[0] if line.startswith('GPU ') else ''
+
+
+def _tpu(root, environment):
+  """By what a TPU is seen; '' if there is none. See scripts/hardware.py."""
+  for pattern in ('dev/accel[0-9]*', 'dev/vfio/[0-9]*'):
+    paths = sorted(glob.glob(os.path.join(root, pattern)))
+    # vfio is for any device that a virtual machine is given.
+    if paths and (
+      'accel' in pattern
+      or environment.get('TPU_ACCELERATOR_TYPE')
+      or environment.get('TPU_NAME')
+      or any(vendor == _GOOGLE for _, vendor in _pci(root))
+    ):
+      return paths[0]
+  return ''
+
+
+def _pci(root):
+  """The folder and the vendor of each PCI device."""
+  devices = os.path.join(root, 'sys/bus/pci/devices/*')
+  for device in sorted(glob.glob(devices)):
+    yield device, _read(os.path.join(device, 'vendor')).strip()
 
 
 def not_deterministic(

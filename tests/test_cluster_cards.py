@@ -188,6 +188,7 @@ def here(monkeypatch):
   def pretend(name):
     monkeypatch.setattr(xla_flags, 'platform', lambda environment: name)
 
+  monkeypatch.setattr(xla_flags, 'missing_plugin', lambda environment: '')
   pretend('cpu')
   return pretend
 
@@ -258,3 +259,8 @@ def test_other_code_is_seen(monkeypatch, tmp_path):
   assert code() == before
   (tmp_path / 'anp_jax/step.py').write_text('x = 2')
   assert code() != before
+
+
+def test_a_gpu_of_this_host_that_jax_has_no_plugin_for(monkeypatch):
+  monkeypatch.setattr(xla_flags, 'missing_plugin', lambda environment: 'line')
+  assert cards.own_problem({}) == 'line'

@@ -308,7 +308,7 @@ def test_ctrl_c_and_the_same_command_again(tmp_path):
       process.send_signal(signal.SIGINT)
       break
   rest = process.stdout.read()
-  assert process.wait(60) == 0
+  assert process.wait(60) == 130
   assert 'the same command goes on' in rest
   at = int(rest.split('stopped at step ')[1].split()[0])
   command[-2] = f'--config.duration={at + 3} steps'

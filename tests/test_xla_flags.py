@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -167,6 +168,95 @@ def test_the_users_share_of_memory_stands(name):
 def test_platform(seen, names, variables, platform):
   seen(*names)
   assert xla_flags.platform(variables) == platform
+
+
+def _host(root, *paths, **texts):
+  """A file system with these files."""
+  for path in paths:
+    texts[path] = ''
+  for path, text in texts.items():
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+  return str(root)
+
+
+_PCI = 'sys/bus/pci/devices/0000:01:00.0/'
+_NVIDIA = {_PCI + 'vendor': '0x10de\n', _PCI + 'class': '0x030200\n'}
+_GPU_SETUP = 'make setup ACCELERATOR=cuda13'
+_TPU_SETUP = 'make setup ACCELERATOR=tpu'
+
+
+@pytest.fixture
+def no_tool(monkeypatch, tmp_path):
+  monkeypatch.setenv('PATH', str(tmp_path / 'nowhere'))
+
+
+@pytest.mark.parametrize(
+  'files, variables, plugins, words',
+  [
+    ({'dev/nvidia0': ''}, {}, (), ['dev/nvidia0', _GPU_SETUP]),
+    ({'proc/driver/nvidia/gpus/0000:01:00.0/information': ''}, {}, (),
+     ['/gpus/0000:01:00.0', _GPU_SETUP]),
+    (_NVIDIA, {}, (), ['0000:01:00.0', 'requirements-cuda.txt']),
+    (_NVIDIA, {'CUDA_VISIBLE_DEVICES': '1'}, (), [_GPU_SETUP]),
+    # Another plugin does not serve it.
+    ({'dev/nvidia0': ''}, {}, ('libtpu',), [_GPU_SETUP]),
+    ({'dev/accel0': ''}, {}, (), ['dev/accel0', _TPU_SETUP]),
+    ({'dev/vfio/0': ''}, {'TPU_NAME': 'x'}, (), ['dev/vfio/0', _TPU_SETUP]),
+    ({'dev/vfio/0': '', _PCI + 'vendor': '0x1ae0\n'}, {},
+     ('jax_cuda13_plugin',), [_TPU_SETUP]),
+    # Served, hidden, or not meant.
+    ({'dev/nvidia0': ''}, {}, ('jax_cuda13_plugin',), []),
+    ({'dev/nvidia0': ''}, {}, ('jax_cuda12_plugin',), []),
+    ({'dev/accel0': ''}, {}, ('libtpu',), []),
+    ({'dev/nvidia0': '', 'dev/accel0': ''}, {'JAX_PLATFORMS': 'cpu'}, (), []),
+    ({'dev/nvidia0': ''}, {'CUDA_VISIBLE_DEVICES': ''}, (), []),
+    ({'dev/nvidia0': ''}, {'CUDA_VISIBLE_DEVICES': '-1'}, (), []),
+    # No accelerator of theirs: a bare host, NVIDIA's network card, another
+    # maker's display, a device passed to a virtual machine, an NPU's folder.
+    ({}, {}, (), []),
+    ({_PCI + 'vendor': '0x10de\n', _PCI + 'class': '0x020700\n'}, {}, (), []),
+    ({_PCI + 'vendor': '0x8086\n', _PCI + 'class': '0x030000\n'}, {}, (), []),
+    ({'dev/vfio/0': '', _PCI + 'vendor': '0x8086\n'}, {}, (), []),
+    ({'dev/accel/accel0': '', 'dev/vfio/vfio': '', 'dev/nvidiactl': ''}, {}, (),
+     []),
+  ],
+)  # fmt: skip
+def test_an_accelerator_that_jax_has_no_plugin_for(
+  files, variables, plugins, words, seen, no_tool, tmp_path
+):
+  seen(*plugins)
+  text = xla_flags.missing_plugin(variables, _host(tmp_path, **files))
+  assert bool(text) == bool(words) and '\n' not in text
+  for word in words:
+    assert word in text
+  if words:
+    assert text.endswith('JAX_PLATFORMS=cpu to compute on the CPU')
+
+
+def test_a_gpu_that_only_nvidias_tool_shows(seen, monkeypatch, tmp_path):
+  """As under WSL."""
+  seen()
+  tool = tmp_path / 'nvidia-smi'
+  line = 'GPU 0: NVIDIA RTX A2000 (UUID: GPU-1a2b)'
+  tool.write_text(f"#!/bin/sh\n[ $1 = --list-gpus ] && echo '{line}'\n")
+  tool.chmod(0o755)
+  monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+  text = xla_flags.missing_plugin({}, str(tmp_path))
+  assert 'an NVIDIA GPU (GPU 0: NVIDIA RTX A2000), but' in text
+  tool.write_text('#!/bin/sh\necho No devices were found\n')
+  assert xla_flags.missing_plugin({}, str(tmp_path)) == ''
+  tool.write_text('#!/bin/sh\nexit 9\n')
+  assert xla_flags.missing_plugin({}, str(tmp_path)) == ''
+
+
+def test_what_the_line_says_to_install_is_what_set_up_installs():
+  project = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
+  lines = (_ROOT / 'requirements-cuda.txt').read_text().splitlines()
+  assert [x for x in lines if not x.startswith('#')] == [
+    '-r requirements.txt', *project['optional-dependencies']['cuda'],
+  ]  # fmt: skip
 
 
 @pytest.fixture

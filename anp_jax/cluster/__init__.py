@@ -12,6 +12,7 @@ import time
 import traceback
 
 from anp_jax import config as config_lib
+from anp_jax import interrupts
 from anp_jax import xla_flags
 from anp_jax.cluster import cards
 from anp_jax.cluster import hub as hub_lib
@@ -114,6 +115,11 @@ class Processes:
     Not for the loop: a step's own sums carry what is decided there.
     """
     return self._link.gather(value) if self._link else [value]
+
+  @property
+  def interrupted(self) -> bool:
+    """Whether Ctrl-C stopped the run, which has saved."""
+    return self._stop.interrupted
 
   def vote(self) -> int:
     """What this process asks of all; see `stopping`."""
@@ -229,6 +235,8 @@ def start(
     _open_hub(place, settings)
   link = link_lib.Link(place, card, settings)
   processes = Processes(config, place, link)
+  # The others hear of it at once, and need not miss this one first.
+  interrupts.before_leaving(lambda: processes.end(KeyboardInterrupt()))
   try:
     processes.watch()
     # No program spans the processes of a ring, nor those that help another.

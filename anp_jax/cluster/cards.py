@@ -49,7 +49,7 @@ def own_problem(environment=os.environ) -> str:
   given = _slurms_gpus(environment)
   here = xla_flags.platform(environment)
   if not given or here == 'gpu' or environment.get('JAX_PLATFORMS'):
-    return ''
+    return xla_flags.missing_plugin(environment)
   hidden = environment.get('CUDA_VISIBLE_DEVICES')
   why = (
     f'CUDA_VISIBLE_DEVICES={hidden!r} hides them'

@@ -29,6 +29,9 @@ class Stop:
 
   Signals are read by a thread, so that they are heard while the main thread is
   deep in a compile or a collective.
+
+  Attributes:
+    interrupted: whether the first signal was Ctrl-C.
   """
 
   def __init__(
@@ -49,6 +52,7 @@ class Stop:
     # Set by two threads, so two attributes.
     self._out_of_time = False
     self._heard = None  # when the first signal came
+    self.interrupted = False
     self._before = {}
     self._pipe = None
     self._cannot = None
@@ -118,6 +122,7 @@ class Stop:
         os._exit(128 + number)
       return
     self._heard = now
+    self.interrupted = number == signal.SIGINT
     _say(f'{name}: saving, then stopping; once more to leave at once')
     if self._timeout:
       seconds = self._allowed()

@@ -100,6 +100,7 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
   for flag in ('config', 'workdir'):
     if not getattr(flags, flag):
       raise config_lib.ConfigError(f'--{flag} is missing')
+  command_line.check_folder('--workdir', flags.workdir)
   rates = grid.learning_rates(flags.learning_rates)
   for key, flag in grid.AXES.items():
     if key in overrides and (key != grid.RATE or rates != (None,)):

@@ -106,6 +106,7 @@ def _flags(arguments):
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name} is missing')
+  command_line.check_folder('--workdir', flags.workdir)
   if flags.rounds < 1:
     raise config_lib.ConfigError(f'--rounds={flags.rounds}: expected 1 or more')
   return flags

@@ -72,6 +72,7 @@ def _flags(arguments):
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name} is missing')
+  command_line.check_folder('--workdir', flags.workdir)
   if flags.stations < 1:
     raise config_lib.ConfigError(
       f'--stations={flags.stations}: expected 1 or more'

@@ -11,6 +11,11 @@ hosts that share a file system, divide the work: start the same command in each
 (srun does), or with --process_id and --num_processes.
 """
 
+from anp_jax import interrupts
+
+if __name__ == '__main__':
+  interrupts.watch()  # all else takes time
+
 import os
 import re
 import sys
@@ -31,6 +36,7 @@ def main(argv: list[str]) -> int:
   """Returns the process's exit status: 0, 2 (bad input or a failing policy)."""
   try:
     flags = _parse(argv[1:])
+    interrupts.set_line('interrupted; the same command goes on')
     if flags.source.startswith('tfds:'):
       from anp_jax.data.prepare import conversion as work
     else:
@@ -39,7 +45,7 @@ def main(argv: list[str]) -> int:
   except (config_lib.ConfigError, OSError) as e:
     parts_lib.say(f'error: {e}'.replace('\n', ' '))
     return 2
-  except KeyboardInterrupt:
+  except KeyboardInterrupt:  # of a program that calls this one
     parts_lib.say('\ninterrupted; the same command goes on')
     return 130
   print('\n'.join(lines))
@@ -61,6 +67,7 @@ def _parse(arguments):
   config = config_lib.base()
   config.data.dir = flags.data_dir
   flags.data_dir = os.path.abspath(config_lib.data_dir(config))
+  command_line.check_folder('--data_dir', flags.data_dir)
   flags.share = _share(flags)
   return flags
 
@@ -240,4 +247,5 @@ def _slurm():
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv))
+  interrupts.listen()
+  interrupts.exit(main(sys.argv))

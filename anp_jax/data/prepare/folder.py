@@ -313,10 +313,16 @@ def _listings(flags):
     others = tuple(chosen[:i] + chosen[i + 1 :])
     root = os.path.expanduser(flags.source)
     whole = not others and split == 'train' and not _has_splits(root)
-    found = listing.find(
-      flags.source, '' if whole else split, flags.lists, beside=others,
-      suffixes=(*listing.SUFFIXES, *listing.convertible()),
-    )  # fmt: skip
+    try:
+      found = listing.find(
+        flags.source, '' if whole else split, flags.lists, beside=others,
+        suffixes=(*listing.SUFFIXES, *listing.convertible()),
+      )  # fmt: skip
+    except config_lib.ConfigError as e:
+      # A run's keys; the flags here have the names of all but one.
+      text = str(e).replace('config.data.path', '--from')
+      text = text.replace('config.data.', '--')
+      raise config_lib.ConfigError(text) from e
     if whole:
       found = dataclasses.replace(found, root=root, name=root)
     if not found.files:

@@ -6,6 +6,7 @@ import os
 import shutil
 
 from anp_jax import config as config_lib
+from anp_jax import interrupts
 from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import worker_pool
 
@@ -153,6 +154,7 @@ class Target:
   def _run(self, make):
     self._before = set(os.listdir(self.work))
     self._failures = parts_lib.Failures(self.work, self._share)
+    interrupts.before_leaving(self._tell_of_interrupt)
     try:
       with worker_pool.Pool(
         'anp_jax.data.prepare.worker', self._share.workers
@@ -164,6 +166,10 @@ class Target:
       if not self.is_finished():
         self._failures.tell(e)
       raise
+
+  def _tell_of_interrupt(self):
+    if not self.is_finished():
+      self._failures.tell(KeyboardInterrupt())
 
   def _mark(self):
     """The mark of a set that is there with this digest, else None."""

@@ -8,6 +8,11 @@ Writes training.png, evaluation.png and classes.png; with --stats it prints
 counts and writes nothing. Any --config.KEY=VALUE goes with it, as in main.py.
 """
 
+from anp_jax import interrupts
+
+if __name__ == '__main__':
+  interrupts.watch()  # all else takes time
+
 import dataclasses
 import os
 import sys
@@ -62,7 +67,7 @@ def main(argv: list[str]) -> int:
   except (config_lib.ConfigError, OSError) as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
-  except KeyboardInterrupt:
+  except KeyboardInterrupt:  # of a program that calls this one
     print('\ninterrupted', file=sys.stderr)
     return 130
   return 0
@@ -117,7 +122,7 @@ def spread(seed: int, count: int, size: int) -> np.ndarray:
 
 def _parse(arguments):
   parser = _parser()
-  flags = parser.parse(arguments)
+  flags = parser.parse(arguments, config_lib.flat(config_lib.base()))
   if not flags.config:
     raise config_lib.ConfigError(
       '--config=FILE[:VARIANT] is missing; see configs/'
@@ -135,6 +140,8 @@ def _parse(arguments):
     )
   if flags.step < 0:
     raise config_lib.ConfigError(f'--step={flags.step}: expected 0 or more')
+  if not flags.stats:
+    command_line.check_folder('--output', os.path.expanduser(flags.output))
   return flags
 
 
@@ -263,4 +270,5 @@ def _batch_size(config):
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv))
+  interrupts.listen()
+  interrupts.exit(main(sys.argv))
