@@ -38,9 +38,18 @@ class Parser(argparse.ArgumentParser):
       arguments: of the command line.
       keys: of a config, which may be meant by what is no flag.
     """
-    flags, unknown = self.parse_known_args(arguments)
+    known = [option for a in self._actions for option in a.option_strings]
+    try:
+      flags, unknown = self.parse_known_args(arguments)
+    except config_lib.ConfigError:
+      # A flag that is required may be missing because it was mistyped.
+      unknown = [
+        a for a in arguments
+        if a.startswith('--') and a.partition('=')[0] not in (*known, '--')
+      ]  # fmt: skip
+      if not unknown:
+        raise
     if unknown:
-      known = [option for a in self._actions for option in a.option_strings]
       name = unknown[0].partition('=')[0]
       # Typed without its group, or with nothing but it.
       known += [

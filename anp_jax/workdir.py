@@ -96,7 +96,7 @@ def claim(workdir: str, config, vocabulary) -> None:
     vocabulary: of the training data.
 
   Raises:
-    ConfigError: if the workdir is another run's.
+    ConfigError: if the workdir is another run's, or cannot be written to.
   """
   used = has_checkpoints(workdir, (checkpoint.NEWEST,))
   named = os.path.exists(os.path.join(workdir, LABELS_FILE))
@@ -121,14 +121,20 @@ def claim(workdir: str, config, vocabulary) -> None:
         'the run was started with; choose another --workdir'
       )
   if jax.process_index() == 0:
-    os.makedirs(workdir, exist_ok=True)
-    _write(workdir, CONFIG_FILE, config_lib.to_json(config))
-    text = json.dumps(vocabulary.to_json(), indent=1)
-    _write(workdir, LABELS_FILE, text)
-    _remove(workdir, MARKER)  # the run goes on, or has ended
-    if not used:  # what a run has left that came to no checkpoint
-      _remove(workdir, SIZES_FILE)
-      _remove(workdir, WEIGHTS_FILE)
+    try:
+      os.makedirs(workdir, exist_ok=True)
+      _write(workdir, CONFIG_FILE, config_lib.to_json(config))
+      text = json.dumps(vocabulary.to_json(), indent=1)
+      _write(workdir, LABELS_FILE, text)
+      _remove(workdir, MARKER)  # the run goes on, or has ended
+      if not used:  # what a run has left that came to no checkpoint
+        _remove(workdir, SIZES_FILE)
+        _remove(workdir, WEIGHTS_FILE)
+    except OSError as e:  # a full disk, say, or a file system of another kind
+      raise config_lib.ConfigError(
+        f'--workdir={workdir!r} cannot be written to: {e.strerror}; choose '
+        'another folder'
+      ) from e
 
 
 def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:

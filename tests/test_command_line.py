@@ -176,6 +176,11 @@ def test_prepare_names_flags_of_its_own(flag, words, tmp_path, capsys):
     assert word in text
 
 
+def test_a_required_flag_that_is_mistyped_is_named(capsys):
+  text = _line(capsys, prepare.main, 'prepare', '--form=photos', '--name=x')
+  assert "'--form=photos'; did you mean '--from'?" in text
+
+
 def test_evaluation_of_what_is_no_run(tmp_path, capsys):
   run = _run(tmp_path)
   evaluate = ['main.py', '--mode=evaluate']

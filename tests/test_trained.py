@@ -226,3 +226,20 @@ def test_a_run_of_pairs_goes_on_with_pairs(tmp_path, config):
   config.data.pairs = 'yes'
   workdir_lib.claim(str(tmp_path), config, plain.with_pairs('yes'))
   assert workdir_lib.labels(str(tmp_path)) == pairs
+
+
+def test_a_workdir_that_cannot_be_written_to_is_one_line(
+  config, tmp_path, monkeypatch
+):  # fmt: skip
+  """Though its permissions did not tell: a full disk, say."""
+  classes = vocabulary.Vocabulary(('a', 'b'))
+
+  def full(*_, **__):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(workdir_lib.os, 'makedirs', full)
+  with pytest.raises(config_lib.ConfigError) as e:
+    workdir_lib.claim(str(tmp_path / 'run'), config, classes)
+  assert str(e.value).endswith(
+    "/run' cannot be written to: No space left on device; choose another folder"
+  )
