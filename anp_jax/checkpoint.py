@@ -23,6 +23,7 @@ from anp_jax import checksums
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax import restoring
+from anp_jax import telemetry
 
 NEWEST = 'checkpoints'
 BEST = 'best'
@@ -62,7 +63,7 @@ class Checkpoints:
     self._reader = restoring.Reader(
       self._workdir, config, fingerprint, like, gather
     )
-    self._metric = config.checkpoint.best_metric
+    self._metric = telemetry.key(config.checkpoint.best_metric)
     self._managers = {
       NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     }
@@ -373,7 +374,8 @@ def check_best_metric(config, names) -> None:
     ConfigError: naming the metric and the nearest there is.
   """
   chosen = config.checkpoint.best_metric
-  if chosen not in names:
+  if telemetry.key(chosen) not in names:
+    names = telemetry.names(names).values()
     raise config_lib.ConfigError(
       f'config.checkpoint.best_metric={chosen!r}: evaluation of this data set '
       f'gives {", ".join(names)}{config_lib.nearest(chosen, names)}'

@@ -31,6 +31,7 @@ RESUMABLE = (
   'data.dir',
   'data.path',
   'data.lists',
+  'data.pairs',  # the classes themselves are compared
   'data.eval_split',
   'data.prefetch',
   'data.cache_gigabytes',
@@ -93,6 +94,7 @@ def base() -> ml_collections.ConfigDict:
   d.dir = ''  # where sets are built; '': $ANP_DATA, else a cache folder
   d.path = ''  # of the sources folder and arrays, see docs/data.md
   d.lists = ''  # 'ANPS.txt[,ADJECTIVES.txt,NOUNS.txt]': ids by line, for folder
+  d.pairs = 'auto'  # classes are adjective_noun; auto: if parts recur; yes; no
   d.train_split = 'train'  # or, for folder, a split file (.txt)
   d.eval_split = 'validation'
   d.image_size = 64  # pixels a side that the network sees
@@ -221,7 +223,7 @@ def base() -> ml_collections.ConfigDict:
   k.every = '1 epochs'  # also at the end and when stopped
   k.keep = 2  # newest
   k.keep_best = 1  # best by best_metric, after evaluations
-  k.best_metric = 'anp_top1'
+  k.best_metric = 'anp_top1'  # or class_top1, which is the same
   k.on_error = 'stop'  # when one cannot be written (disk full); or continue
 
   c.log = g = ml_collections.ConfigDict()

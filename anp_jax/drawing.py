@@ -85,6 +85,18 @@ def percent(axis) -> None:
   axis.set_major_formatter(lambda x, _: f'{100 * x:.3g}%')
 
 
+def counts(axis, most: int = 7) -> None:
+  """Makes ticks of a linear axis whole numbers, thousands apart by commas."""
+  import matplotlib.ticker
+
+  axis.set_major_locator(
+    matplotlib.ticker.MaxNLocator(
+      most, steps=(1, 2, 5, 10), integer=True, min_n_ticks=1
+    )
+  )
+  axis.set_major_formatter(lambda x, _: f'{x:,.0f}')
+
+
 def shortened(text: str, most: int) -> str:
   """A name of at most `most` letters that prints on one line."""
   text = ''.join(

@@ -56,12 +56,14 @@ def export(checkpoint: str, folder: str, which: str, platforms):
   """
   # Heavy: only once the input is known to be good.
   from anp_jax import trained as trained_lib
+  from anp_jax.data import vocabulary
   from anp_jax.weights import huggingface
   from anp_jax.weights import program
 
   trained = trained_lib.load(checkpoint, which)
-  m, count = trained.config.model, len(trained.vocabulary)
-  yield f'{trained.folder}: {m.name}, {count} classes, step {trained.step}'
+  m = trained.config.model
+  classes = vocabulary.counted(len(trained.vocabulary), 'class')
+  yield f'{trained.folder}: {m.name}, {classes}, step {trained.step}'
   os.makedirs(folder, exist_ok=True)
   refusal = huggingface.refusal(trained.config)
   if refusal:

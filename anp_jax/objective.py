@@ -182,7 +182,8 @@ def create(vocabulary, config, class_weights=()) -> Objective:
   elif m.head != 'joint':
     raise config_lib.ConfigError(
       f"config.model.head={m.head!r}: expected 'joint' where classes are no "
-      f'adjective_noun pairs, as {vocabulary.names[0]!r} and others'
+      f'adjective_noun pairs, as {vocabulary.names[0]!r} and others '
+      '(config.data.pairs=yes, if they are)'
     )
   classes = len(vocabulary)
   if m.head == 'multitask':

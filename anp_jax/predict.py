@@ -275,7 +275,10 @@ class _Sheet:
   def write(self, trained, progress):
     if not self._path or not self._images:
       return
-    count = f'{progress.named:,} images'
+    from anp_jax.data import vocabulary as vocabulary_lib
+
+    count = vocabulary_lib.counted(progress.named, 'image')
+    classes = vocabulary_lib.counted(len(trained.vocabulary), 'class')
     if len(self._images) < progress.named:
       left_out = progress.named - len(self._images)
       count = f'the first {len(self._images)} of {count}; {left_out:,} left out'
@@ -284,7 +287,7 @@ class _Sheet:
     self._sheet.write(
       self._path, self._images, self._files, self._bars,
       [f'{trained.config.model.name}, {_origin(trained)}: {count}',
-       f'{trained.folder}; {len(trained.vocabulary)} classes'],
+       f'{trained.folder}; {classes}'],
     )  # fmt: skip
 
 

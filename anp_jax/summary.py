@@ -17,6 +17,7 @@ from anp_jax import report as report_lib
 from anp_jax import telemetry as telemetry_lib
 from anp_jax import weights_and_biases
 from anp_jax.data import scenes
+from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.evaluation import page as evaluation_page
 
 _NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
@@ -59,12 +60,7 @@ def introduce(
     class_sizes: (classes,) training images of each; None: not counted.
   """
   vocabulary = train.vocabulary
-  classes = f'{len(vocabulary)} classes'
-  if vocabulary.is_anp:
-    classes += (
-      f' of {len(vocabulary.adjectives)} adjectives and '
-      f'{len(vocabulary.nouns)} nouns'
-    )
+  classes = vocabulary.text()
   devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
   # Of this process: what feeds its devices.
   count = cores_lib.count()
@@ -76,8 +72,8 @@ def introduce(
     classes += f', balanced by {balance}'
   for text in (
     f'model    {config.model.name}, {size}, {config.model.dtype}{head}',
-    f'data     {config.data.source}: {len(train)} training and '
-    f'{len(evaluated)} validation images, {classes}',
+    f'data     {config.data.source}: {len(train):,} training and '
+    f'{len(evaluated):,} validation images, {classes}',
     f'devices  {devices}, {config.batch_size} images a step, {cores}',
     f'scores   {_scored_weights(config)}',
     *cautions(config, train, config.batch_size, len(train), class_sizes),
@@ -148,18 +144,21 @@ def print_scores(step: int, scores: dict, weights: str = '') -> None:
   """Prints the scores of a checkpoint, or of weights, on one process."""
   if jax.process_index() == 0:
     what = f'weights of {weights}' if weights else f'checkpoint of step {step}'
-    print(f'{what}, {scores["examples"]} images')
+    print(f'{what}, {vocabulary_lib.counted(scores["examples"], "image")}')
     known = (*telemetry_lib.LABELS, *evaluation_page.LABELS)
-    names = [name for name in known if name in scores]
-    width = max(map(len, names))
-    for name in names:
-      print(f'  {name:{width}}  {evaluation_page.score(name, scores[name])}')
+    names = telemetry_lib.names(scores)
+    width = max(len(names[key]) for key in known if key in scores)
+    for key in known:
+      if key in scores:
+        value = evaluation_page.score(key, scores[key])
+        print(f'  {names[key]:{width}}  {value}')
 
 
 def report(config, workdir: str, mesh, like) -> None:
   """Writes the run's page and prints its tables."""
   facts = {
-    'parameters': _count(like.params),
+    'network': config.model.name,
+    'parameters': f'{_count(like.params):,}',
     'devices': f'{mesh.size} x {mesh.devices.flat[0].device_kind}',
     'scores': _scored_weights(config),
   }

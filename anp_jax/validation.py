@@ -39,6 +39,7 @@ _CHOICES = {
   'model.param_dtype': ('float32', 'float64'),
   'model.version': ('v1.5', 'v1'),
   'model.head': ('joint', 'multitask', 'factored'),
+  'data.pairs': ('auto', 'yes', 'no'),
   'data.augment': ('crop', 'scale', 'none'),
   'data.decode': ('fast', 'exact', 'bilinear', 'bicubic'),
   'data.balance': ('none', 'sample', 'weights'),
@@ -47,6 +48,7 @@ _CHOICES = {
   'log.wandb': ('', 'offline', 'online'),
   'checkpoint.best_metric': (
     'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1', 'loss',
+    'class_top1', 'class_top5', 'class_top10',
   ),
 }  # fmt: skip
 _POSITIVE = (
@@ -284,6 +286,8 @@ def _validate_data(have) -> None:
   lists = have['data.lists']
   _check(not lists or source == 'folder', 'data.lists', lists,
          "nothing where data.source is not 'folder'")  # fmt: skip
+  _check(have['data.pairs'] != 'no' or ',' not in lists, 'data.pairs', 'no',
+         'auto or yes where data.lists has adjectives and nouns')  # fmt: skip
   for name in filter(None, (part.strip() for part in lists.split(','))):
     _check(os.path.isfile(os.path.expanduser(name)), 'data.lists', lists,
            'files of names, one a line, but there is no '

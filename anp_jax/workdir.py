@@ -116,8 +116,9 @@ def claim(workdir: str, config, vocabulary) -> None:
     # classes would be gone by then.
     if named and labels(workdir) != vocabulary:
       raise config_lib.ConfigError(
-        f'{workdir}: the training data differ in the names of their classes '
-        'from those that the run was started with; choose another --workdir'
+        f'{workdir}: the training data differ in the names of their classes, '
+        'or in whether these are pairs (config.data.pairs), from those that '
+        'the run was started with; choose another --workdir'
       )
   if jax.process_index() == 0:
     os.makedirs(workdir, exist_ok=True)

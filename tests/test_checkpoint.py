@@ -120,6 +120,7 @@ def test_keeps_newest_and_best_and_no_more(tmp_path, config):
   assert _folders(tmp_path, 'best') == [8, 20]
   # Nothing else is left behind either.
   assert len(list((tmp_path / 'checkpoints').iterdir())) <= 3
+  config.checkpoint.best_metric = 'class_top1'  # another name of it
   state, step = _open(tmp_path, config).restore('best')
   assert step == 8
   _equal(state, 8)
@@ -136,8 +137,13 @@ def test_best_by_loss_is_the_lowest(tmp_path, config):
 
 def test_best_metric_that_evaluation_lacks(config):
   config.checkpoint.best_metric = 'noun_top1'
-  with pytest.raises(config_lib.ConfigError, match='noun_top1.*anp_top1'):
+  with pytest.raises(config_lib.ConfigError, match='noun_top1.*class_top1'):
     checkpoint.check_best_metric(config, ('loss', 'anp_top1'))
+  config.checkpoint.best_metric = 'anp_top5'
+  with pytest.raises(config_lib.ConfigError, match='gives anp_top1, noun_top1'):
+    checkpoint.check_best_metric(config, ('anp_top1', 'noun_top1'))
+  config.checkpoint.best_metric = 'class_top1'
+  checkpoint.check_best_metric(config, ('loss', 'anp_top1'))
 
 
 @pytest.mark.parametrize('writer', [1, 2, 4, 8])

@@ -308,6 +308,9 @@ def test_labels_are_found_by_the_names_of_classes():
   assert found.read(np.array([2, 0]))[1].tolist() == [0, NAMES.index('red_sun')]
   assert (len(found), found.vocabulary, found.name) == (3, KNOWN, 'other')
   assert relabelled.relabelled(_Source(None), KNOWN).vocabulary is KNOWN
+  # The run's classes are pairs, whatever the names alone would tell.
+  Other.vocabulary = KNOWN.with_pairs('no')
+  assert relabelled.relabelled(source, KNOWN).vocabulary is KNOWN
   Other.vocabulary = vocabulary_lib.Vocabulary(('big_cat', 'red_sunn'))
   with pytest.raises(
     config_lib.ConfigError, match="other has the class 'red_sunn'.*'red_sun'"

@@ -193,7 +193,8 @@ def test_heads_of_pairs_need_pairs():
       _objective(head, ('ant', 'bee'))
     assert str(e.value) == (
       f"config.model.head='{head}': expected 'joint' where classes are no "
-      "adjective_noun pairs, as 'ant' and others"
+      "adjective_noun pairs, as 'ant' and others (config.data.pairs=yes, if "
+      'they are)'
     )
   plain = _objective('joint', ('ant', 'bee'))
   assert plain.head == heads.Joint(2)

@@ -10,6 +10,7 @@ from sklearn.utils import class_weight
 from anp_jax import assembly
 from anp_jax import command_line
 from anp_jax import config as config_lib
+from anp_jax import cores
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import state as state_lib
@@ -185,7 +186,8 @@ def plain(pairs, tmp_path_factory):
 @pytest.mark.parametrize(
   'overrides',
   [
-    {'strategy.name': 'invariant', 'strategy.logical_shards': 4},
+    {'strategy.name': 'invariant', 'strategy.logical_shards': 4,
+     'strategy.threads': max(8, cores.count())},  # of this process's pool
     pytest.param(
       {'strategy.name': 'kernel_split', 'mesh.model': 2,
        'strategy.shares': (2, 1)},

@@ -70,6 +70,17 @@ def test_lists_give_a_tree_its_ids_and_choose_its_folders(
   assert '2 of 4 folders' in text and 'a_b' in text
 
 
+def test_a_warning_about_a_tree_is_not_repeated_by_its_splits(
+  tmp_path, lists, caplog
+):  # fmt: skip
+  files = [f'{c}/{i}.jpg' for c in ('happy_dog', 'bag') for i in range(9)]
+  root = _tree(tmp_path / 'tree', files)
+  for split in ('train', 'validation'):
+    listing.find(root, split, lists)
+  (record,) = caplog.records
+  assert '1 of 2 folders' in record.getMessage()
+
+
 def test_all_of_a_tree_without_splits(tmp_path):
   files = [f'{c}/{i}.jpg' for c in ('happy_dog', 'sad_dog') for i in range(9)]
   root = _tree(tmp_path / 'tree', files)

@@ -9,6 +9,7 @@ import pytest
 
 from anp_jax import assembly
 from anp_jax import config as config_lib
+from anp_jax import cores
 from anp_jax import mesh as mesh_lib
 from anp_jax import objective as objective_lib
 from anp_jax import state as state_lib
@@ -455,9 +456,13 @@ def test_a_batch_that_does_not_divide_over_groups_is_refused():
     ({'strategy.groups': 4}, 2, 1),
     ({'strategy.groups': 4, 'accumulate': 2}, 2, 2),
     ({'strategy.name': 'sync', 'accumulate': 2}, 4, 2),
-    ({'strategy.name': 'invariant'}, 4, 2),
+    # As many threads as this process's pool has.
+    (
+      {'strategy.name': 'invariant',
+       'strategy.threads': max(8, cores.count())}, 4, 2,
+    ),
   ],
-)
+)  # fmt: skip
 def test_turns_of_the_loop_over_a_devices_batch(keys, devices, turns):
   config = _config(**keys)
   mesh = mesh_lib.create(config, jax.devices()[:devices])

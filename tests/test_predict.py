@@ -29,6 +29,7 @@ from anp_jax.predicting import files
 from anp_jax.predicting import network as network_lib
 from anp_jax.predicting import progress
 from anp_jax.predicting import rows
+from anp_jax.predicting import sheet
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -345,7 +346,7 @@ def test_names_that_are_not_utf8(run, tmp_path, capfdbinary):
 
 
 def _vocabulary():
-  return vocabulary.Vocabulary(('big_cat', 'old_dog'))
+  return vocabulary.Vocabulary(('big_cat', 'old_dog')).with_pairs('yes')
 
 
 def _names():
@@ -404,17 +405,18 @@ def test_csv_and_json_lines():
 
 def test_plain_classes():
   plain = vocabulary.Vocabulary(('t_shirt', 'dress'))
-  (first, _) = rows.Rows(plain).of('x', _names(), 0)
-  assert (first['anp'], first['adjective'], first['noun']) == (
-    'dress', None, None,
-  )  # fmt: skip
+  table = rows.Rows(plain)
+  assert table.columns == ['file', 'rank', 'class', 'probability']
+  found = table.of('x', _names(), 0)
+  assert found[0] == {
+    'file': 'x', 'rank': 1, 'class': 'dress', 'probability': 0.75
+  }  # fmt: skip
+  assert [bar.name for bar in sheet.bars(found)] == ['dress', 't_shirt']
   with pytest.raises(ValueError, match='--explain.*plain'):
     rows.Rows(plain, True)
 
 
 def test_sheet(run, tmp_path, capfd, monkeypatch):
-  from anp_jax.predicting import sheet
-
   workdir, tree = run
   monkeypatch.setattr(sheet, 'MOST', 5)
   titles = []
@@ -442,8 +444,6 @@ def test_sheet(run, tmp_path, capfd, monkeypatch):
 
 
 def test_bars_are_as_long_as_probabilities(tmp_path):
-  from anp_jax.predicting import sheet
-
   lengths = []
   for share in (0.25, 0.5, 1.0):
     bar = sheet.Bar('', share, 'anp')

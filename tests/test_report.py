@@ -152,7 +152,7 @@ def test_a_run_without_evaluation(tmp_path):
 
 def test_a_plain_class_set(tmp_path):
   text, page, rows = _write(tmp_path, _records(parts=False))
-  assert 'ANP top-1' in rows
+  assert 'class top-1' in rows and 'ANP' not in text + page
   assert 'adjective' not in text + page and 'noun' not in text + page
 
 

@@ -474,7 +474,7 @@ def test_equal_classes_are_not_told_apart(tmp_path, capsys):
 
 
 def test_records_that_cannot_be_read_do_not_count():
-  known = vocabulary.Vocabulary(('tall_tree', 'red_car'))
+  known = vocabulary.Vocabulary(('tall_tree', 'red_car')).with_pairs('yes')
   counts = stats.count(_Labels(known, [1, 0, -1, -2, 1, 7]))
   assert counts.images == 6
   assert counts.classes.tolist() == [1, 2]

@@ -36,6 +36,33 @@ def _all(source):
 # Trees of image files.
 
 
+def test_classes_are_pairs_where_the_config_says_so(tmp_path, config):
+  _tree(tmp_path, [f'{split}/{name}/x.png' for name in ('big_cat', 'old_dog')
+                   for split in ('train', 'validation')])  # fmt: skip
+  assert not _open(config, 'folder', tmp_path).vocabulary.is_anp
+  config.data.pairs = 'yes'
+  for training in (True, False):
+    known = sources.open_source(config, training).vocabulary
+    assert known.adjectives == ('big', 'old') and known.nouns == ('cat', 'dog')
+  config.data.held_out = ('old_dog',)
+  _refused(["'old_dog'", 'adjective'], config, 'folder', tmp_path)
+  config.data.held_out = ()
+  # Listed, most lines would be pairs whose noun recurs.
+  anps = tmp_path / 'anps.txt'
+  anps.write_text('big_cat\nold_cat\nold_dog\nhat\n')
+  config.data.lists, config.data.pairs = str(anps), 'auto'
+  _refused(["'hat'", 'config.data.pairs=no'], config, 'folder', tmp_path)
+  config.data.pairs = 'no'
+  known = _open(config, 'folder', tmp_path).vocabulary
+  assert known.adjectives == known.nouns == () and len(known) == 4
+  # Of folders whose parts recur.
+  (tmp_path / 'train' / 'old_cat').mkdir()
+  config.data.lists = ''
+  assert not _open(config, 'folder', tmp_path).vocabulary.is_anp
+  config.data.pairs = 'auto'
+  assert _open(config, 'folder', tmp_path).vocabulary.is_anp
+
+
 def test_tree_with_splits(tmp_path, config):
   _tree(tmp_path, [
     'train/old_dog/b.jpg', 'train/old_dog/a.JPEG', 'train/big_cat/x.png',

@@ -1,6 +1,7 @@
 """What a run says of itself before its first step."""
 
 import os
+import re
 import types
 
 import numpy as np
@@ -98,3 +99,54 @@ def test_a_system_that_does_not_tell_of_cores(monkeypatch):
   monkeypatch.delattr(os, 'sched_getaffinity')
   monkeypatch.setattr(os, 'cpu_count', lambda: 6)
   assert cores_lib.count() == 6
+
+
+def test_numbers_of_the_first_lines_are_words_of_a_language(config):
+  source = type(
+    'Source', (), {
+      'vocabulary': vocabulary.Vocabulary(('bag',)), '__len__': lambda _: 2000,
+    },
+  )()  # fmt: skip
+  lines = []
+  summary.introduce(
+    types.SimpleNamespace(note=lines.append),
+    config,
+    types.SimpleNamespace(
+      size=1, devices=np.array([types.SimpleNamespace(device_kind='cpu')])
+    ),
+    types.SimpleNamespace(params={'w': np.zeros(3)}),
+    source,
+    source,
+  )
+  (line,) = (line for line in lines if line.startswith('data '))
+  assert line.endswith('2,000 training and 2,000 validation images, 1 class')
+
+
+def test_scores_are_printed_under_their_names(capsys):
+  summary.print_scores(7, {'examples': 1, 'anp_top1': 0.5, 'ece': 0.25})
+  assert capsys.readouterr().out.splitlines() == [
+    'checkpoint of step 7, 1 image', '  class_top1  50.0%',
+    '  ece         25.0%',
+  ]  # fmt: skip
+  pairs = {'examples': 1234, 'anp_top1': 0.5, 'noun_top1': 0.75}
+  summary.print_scores(7, pairs)
+  assert capsys.readouterr().out.splitlines() == [
+    'checkpoint of step 7, 1,234 images', '  anp_top1   50.0%',
+    '  noun_top1  75.0%',
+  ]  # fmt: skip
+
+
+def test_the_report_names_the_network(config, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(summary.report_lib.curves, 'plot', lambda *_: None)
+  config.model.name = 'lenet'
+  mesh = types.SimpleNamespace(
+    size=1, devices=np.array([types.SimpleNamespace(device_kind='cpu')])
+  )
+  like = types.SimpleNamespace(params={'w': np.zeros((1000, 1234))})
+  summary.report(config, str(tmp_path), mesh, like)
+  text = capsys.readouterr().out
+  assert re.search(r'^network +lenet$', text, re.M)
+  assert re.search(r'^parameters +1,234,000$', text, re.M)
+  page = (tmp_path / 'report' / 'index.html').read_text()
+  for name, value in (('network', 'lenet'), ('parameters', '1,234,000')):
+    assert f'<th>{name}</th><td>{value}</td>' in page

@@ -237,9 +237,31 @@ def test_a_plain_class_set_has_no_parts(tmp_path):
   stream = io.StringIO()
   t = _telemetry(tmp_path, stream=stream)
   t.train(20, {'loss': 1.0, 'anp_top1': 0.5}, 0.0)
-  t.evaluation(20, {'loss': 1.0, 'anp_top1': 0.5})
+  t.evaluation(20, {'loss': 1.0, 'anp_top1': 0.5, 'anp_top5': 0.75})
   assert 'adjective' not in stream.getvalue()
   assert 'MFU' not in stream.getvalue()
+  first, second = stream.getvalue().splitlines()
+  assert first.startswith('20/1000  epoch 0.20  loss 1  class top-1 50.0%  ')
+  assert second == (
+    'validation at step 20 (epoch 0.20): loss 1, class top-1 50.0%, '
+    'class top-5 75.0%'
+  )
+  # The files keep one name for one number.
+  assert [r['anp_top1'] for r in _lines(tmp_path)] == [0.5, 0.5]
+
+
+def test_names_of_metrics():
+  plain, pairs = ['loss', 'anp_top1', 'anp_top10'], ['anp_top1', 'noun_top1']
+  assert list(telemetry.names(plain).values()) == [
+    'loss', 'class_top1', 'class_top10',
+  ]  # fmt: skip
+  assert telemetry.names(pairs) == {k: k for k in pairs}
+  assert list(telemetry.labels(plain).values()) == [
+    'loss', 'class top-1', 'class top-10',
+  ]  # fmt: skip
+  assert telemetry.labels(pairs)['anp_top1'] == 'ANP top-1'
+  for key in (*plain, *pairs):
+    assert telemetry.key(telemetry.names(plain).get(key, key)) == key
 
 
 @pytest.mark.parametrize('columns', [1, 20, 40, 80, 120, 200])

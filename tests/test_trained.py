@@ -214,3 +214,15 @@ def test_names_of_classes_stay_those_of_the_run(averaged):
   with pytest.raises(config_lib.ConfigError, match='names of their classes'):
     workdir_lib.claim(str(averaged), config, others)
   assert (averaged / workdir_lib.LABELS_FILE).read_text() == before
+
+
+def test_a_run_of_pairs_goes_on_with_pairs(tmp_path, config):
+  pairs = vocabulary.Vocabulary(('big_cat', 'old_dog'), nouns=('cat', 'dog'))
+  workdir_lib.claim(str(tmp_path), config, pairs)
+  (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
+  plain = vocabulary.Vocabulary(pairs.names)
+  with pytest.raises(config_lib.ConfigError, match='config.data.pairs'):
+    workdir_lib.claim(str(tmp_path), config, plain)
+  config.data.pairs = 'yes'
+  workdir_lib.claim(str(tmp_path), config, plain.with_pairs('yes'))
+  assert workdir_lib.labels(str(tmp_path)) == pairs

@@ -29,10 +29,10 @@ def _files(folder, anps, adjectives=None, nouns=None):
   return paths
 
 
-def _refused(words, function, *args):
+def _refused(words, function, *args, **named):
   """A ConfigError of one line that holds all words; returns it."""
   with pytest.raises(config_lib.ConfigError) as e:
-    function(*args)
+    function(*args, **named)
   text = str(e.value)
   assert len(text.splitlines()) == 1, text
   for word in words:
@@ -128,7 +128,6 @@ def test_orders_that_do_not_fit_the_classes():
     make, names, ('red', 'odd'),
   )  # fmt: skip
   _refused(['class 0', "noun 'car'"], make, names, None, ('zoo', 'dog'))
-  _refused(['class 0', "adjective 'red'"], make, names, ())
   _refused(
     ["nouns 3: 'car' repeats nouns 1"],
     make, names, None, ('zoo', 'car', 'dog', 'car'),
@@ -139,7 +138,7 @@ def test_orders_that_do_not_fit_the_classes():
 
 
 def test_equal_vocabularies():
-  names = ('red_car', 'old_zoo')
+  names = ('red_car', 'old_zoo', 'red_zoo')
   v = vocabulary.Vocabulary(names)
   spelt = vocabulary.Vocabulary(names, ['old', 'red'], ['car', 'zoo'])
   assert v == spelt and hash(v) == hash(spelt)
@@ -167,6 +166,41 @@ def test_names_of_any_script():
   digests = {v.digest(), vocabulary.Vocabulary(names[:3]).digest()}
   digests.add(vocabulary.Vocabulary(names, nouns=v.nouns[::-1]).digest())
   assert len(digests) == 3
+
+
+def test_pairs_are_names_whose_parts_recur():
+  for names, pairs in (
+    (('red_car', 'old_car'), True),
+    (('red_car', 'red_zoo'), True),
+    (('tennis_ball', 'sports_car', 'school_bus'), False),
+    (('tennis_ball', 'golf_ball', 'hat'), False),
+    (('red_car',), False),
+  ):
+    assert vocabulary.Vocabulary(names).is_anp == pairs
+
+
+def test_what_is_asked_for_counts_more_than_the_names():
+  v = vocabulary.Vocabulary(('red_car', 'old_zoo'))
+  pairs = v.with_pairs('yes')
+  assert pairs.adjectives == ('old', 'red') and pairs.nouns == ('car', 'zoo')
+  assert pairs.adjective_ids().tolist() == [1, 0]
+  assert pairs == vocabulary.Vocabulary(v.names, pairs.adjectives, pairs.nouns)
+  # What a run was begun with stays, whatever its names look like.
+  for made in (v, pairs):
+    assert vocabulary.from_json(made.to_json()) == made.with_pairs('auto')
+  assert pairs.with_pairs('no') == v == v.with_pairs('no') != pairs
+  ordered = vocabulary.Vocabulary(v.names, ('red', 'old', 'odd'))
+  assert ordered.with_pairs('yes') == ordered
+  plain = vocabulary.Vocabulary(('red_car', 'hat'))
+  _refused(["class 1: 'hat'", 'config.data.pairs=yes'], plain.with_pairs, 'yes')
+
+
+def test_what_a_vocabulary_holds_in_words():
+  v = vocabulary.Vocabulary
+  assert v(('bag',)).text() == '1 class'
+  assert v(tuple(f'c{i}' for i in range(1000))).text() == '1,000 classes'
+  text = '2 classes of 2 adjectives and 1 noun'
+  assert v(('red_car', 'old_car')).text() == text
 
 
 # Files.
@@ -212,6 +246,7 @@ def test_only_line_feeds_end_lines_and_only_ascii_blanks_go(tmp_path):
   b't_shirt\nhat\n',  # half of them: not more than half
   b'a_b_c\n_d\ne_\n',
   b'cat\ndog\n',
+  b'tennis_ball\nsports_car\nhat\n',  # most have the form, no part recurs
 ])  # fmt: skip
 def test_lists_of_plain_classes(tmp_path, data):
   v = vocabulary.from_lists(*_files(tmp_path, data))
@@ -221,11 +256,17 @@ def test_lists_of_plain_classes(tmp_path, data):
 
 @pytest.mark.parametrize('odd', ['hat', '_hat', 'hat_', 'a_b_c', '__'])
 def test_most_lines_pairs_means_all_must_be(tmp_path, odd):
-  data = f'red_car\n{odd}\nold_dog\n'.encode()
+  anps = _files(tmp_path, f'red_car\n{odd}\nred_dog\n'.encode())
   _refused(
-    ['anps.txt:2: ', repr(odd), '2 of 3'],
-    vocabulary.from_lists, *_files(tmp_path, data),
+    ['anps.txt:2: ', repr(odd), '2 of 3', 'config.data.pairs=no'],
+    vocabulary.from_lists, *anps,
   )  # fmt: skip
+  _refused(
+    ['anps.txt:2: ', repr(odd), 'config.data.pairs=yes'],
+    vocabulary.from_lists, *anps, pairs='yes',
+  )  # fmt: skip
+  plain = vocabulary.from_lists(*anps, pairs='no')
+  assert plain.names == ('red_car', odd, 'red_dog') and not plain.is_anp
 
 
 def test_given_parts_mean_that_all_are_pairs(tmp_path):

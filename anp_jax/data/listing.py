@@ -1,6 +1,7 @@
 """Which image files a split has, and the class of each: trees, split files."""
 
 import dataclasses
+import functools
 import hashlib
 import os
 
@@ -55,7 +56,7 @@ def convertible() -> tuple[str, ...]:
 
 def find(
   path: str, split: str, lists: str = '', beside: tuple[str, ...] = (),
-  suffixes: tuple[str, ...] = SUFFIXES,
+  suffixes: tuple[str, ...] = SUFFIXES, pairs: str = 'auto',
 ) -> Listing:  # fmt: skip
   """The files of a split.
 
@@ -77,6 +78,7 @@ def find(
       their ids; folders that they do not name are left out.
     beside: other splits of the run; without lists, their classes count too.
     suffixes: of a tree's files, in lower case; others are left out.
+    pairs: whether listed classes are adjective_noun, see config.data.pairs.
 
   Returns:
     Files in the order of their labels and names, or of the split file's lines.
@@ -87,7 +89,7 @@ def find(
   root = os.path.expanduser(path)
   if not os.path.isdir(root):
     raise config_lib.ConfigError(f'{root} is not a folder')
-  known = vocabulary.from_spec(lists) if lists else None
+  known = vocabulary.from_spec(lists, pairs) if lists else None
   if split.endswith('.txt'):
     return _from_split_file(root, split, known, beside)
   return _from_tree(root, split, known, beside, suffixes)
@@ -119,7 +121,7 @@ def _from_tree(root, split, known, beside, suffixes):
     )
   ignored = present.difference(known.names)
   if ignored:
-    logging.warning(
+    warn_once(
       '%s: %d of %d folders are no listed class and are left out, such as %s',
       base, len(ignored), len(folders), min(ignored),
     )  # fmt: skip
@@ -193,6 +195,12 @@ def _split_folder(root, split):
       'config.data.train_split and config.data.eval_split'
     )
   return os.path.join(root, folders[0]) if folders else ''
+
+
+@functools.cache
+def warn_once(*text):
+  """Logs a warning that another split of the same tree would repeat."""
+  logging.warning(*text)
 
 
 def _base(root, split):

@@ -17,7 +17,7 @@ def relabelled(source, known: vocabulary_lib.Vocabulary):
     ConfigError: for a class that the run does not know, with the nearest.
   """
   names = source.vocabulary.names
-  if names == known.names:
+  if source.vocabulary == known:
     return source
   ids = {name: i for i, name in enumerate(known.names)}
   for name in names:

@@ -5,12 +5,10 @@ index. Encoded images are decoded by TensorFlow in `decode.py`; pixels need no
 TensorFlow; synthetic examples are made on the device.
 """
 
-import functools
 import os
 import shlex
 from typing import Protocol
 
-from absl import logging
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -87,23 +85,18 @@ def open_source(config, training: bool) -> Source:
   elif d.source == 'digits':
     source = digits.Digits(split)
   elif d.source == 'folder':
-    files = listing.find(d.path, split, d.lists, beside=(other,))
-    _warn_once(files.left_out)
+    files = listing.find(d.path, split, d.lists, beside=(other,), pairs=d.pairs)
+    if files.left_out:
+      listing.warn_once('%s', files.left_out)
     source = Folder(files)
   else:
     source = _tfds_source(config, split)
   if not len(source):
     raise config_lib.ConfigError(f'{source.name} has no examples')
+  source.vocabulary = source.vocabulary.with_pairs(d.pairs)
   if training:
     source = subset.wrap(source, config)
   return cache.wrap(source, config)
-
-
-@functools.cache
-def _warn_once(text):
-  """Two splits of one tree leave out the same files."""
-  if text:
-    logging.warning('%s', text)
 
 
 def prepared(name: str, directory: str):

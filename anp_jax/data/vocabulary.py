@@ -13,6 +13,7 @@ from anp_jax import config as config_lib
 
 _PARTS = ('adjectives', 'nouns')
 _GIVEN = 'adjectives or nouns are given'
+_ASKED = 'config.data.pairs=yes'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Vocabulary:
     adjectives: their order gives the ids, and some may be of no class. None:
       those of the classes, sorted; empty for plain classes. Never None once
       made.
-    nouns: likewise.
+    nouns: likewise. Where both are None, the names tell whether they are pairs:
+      each has the form of one, and an adjective or noun recurs.
 
   Raises:
     ConfigError: if a name, adjective or noun repeats, if given adjectives or
@@ -38,7 +40,7 @@ class Vocabulary:
 
   def __post_init__(self):
     _refuse_repeats(self.names, 'class ', 0)
-    if self.adjectives or self.nouns:
+    if self.is_anp:  # which is kept from before the parts are filled in
       _refuse_plain(self.names, 'class ', 0, _GIVEN)
     for i, part in enumerate(_PARTS):
       given = getattr(self, part)
@@ -55,10 +57,9 @@ class Vocabulary:
   @functools.cached_property
   def is_anp(self) -> bool:
     """Whether every class has an adjective and a noun."""
-    if not all(_is_pair(name) for name in self.names):
-      return False
-    # class_1, class_2 and so on: numbered, no pairs.
-    return not all(name.split('_')[1].isdecimal() for name in self.names)
+    if self.adjectives is None and self.nouns is None:
+      return all(map(_is_pair, self.names)) and _parts_recur(self.names)
+    return bool(self.adjectives or self.nouns)
 
   def adjective_ids(self) -> np.ndarray:
     """(classes,) int32, read-only: the adjective of each class."""
@@ -67,6 +68,31 @@ class Vocabulary:
   def noun_ids(self) -> np.ndarray:
     """(classes,) int32, read-only: the noun of each class."""
     return self._ids[1]
+
+  def text(self) -> str:
+    """What it holds, as '4 classes of 2 adjectives and 3 nouns'."""
+    return counted(len(self), 'class') + self.parts_text()
+
+  def parts_text(self) -> str:
+    """As ' of 2 adjectives and 3 nouns'; '' for plain classes."""
+    if not self.is_anp:
+      return ''
+    adjectives = counted(len(self.adjectives), 'adjective')
+    return f' of {adjectives} and {counted(len(self.nouns), "noun")}'
+
+  def with_pairs(self, pairs: str) -> 'Vocabulary':
+    """The same names as config.data.pairs says: auto, yes or no.
+
+    Raises:
+      ConfigError: if all are to be pairs and one has no such form.
+    """
+    if pairs == 'no':
+      return Vocabulary(self.names, (), ())
+    if pairs == 'auto' or self.is_anp:
+      return self
+    _refuse_plain(self.names, 'class ', 0, _ASKED)
+    words = zip(*(name.split('_') for name in self.names))
+    return Vocabulary(self.names, *(tuple(sorted(set(w))) for w in words))
 
   def digest(self) -> str:
     """SHA-256 of the names and of an order of parts that is not the sorted."""
@@ -115,12 +141,13 @@ def from_json(value: dict) -> Vocabulary:
   )
 
 
-def from_spec(spec: str) -> Vocabulary:
+def from_spec(spec: str, pairs: str = 'auto') -> Vocabulary:
   """The vocabulary that config.data.lists names.
 
   Args:
     spec: one path or three: 'anps.txt' or 'anps.txt,adjectives.txt,nouns.txt'.
       ~ is expanded; a path holds no comma.
+    pairs: config.data.pairs.
 
   Raises:
     ConfigError: for another number of paths, and as `from_lists`.
@@ -131,23 +158,27 @@ def from_spec(spec: str) -> Vocabulary:
       f'config.data.lists is {spec!r}, expected one path or three: '
       "'anps.txt' or 'anps.txt,adjectives.txt,nouns.txt'"
     )
-  return from_lists(*paths)
+  return from_lists(*paths, pairs=pairs)
 
 
-def from_lists(anps: str, adjectives: str = '', nouns: str = '') -> Vocabulary:
+def from_lists(
+  anps: str, adjectives: str = '', nouns: str = '', pairs: str = 'auto'
+) -> Vocabulary:  # fmt: skip
   """A vocabulary whose ids are line numbers of text files, from 0.
 
   A file is UTF-8 with one name a line. Blanks around names and empty lines at
   the end do not count; a line may end in CRLF.
 
-  The classes are pairs if more than half of the lines are, or if adjectives or
-  nouns are given; then every line must be a pair. Otherwise they are plain, so
-  that 't_shirt, dress, hat' is a list of three garments.
+  The classes are pairs if more than half of the lines are and an adjective or
+  noun of these recurs, or if adjectives or nouns are given; then every line
+  must be a pair. Otherwise they are plain, so that 't_shirt, dress, hat' is a
+  list of three garments.
 
   Args:
     anps: path of the class names.
     adjectives: path of the adjectives in order; '': those of the pairs, sorted.
     nouns: likewise.
+    pairs: yes, no: whether the classes are; auto: as above.
 
   Raises:
     ConfigError: if a file cannot be read or is empty; with FILE:LINE, if a line
@@ -155,17 +186,33 @@ def from_lists(anps: str, adjectives: str = '', nouns: str = '') -> Vocabulary:
       are expected, or has an adjective or noun that its list misses.
   """
   names = _read_names(anps)
-  pairs = sum(_is_pair(name) for name in names)
+  likely = tuple(filter(_is_pair, names))
+  mostly_pairs = 2 * len(likely) > len(names)
   if adjectives or nouns:
     _refuse_plain(names, f'{anps}:', 1, _GIVEN)
-  elif 2 * pairs > len(names):
-    _refuse_plain(names, f'{anps}:', 1, f'{pairs} of {len(names)} lines are')
+  elif pairs == 'yes':
+    _refuse_plain(names, f'{anps}:', 1, _ASKED)
+  elif pairs == 'auto' and mostly_pairs and _parts_recur(likely):
+    _refuse_plain(
+      names, f'{anps}:', 1, f'{len(likely)} of {len(names)} lines are (if none '
+      'is meant to be one: config.data.pairs=no)',
+    )  # fmt: skip
   orders = []
   for i, path in enumerate((adjectives, nouns)):
     orders.append(_read_names(path) if path else None)
     if path:
       _refuse_missing(names, f'{anps}:', 1, i, orders[i], path)
-  return Vocabulary(names, *orders)
+  return Vocabulary(names, *orders).with_pairs(pairs)
+
+
+def plural(noun: str) -> str:
+  """What several of a noun are called, such as 'classes'."""
+  return noun + ('es' if noun.endswith('s') else 's')
+
+
+def counted(number: int, noun: str) -> str:
+  """A number of things: '1 class', '1,000 classes'."""
+  return f'{number:,} {noun if number == 1 else plural(noun)}'
 
 
 def read_lines(path: str) -> list[str]:
@@ -204,6 +251,15 @@ def read_lines(path: str) -> list[str]:
 def _is_pair(name):
   adjective, _, noun = name.partition('_')
   return bool(adjective and noun) and '_' not in noun
+
+
+def _parts_recur(names):
+  """Whether what has the form of pairs is made of fewer words than all."""
+  adjectives, nouns = [[name.split('_')[i] for name in names] for i in (0, 1)]
+  # class_1, class_2 and so on: numbered, no pairs.
+  if all(noun.isdecimal() for noun in nouns):
+    return False
+  return len({*adjectives}) < len(names) or len({*nouns}) < len(names)
 
 
 def _read_names(path):

@@ -8,6 +8,7 @@ from anp_jax.evaluation import results as results_lib
 MOST = 40  # names of a matrix that can be read
 _NUMBERED = 16  # names of one in which numbers can be read
 _NAME = 24  # letters of a name beside an axis
+_FAR = 5  # from the smallest class to the largest; beyond it the axis is log
 
 
 def confusion(path: str, part: results_lib.Part) -> None:
@@ -97,7 +98,7 @@ def _chain(counts):
 def calibration(path: str, parts: tuple[results_lib.Part, ...]) -> None:
   """Draws accuracy over confidence, with how many examples there are."""
   count = len(parts)
-  with drawing.figure(path, 4.3 * count, 4.9) as figure:
+  with drawing.figure(path, 4.3 * count, 5.2) as figure:
     axes = figure.subplots(
       2, count, squeeze=False, sharex=True, height_ratios=(3.2, 1)
     )
@@ -105,6 +106,11 @@ def calibration(path: str, parts: tuple[results_lib.Part, ...]) -> None:
       _calibration(*column, part)
     axes[0, 0].set_ylabel('accuracy')
     axes[1, 0].set_ylabel('examples')
+    # Within a panel it would lie over the bars.
+    figure.legend(
+      *axes[0, 0].get_legend_handles_labels(), loc='outside lower center',
+      ncols=2,
+    )  # fmt: skip
 
 
 def _calibration(axis, below, part):
@@ -122,11 +128,11 @@ def _calibration(axis, below, part):
   )  # fmt: skip
   axis.set_xlim(0, 1)
   axis.set_ylim(0, 1.02)
-  axis.legend(loc='upper left')
   below.bar(places, found.counts, width, color=drawing.GREY)
   below.set_xlabel('confidence')
   for each in (axis.xaxis, axis.yaxis, below.xaxis):
     drawing.percent(each)
+  drawing.counts(below.yaxis, 4)
 
 
 def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
@@ -148,26 +154,40 @@ def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
       )
       ranked = np.sort(recalls)[::-1]
       axis.plot(np.arange(1, len(ranked) + 1), ranked, 'o-', color=drawing.BLUE)
+      drawing.counts(axis.xaxis)
       axis.set_xlabel('rank of the class (all sizes are equal)')
     else:
       axis.set_title('Accuracy by size of the class')
       # 0 has no place on a log axis: half an image stands for it.
       x = np.maximum(images, 0.5)
-      axis.set_xscale('log')
       axis.plot(x, recalls, 'o', color=drawing.BLUE, alpha=0.5, label='a class',
                 markeredgewidth=0)  # fmt: skip
       axis.plot(
         *_means(x, recalls), 's-', color=drawing.ORANGE,
         label='mean of the classes of like size',
       )  # fmt: skip
-      powers = 10 ** np.arange(np.ceil(np.log10(images.max())) + 1)
-      ticks = powers if images.min() else [0.5, *powers]
-      axis.set_xticks(ticks, [f'{int(v):,}' for v in ticks])
-      axis.set_xlim(0.8 * x.min(), 1.25 * x.max())
+      _size_axis(axis, x)
       axis.set_xlabel('training images of the class')
       axis.legend()
     axis.set_ylabel('images named right')
     axis.set_ylim(-0.03, 1.03)
+
+
+def _size_axis(axis, sizes):
+  """An axis of sizes: logarithmic where they are far apart."""
+  low, high = sizes.min(), sizes.max()
+  if low >= 1 and high < _FAR * low:
+    drawing.counts(axis.xaxis, 6)
+    return
+  axis.set_xscale('log')
+  # Their labels are markup, which STYLE leaves as it is for names with dollars.
+  axis.minorticks_off()
+  powers = 10 ** np.arange(np.ceil(np.log10(high)) + 1)
+  # Between two powers there may be a single tick or none.
+  ticks = powers if high > 1000 * low else np.outer(powers, (1, 2, 5)).ravel()
+  ticks = [0.5, *ticks] if low < 1 else ticks
+  axis.set_xticks(ticks, [f'{int(v):,}' for v in ticks])
+  axis.set_xlim(0.8 * low, 1.25 * high)
 
 
 def _means(sizes, recalls):

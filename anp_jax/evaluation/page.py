@@ -4,6 +4,7 @@ import json
 import os
 
 from anp_jax import telemetry
+from anp_jax.data import vocabulary
 
 FOLDER = 'evaluation'  # in a workdir, with a folder for each
 # Of an evaluation's folder.
@@ -44,7 +45,7 @@ def load(folder: str) -> dict:
 def lines(scores: dict) -> list[tuple[str, str]]:
   """(label, value) of an evaluation's scores, as people read them."""
   found = []
-  for name, label in (telemetry.LABELS | LABELS).items():
+  for name, label in (telemetry.labels(scores) | LABELS).items():
     if scores.get(name) is not None:
       found.append((label, score(name, scores[name])))
   return found
@@ -72,9 +73,10 @@ def text(said: dict, results) -> str:
   what = f'Checkpoint of step {said["step"]}'
   if said.get('weights'):
     what = f'Weights of {_plain(said["weights"])}'
+  images = vocabulary.counted(said['scores']['examples'], 'image')
   parts = [
     f'# {_plain(said["data"])}',
-    f'{what}, {said["scores"]["examples"]:,} images'
+    f'{what}, {images}'
     + (f', {said["damaged"]:,} of which could not be read'
        if said['damaged'] else ''),
     _table(('', ''), lines(said['scores'])),

@@ -16,6 +16,7 @@ _WRONG, _OTHERS = 5, 3  # images of a pair: confused ones, and of the other name
 _EXAMPLES = 12  # right ones, and as many wrong ones
 # Of the sheet, in pixels.
 _MARGIN, _GAP, _LINE, _SMALL, _LARGE = 16, 6, 20, 72, 112
+_NAME = 24  # letters of a name above images
 _GREY = '#666666'
 
 
@@ -126,16 +127,14 @@ def pairs(path: str, results, choice: Choice, images: dict) -> None:
     choice.pairs
   ):
     y = top + row * pitch
-    texts = (
-      f'{drawing.shortened(names[label], 24)}, called '
-      f'{drawing.shortened(names[predicted], 24)}: {times} of {totals[label]}',
-      drawing.shortened(names[predicted], 24),
-    )
+    named = names[label], names[predicted]
+    called = f'{{}}, called {{}}: {times:,} of {totals[label]:,}'
     second = _MARGIN + _WRONG * (side + _GAP) + 2 * _GAP
-    for x, text, color, shown in (
-      (_MARGIN, texts[0], drawing.INK, confused),
-      (second, texts[1], _GREY, others),
+    for x, form, words, count, color, shown in (
+      (_MARGIN, called, named, _WRONG, drawing.INK, confused),
+      (second, '{}', named[1:], _OTHERS, _GREY, others),
     ):
+      text = _fitted(form, words, count * (side + _GAP), plain)
       draw.text((x, y), text, color, plain)
       for i, index in enumerate(shown):
         canvas.paste(
@@ -188,6 +187,15 @@ class _Chosen(pipeline.Plan):
     """See `pipeline.Plan.indices`."""
     chosen = np.array(self.chosen, np.int64)
     return np.arange(len(chosen)), chosen, np.ones(len(chosen), np.float32)
+
+
+def _fitted(form, names, width, font):
+  """A text of names that are as long as the width, in pixels, has room for."""
+  for most in range(_NAME, 2, -1):
+    text = form.format(*(drawing.shortened(name, most) for name in names))
+    if font.getlength(text) <= width:
+      break
+  return text
 
 
 def _resized(image, side):

@@ -52,7 +52,9 @@ class Rows:
           f'{flag} is for adjective_noun pairs, and the classes are plain, '
           f'such as {vocabulary.names[0]!r}'
         )
-    self.columns = ['file', 'rank', 'anp', 'adjective', 'noun', 'probability']
+    self._parts = _PARTS if vocabulary.is_anp else ()
+    name = 'anp' if vocabulary.is_anp else 'class'
+    self.columns = ['file', 'rank', name, *self._parts, 'probability']
     self.notes = []
     self._sentiments, self._emotions, self._emotion_names = {}, {}, ()
     if sentiment:
@@ -91,7 +93,7 @@ class Rows:
   def _row(self, file, names, row, i, label, probability):
     vocabulary = self._vocabulary
     name = vocabulary.names[label]
-    pair = name.split('_') if vocabulary.is_anp else (None, None)
+    pair = name.split('_') if self._parts else ()
     values = [file, i + 1, name, *pair, _short(probability)]
     if 'sentiment' in self.columns:
       values.append(self._sentiments.get(name))

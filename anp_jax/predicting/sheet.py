@@ -16,7 +16,7 @@ MOST = 100  # images of a sheet; one of more would not open in every viewer
 _SIDE = 144  # of a thumbnail, pixels
 _CELL = 2 * _SIDE + 8
 _MARGIN, _GAP, _LINE = 16, 14, 17
-_NUMBER = 34  # pixels that a percentage takes
+_NUMBER = 42  # pixels that a percentage takes
 _LINES = 8  # beside a thumbnail
 # Okabe and Ito's colours, light enough to be written on.
 _BLUE, _ORANGE, _GREEN = '#9fd0ee', '#f3c591', '#9fdcc4'
@@ -38,7 +38,8 @@ def bars(rows: list[dict]) -> list[Bar]:
   """What a sheet shows of a file, of its rows as from `rows.Rows`."""
   explained = 'best_adjective' in rows[0]
   count = 2 if explained else _LINES
-  found = [Bar(r['anp'], r['probability'], 'anp') for r in rows[:count]]
+  name = 'anp' if 'anp' in rows[0] else 'class'
+  found = [Bar(r[name], r['probability'], 'anp') for r in rows[:count]]
   if explained:
     for part in ('adjective', 'noun'):
       found += [

@@ -52,8 +52,9 @@ def _plot_accuracy(axis, train, validation):
   """Validation scores; training's where there was no evaluation."""
   axis.set_title('Accuracy, ' + ('validation' if validation else 'training'))
   drawing.percent(axis.yaxis)
+  labels = telemetry.labels(set().union(*train[-1:], *validation))
   for name, color, marker in _SCORES:
-    label = telemetry.LABELS[name]
+    label = labels.get(name)
     if validation:
       _line(axis, name, validation, marker, color=color, label=label)
     else:
@@ -61,7 +62,7 @@ def _plot_accuracy(axis, train, validation):
   if validation:
     _line(
       axis, 'anp_top1', train, color=drawing.GREY, linewidth=1, zorder=1,
-      label='ANP top-1, training',
+      label=f'{labels.get("anp_top1")}, training',
     )  # fmt: skip
 
 
@@ -70,6 +71,8 @@ def _line(axis, name, lines, marker='', **style):
   epochs, values = _curve(name, lines, None if marker else _POINTS)
   if epochs:
     every = math.ceil(len(epochs) / _MARKERS)
+    if len(epochs) == 1:
+      marker = marker or 'o'  # a line through one point is nothing
     axis.plot(epochs, values, marker=marker, markevery=every, **style)
 
 

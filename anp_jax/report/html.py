@@ -8,6 +8,7 @@ import os
 
 from anp_jax import drawing
 from anp_jax import telemetry
+from anp_jax.data import vocabulary
 from anp_jax.evaluation import page as evaluation_page
 
 _COLORS = {
@@ -161,9 +162,9 @@ def _times(times):
 
 
 def _evaluation(said, folder):
-  images = said['scores']['examples']
+  images = vocabulary.counted(said['scores']['examples'], 'image')
   parts = [
-    f'<p class="soft">{_safe(said["data"])}: {images:,} images, checkpoint of '
+    f'<p class="soft">{_safe(said["data"])}: {images}, checkpoint of '
     f'step {said["step"]}.</p>',
     _table(evaluation_page.lines(said['scores'])),
   ]

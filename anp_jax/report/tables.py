@@ -22,9 +22,7 @@ def scores(train: list[dict], validation: list[dict]) -> list[list[str]]:
   """Rows of the table of scores, the first one its head; [] if none."""
   have = set().union(*train[-1:], *validation)
   rows = []
-  for name, label in telemetry.LABELS.items():
-    if name not in have:
-      continue
+  for name, label in telemetry.labels(have).items():
     best = _best(name, validation)
     row = [label, _value(name, best), _where(best)]
     row += [_value(name, _last(name, lines)) for lines in (validation, train)]

@@ -11,6 +11,7 @@ from anp_jax import drawing
 from scripts.study import results
 
 _MARKERS = 'osD^vP'
+_MODEL = 110  # letters of a model's name below a chart
 _STYLE = drawing.STYLE | {'axes.grid.axis': 'both'}
 
 
@@ -105,6 +106,7 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
     title='Staleness of updates', xlabel='updates between read and apply'
   )
   drawing.percent(axis.yaxis)
+  drawing.counts(axis.xaxis)
   width = 0.8 / len(found)
   looks = _looks(points)
   for i, (p, counts) in enumerate(found):
@@ -115,7 +117,10 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
       color=looks[p.strategy][0], alpha=(i + 1) / len(found),
       label=f'{p.strategy}, {p.nodes} x {p.devices}',
     )  # fmt: skip
-  axis.legend()
+  # Of many cells the names are more than the panel has room for.
+  columns = -(-len(found) // 12)
+  figure.set_figwidth(figure.get_figwidth() + 1.9 * columns)
+  figure.legend(loc='outside right upper', ncols=columns)
   return figure
 
 
@@ -140,8 +145,11 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
     names: of the models.
   """
   stations = max(s['station'] for s in spans) + 1
+  names = [drawing.shortened(name, _MODEL) for name in names]
+  columns = 1 if max(map(len, names)) > _MODEL // 2 else 2
   figure = matplotlib.figure.Figure(
-    figsize=(11, 1.9 + 0.55 * stations), layout='constrained'
+    figsize=(11, 1.7 + 0.55 * stations + 0.2 * len(names) / columns),
+    layout='constrained',
   )
   axis = figure.subplots()
   begin = min(s['start'] for s in spans if s['what'] == 'train')
@@ -167,7 +175,7 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
   axis.set_yticks(range(stations))
   axis.invert_yaxis()
   axis.grid(visible=False, axis='y')
-  figure.legend(loc='outside lower center', ncols=2)
+  figure.legend(loc='outside lower center', ncols=columns)
   return figure
 
 
@@ -199,23 +207,30 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
     title='Seconds of a step', xlabel='measured', xscale='log', yscale='log',
     ylabel='predicted (band: 15 %)', xlim=ends,
   )  # fmt: skip
+  subs = (1, 2, 5) if ends[1] < 100 * ends[0] else (1,)
   for axis in (left.xaxis, left.yaxis):
-    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=subs))
     axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter('%g'))
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
   left.legend()
   plans = [p for p in points if p['name'] == 'plan']
+  upright = len(plans) > 3
+  if upright:  # names of so many do not fit side by side
+    figure.set_figheight(1.5 * figure.get_figheight())
   names = [
-    f'{p["config"]}\n{p["devices"]} devices\n{p["batch_size"]} images'
+    (', ' if upright else '\n').join((
+      drawing.shortened(p['config'], 24), f'{p["devices"]} devices',
+      f'{p["batch_size"]} images',
+    ))
     for p in plans
-  ]
+  ]  # fmt: skip
   places = np.arange(len(plans))
   right.bar(places, [p['speed_up'] for p in plans], 0.6, color=drawing.BLUE,
             label='measured')  # fmt: skip
   right.hlines([p['ideal'] for p in plans], places - 0.4, places + 0.4,
                color=drawing.GREY, linestyles='--', label='ideal')  # fmt: skip
   right.set(title='The plan over one device alone')
-  right.set_xticks(places, names, fontsize=7)
+  right.set_xticks(places, names, fontsize=7, rotation=90 * upright)
   right.set_ylim(top=1.3 * max((p['ideal'] for p in plans), default=1))
   right.legend(loc='upper left', ncols=2)
   return figure
@@ -276,6 +291,16 @@ def _looks(points):
   return dict(zip(names, itertools.cycle(zip(drawing.COLOURS, _MARKERS))))
 
 
+def _apart(sizes):
+  """Those of ascending sizes whose labels do not meet, the largest first."""
+  room = 0.1 * (sizes[-1] - sizes[0])
+  ticks = sizes[-1:]
+  for size in reversed(sizes[:-1]):
+    if ticks[-1] - size >= room:
+      ticks.append(size)
+  return ticks
+
+
 def _series(axis, points, size, value):
   """One line a strategy, with the deviation over seeds."""
   for strategy, (colour, marker) in _looks(points).items():
@@ -291,7 +316,7 @@ def _series(axis, points, size, value):
     for p, x in zip(mine, sizes):
       fill = 'white' if p.crowded else colour
       axis.plot(x, value(p).mean, marker, color=colour, markerfacecolor=fill)
-  axis.set_xticks(sorted({size(p) for p in points}))
+  axis.set_xticks(_apart(sorted({size(p) for p in points})))
   axis.set_ylim(bottom=0)
   if axis.lines:
     axis.legend()

@@ -49,12 +49,7 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
 def summary(splits: list[plan_lib.Split], policy: dict) -> list[str]:
   """The lines that a preparation ends with."""
   classes = splits[0].listing.vocabulary
-  lines = [f'{len(classes):,} classes']
-  if classes.is_anp:
-    lines[0] += (
-      f' of {len(classes.adjectives):,} adjectives and '
-      f'{len(classes.nouns):,} nouns'
-    )
+  lines = [classes.text()]
   rows = [('split', 'files', 'images', 'converted', 'smallest class')]
   for split in splits:
     rows.append((

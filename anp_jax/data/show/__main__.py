@@ -21,6 +21,7 @@ from anp_jax.data import lexicons
 from anp_jax.data import order
 from anp_jax.data import pipeline
 from anp_jax.data import sources
+from anp_jax.data import vocabulary
 from anp_jax.data.show import stats
 
 _MAX_COUNT = 1000  # a sheet of more would not open in every viewer
@@ -239,13 +240,14 @@ def _title(config, source, training, step, batch):
   side = f'{d.image_size} x {d.image_size} px'
   if not training:
     return [
-      f'Evaluation: {count:,} of {len(source):,} examples, spread evenly',
+      f'Evaluation: {count:,} of {vocabulary.counted(len(source), "example")}, '
+      'spread evenly',
       f'{source.name}; {side}',
     ]
   last = step + (count - 1) // _batch_size(config)
   steps = f'step {step}' if last == step else f'steps {step} to {last}'
   lines = [
-    f'Training: {count:,} examples of {steps}',
+    f'Training: {vocabulary.counted(count, "example")} of {steps}',
     f'{source.name}; {side}, augment={d.augment}',
   ]
   if d.augment != 'none':  # which flips nothing either

@@ -9,6 +9,7 @@ from PIL import Image
 from PIL import ImageDraw
 
 from anp_jax import drawing
+from anp_jax.data import vocabulary
 from anp_jax.data.show import stats
 
 _COLORS = drawing.BLUE, drawing.ORANGE  # of the splits
@@ -124,7 +125,9 @@ def balance(path: str, counts: list[stats.Counts]) -> None:
       words = [stats.printable(w) for w in counts[0].words(part)]
       numbers = [getattr(c, part) for c in counts]
       for axis, split, own in zip(row, stats.SPLITS, numbers):
-        axis.set_title(f'{split}: {own.sum():,} images of {len(own):,} {part}')
+        images = vocabulary.counted(int(own.sum()), 'image')
+        names = vocabulary.counted(len(own), stats.PARTS[part])
+        axis.set_title(f'{split}: {images} of {names}')
       (_bars if len(words) <= _BARS else _ranks)(row, words, numbers)
 
 
@@ -156,12 +159,13 @@ def _bars(row, words, numbers):
 
 def _ranks(row, words, numbers):
   """Images over ranks, with the names at both ends."""
+  names = [fitted(word, _NAME, len) for word in words]
   for axis, color, own in zip(row, _COLORS, numbers):
     lowest = _scale(axis, 'y', own)
     curve = np.maximum(np.sort(own)[::-1], lowest)
     ranks = np.arange(1, len(own) + 1)
     axis.fill_between(ranks, curve, lowest, step='mid', color=color, lw=0)
-    smallest, middle, largest = stats.extremes(words, own)
+    smallest, middle, largest = stats.extremes(names, own)
     axis.text(
       0.98, 0.97,
       f'largest: {largest}\nmiddle: {middle}\nsmallest: {smallest}',
@@ -181,12 +185,11 @@ def _scale(axis, name, numbers):
   lowest = _LOWEST if wide else 0
   if wide:
     getattr(axis, f'set_{name}scale')('log')
+    both.set_major_locator(matplotlib.ticker.LogLocator(numticks=6))
     both.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    both.set_major_formatter(lambda value, _: f'{value:,.0f}')
   else:
-    both.set_major_locator(
-      matplotlib.ticker.MaxNLocator(6, steps=(1, 2, 5, 10), integer=True)
-    )
-  both.set_major_formatter(lambda value, _: f'{value:,.0f}')
+    drawing.counts(both, 6)
   # Room for the number beside the longest bar.
   most = max(numbers.max(initial=0), 1)
   limit = most * (most / lowest) ** 0.12 if wide else most * 1.12

@@ -12,7 +12,7 @@ import numpy as np
 from anp_jax.data import vocabulary
 
 SPLITS = ('training', 'evaluation')
-PARTS = ('classes', 'adjectives', 'nouns')
+PARTS = {'classes': 'class', 'adjectives': 'adjective', 'nouns': 'noun'}
 
 _FIRST = 5  # names given where there may be many
 
@@ -96,13 +96,8 @@ def extremes(names: tuple[str, ...], numbers: np.ndarray) -> list[str]:
 def balance(counts: list[Counts]) -> list[str]:
   """How many images, how many classes, how they are divided."""
   known = counts[0].vocabulary
-  classes = f'{len(known):,}'
-  if known.is_anp:
-    classes += (
-      f' of {len(known.adjectives):,} adjectives and {len(known.nouns):,} nouns'
-    )
   lines = [f'{s:<10}  {c.name}' for s, c in zip(SPLITS, counts)]
-  lines += [f'classes     {classes}', '']
+  lines += [f'classes     {len(known):,}{known.parts_text()}', '']
   empty = [np.flatnonzero(c.classes == 0) for c in counts]
   lost = [c.images - int(c.classes.sum()) for c in counts]
   lines += _table([
@@ -182,7 +177,7 @@ def emotions(
 def tables(counts: list[Counts]) -> list[str]:
   """All adjectives, nouns and classes, most training images first."""
   lines = []
-  for part in (*PARTS[1:], PARTS[0]):
+  for part in ('adjectives', 'nouns', 'classes'):
     words = counts[0].words(part)
     if words:
       numbers = [getattr(c, part) for c in counts]
@@ -224,7 +219,8 @@ def _coverage(title, counts, lexicon):
   names = counts[0].vocabulary.names
   has = np.array([name in lexicon for name in names])
   covered, missing = np.flatnonzero(has), np.flatnonzero(~has)
-  lines = [f'{title}: of {len(covered):,} of {len(names):,} classes']
+  classes = vocabulary.counted(len(names), 'class')
+  lines = [f'{title}: of {len(covered):,} of {classes}']
   if len(missing):
     lines.append(f'not of {_listed(names, missing)}')
   return covered, lines

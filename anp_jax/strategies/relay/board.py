@@ -64,7 +64,7 @@ class Board:
     self._candidates = candidates
     self._laps = laps
     self._halving = config.strategy.halving
-    self._metric = config.checkpoint.best_metric
+    self._metric = telemetry.key(config.checkpoint.best_metric)
     self._scores = {}  # (model, laps done) to its record
     self._failed = {}
     for record in _records(os.path.join(workdir, LOG)):
@@ -145,11 +145,10 @@ class Board:
   def table(self) -> str:
     """The leaderboard as Markdown, best first."""
     rows = [(self._candidates[m], self.scores(m)) for m in self._ranked()]
-    names = [
-      n for n in telemetry.LABELS if any(n in found for _, found in rows)
-    ]
+    labels = telemetry.labels(set().union(*(found for _, found in rows)))
+    names = list(labels)
     head = ['', 'model', 'what differs', 'laps', 'state']
-    head += [telemetry.LABELS[n] for n in names]
+    head += labels.values()
     lines = [head, ['---'] * len(head)]
     for place, (c, found) in enumerate(rows, 1):
       values = [

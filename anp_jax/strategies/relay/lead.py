@@ -248,7 +248,6 @@ def _note(text: str) -> None:
 
 def _text(scores):
   return ', '.join(
-    f'{telemetry.LABELS[n]} {telemetry.score(n, scores[n])}'
-    for n in telemetry.LABELS
-    if n in scores
+    f'{label} {telemetry.score(n, scores[n])}'
+    for n, label in telemetry.labels(scores).items()
   )
