@@ -137,17 +137,26 @@ def test_convolution_and_its_gradients_equal_numpy(x64, plan, platform):
 )
 def test_every_way_to_say_the_padding(x64, padding, size, stride, platform):
   random = np.random.default_rng(1)
-  for shape in ((8, 11), (7, 7)):
-    x = random.normal(size=(2, *shape, 3))
-    kernel = random.normal(size=(size, size, 3, 4))
-    dy = random.normal(size=_convolve(x, kernel, stride, padding).shape)
-    found = _with_gradients(
-      lambda x, k: layers.convolve(x, k, stride, padding, platform),
-      dy, x, kernel,
-    )  # fmt: skip
-    want = _convolve(x, kernel, stride, padding, dy)
-    for a, b in zip(found, want):
-      np.testing.assert_allclose(a, b, rtol=0, atol=TIGHT)
+  maps = [random.normal(size=(2, *s, 3)) for s in ((8, 11), (7, 7))]
+  kernel = random.normal(size=(size, size, 3, 4))
+  cotangents = [
+    random.normal(size=_convolve(x, kernel, stride, padding).shape)
+    for x in maps
+  ]
+  # Both maps in one program: compiling is most of the time.
+  ys, dmaps, dkernel = _with_gradients(
+    lambda maps, k: [
+      layers.convolve(x, k, stride, padding, platform) for x in maps
+    ],
+    cotangents, maps, kernel,
+  )  # fmt: skip
+  kernel_sum = 0
+  for x, dy, y, dx in zip(maps, cotangents, ys, dmaps):
+    want, want_dx, want_dkernel = _convolve(x, kernel, stride, padding, dy)
+    np.testing.assert_allclose(y, want, rtol=0, atol=TIGHT)
+    np.testing.assert_allclose(dx, want_dx, rtol=0, atol=TIGHT)
+    kernel_sum = kernel_sum + want_dkernel
+  np.testing.assert_allclose(dkernel, kernel_sum, rtol=0, atol=TIGHT)
 
 
 def test_padding_in_a_list_or_of_numpy():

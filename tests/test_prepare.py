@@ -14,6 +14,7 @@ from PIL import Image
 import pytest
 import tensorflow_datasets as tfds
 
+from anp_jax import cores
 from anp_jax.data import sources
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.data.prepare import plan as plan_lib
@@ -22,6 +23,12 @@ from tests import prepared
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
+
+
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch):
+  """Starting workers is most of the time; where many matter, they are named."""
+  monkeypatch.setattr(cores, 'count', lambda: 1)
 
 
 def _pixels(height, width, seed=0):
