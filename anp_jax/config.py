@@ -369,6 +369,9 @@ def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
     One line that names the first key that differs and may not.
   """
   have = json.loads(to_json(config))
+  # How many threads there were, a run did not write down at first.
+  if 'strategy.threads' not in saved:
+    free = (*free, 'strategy.threads')
   # A key that came after the run began had its default there.
   saved = json.loads(to_json(base())) | saved
   for key in sorted(set(saved) | set(have)):

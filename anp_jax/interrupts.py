@@ -88,9 +88,13 @@ def _end():
 
 
 def _read(reader):
+  is_leaving = False
   while data := os.read(reader, 64):
-    if signal.SIGINT in data:
-      _leave()
+    for _ in range(data.count(signal.SIGINT)):
+      if is_leaving:  # the second time at once
+        _leave_now()
+      is_leaving = True
+      threading.Thread(target=_leave, name='leave', daemon=True).start()
 
 
 def _leave():

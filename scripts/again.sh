@@ -37,7 +37,9 @@ while :; do
     kill -0 "$child" 2>/dev/null || break
   done
   [ -z "$told" ] || exit "$status"
+  # 130: somebody pressed Ctrl-C.
   [ "$status" = 75 ] || [ "$status" -gt 128 ] || exit "$status"
+  [ "$status" != 130 ] || exit "$status"
   [ "$left" -gt 0 ] || exit "$status"
   left=$((left - 1))
   echo "lost with status $status: starting it again ($left times more)" >&2

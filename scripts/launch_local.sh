@@ -70,7 +70,9 @@ for ((i = 0; i < count; i++)); do
   pids+=($!)
 done
 
+told=
 pass_on() {
+  told=1
   kill "-$1" "${pids[@]}" 2>/dev/null
 }
 for signal in INT TERM USR1; do
@@ -98,7 +100,9 @@ while running; do
     [ ${#pids[@]} -lt "$count" ]; then
     status=$code
   fi
-  if [ "$status" != 0 ] && [ -z "$ending" ]; then
+  # Those that were told by a signal save first, each for itself.
+  if [ "$status" != 0 ] && [ -z "$ending" ] &&
+    { [ "$status" != 130 ] || [ -z "$told" ]; }; then
     ending=1
     (
       sleep "$grace"

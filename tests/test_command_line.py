@@ -161,12 +161,15 @@ def test_what_is_no_flag_at_all(capsys):
     ('--train_split=tain', ['set --train_split and --eval_split']),
     ('--train_split={tmp}/split.txt', ['give the classes (--lists)']),
     ('--trainsplit=train', ["did you mean '--train_split'?"]),
+    ('--lists={tmp}/names.txt', ["'sofa' is not an", '--pairs=no']),
+    ('--pairs=on', ['--pairs', "'auto', 'yes', 'no'"]),
   ],
 )
 def test_prepare_names_flags_of_its_own(flag, words, tmp_path, capsys):
   for split in ('train', 'validation'):
     (tmp_path / 'images' / split / 'red_car').mkdir(parents=True)
   (tmp_path / 'split.txt').write_text('1.jpg 0\n')
+  (tmp_path / 'names.txt').write_text('red_car\nbig_car\nsofa\n')
   text = _line(
     capsys, prepare.main, 'prepare', f'--from={tmp_path}/images', '--name=x',
     '--eval_split=', f'--data_dir={tmp_path}/sets', flag.format(tmp=tmp_path),

@@ -475,6 +475,17 @@ def test_a_cache_of_files_changes_nothing(before, after, same):
   assert (config_lib.difference(saved, config) == '') == same
 
 
+def test_runs_that_noted_no_threads_are_resumed_with_any():
+  """Whatever their pools had, it was not in the config."""
+  saved = _saved(config_lib.base())
+  del saved['strategy.threads']
+  config = config_lib.base()
+  config.strategy.threads = 8
+  assert config_lib.difference(saved, config) == ''
+  saved['strategy.threads'] = 2
+  assert 'config.strategy.threads is 8' in config_lib.difference(saved, config)
+
+
 def test_resumable_keys_exist():
   known = config_lib.flat(config_lib.base())
   for entry in config_lib.RESUMABLE:

@@ -94,6 +94,30 @@ time.sleep(30)
   assert status == (130, 'printed\n', 'told\n\nthe line\n')
 
 
+def test_a_second_one_does_not_wait_for_the_first():
+  """Telling the other processes may take its time."""
+  head = 'from anp_jax import interrupts\ninterrupts.watch()\n'
+  program = """
+import time
+interrupts.listen()
+def tell():
+  print('telling', flush=True)
+  time.sleep(600)
+interrupts.before_leaving(tell)
+print('ready', flush=True)
+time.sleep(600)
+"""
+  with _start('-c', head + program) as process:
+    try:
+      for line in ('ready\n', 'telling\n'):
+        assert process.stdout.readline() == line
+        process.send_signal(signal.SIGINT)
+      _, err = process.communicate(timeout=20)
+    finally:
+      process.kill()
+  assert (process.returncode, err) == (130, _LINE)
+
+
 def test_a_reader_that_does_not_read_holds_nothing_up():
   status, _, err = _interrupted("""
 interrupts.listen()

@@ -184,6 +184,17 @@ def test_split_folders_by_their_usual_names(tmp_path, folder, split):
   assert found.vocabulary.names == ('a', 'b')
 
 
+@pytest.mark.parametrize('name', ['Train', 'Testing', 'valid'])
+def test_a_class_may_have_a_name_like_that_of_a_split(tmp_path, name):
+  """It has images, where a split has class folders."""
+  files = [f'{c}/{i}.jpg' for c in (name, 'car') for i in range(40)]
+  root = _tree(tmp_path / 'tree', files)
+  found = [listing.find(str(root), s) for s in ('train', 'validation')]
+  for part in found:
+    assert part.vocabulary.names == tuple(sorted([name, 'car']))
+  assert sorted(found[0].files + found[1].files) == sorted(files)
+
+
 def test_split_folders_that_are_not_the_one(tmp_path):
   root = _tree(tmp_path / 'tree', ['Train/a/1.jpg', 'Test/a/2.jpg'])
   _refused(["no split 'validation'", 'it has Train, Test',

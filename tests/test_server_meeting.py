@@ -125,6 +125,15 @@ def test_port_of_a_server_is_shut_also_where_the_run_has_ended(
   assert shut == joined and len(shut) == 1
 
 
+def test_a_process_that_ended_by_ctrl_c_is_not_started_again():
+  """Though above 128, as what a signal has ended."""
+  done = subprocess.run(
+    ['scripts/again.sh', '3', 'bash', '-c', 'echo started; exit 130'],
+    cwd=launching.ROOT, capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  assert (done.returncode, done.stdout) == (130, 'started\n')
+
+
 def test_what_is_started_again_knows_when_it_was_launched(monkeypatch):
   monkeypatch.delenv('ANP_LAUNCHED', raising=False)
   before = time.time()

@@ -25,6 +25,8 @@ _SPLITS = (
   ('validation', 'valid', 'val'),
   ('test', 'testing'),
 )
+# These need no class folders of their own, whose absence is told then.
+_PLAIN_SPLITS = ('train', 'validation', 'val', 'test')
 _DEEPER, _OUTSIDE = 'in deeper folders', 'outside of class folders'
 
 
@@ -174,7 +176,7 @@ def _hints(suffixes):
 def split_folders(root: str) -> list[str]:
   """Names of the folders in a tree that go by the name of a split."""
   usual = [name for names in _SPLITS for name in names]
-  folders = [f for f in _class_folders(root) if f.casefold() in usual]
+  folders = [f for f in _class_folders(root) if _is_split(root, f, usual)]
   return sorted(folders, key=lambda f: usual.index(f.casefold()))
 
 
@@ -185,7 +187,7 @@ def _split_folder(root, split):
   name = split.casefold()
   usual = next((names for names in _SPLITS if name in names), ())
   folders = [
-    f for f in _class_folders(root) if f.casefold() in (name, *usual)
+    f for f in _class_folders(root) if _is_split(root, f, (name, *usual))
   ]  # fmt: skip
   same = [f for f in folders if f.casefold() == name]
   folders = same or folders
@@ -197,6 +199,13 @@ def _split_folder(root, split):
   return os.path.join(root, folders[0]) if folders else ''
 
 
+def _is_split(root, folder, names):
+  """Whether a folder goes by one of these names, and is not a class's."""
+  return folder.casefold() in names and (
+    folder in _PLAIN_SPLITS or bool(_class_folders(os.path.join(root, folder)))
+  )
+
+
 @functools.cache
 def warn_once(*text):
   """Logs a warning that another split of the same tree would repeat."""
@@ -205,7 +214,7 @@ def warn_once(*text):
 
 def _base(root, split):
   """The folder of the class folders, and whether it is one split's own."""
-  base = root if split == _ALL else _split_folder(root, split)
+  base = root if split in ('', _ALL) else _split_folder(root, split)
   if base:
     return base, True
   others = split_folders(root)

@@ -27,8 +27,8 @@ from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import plan as plan_lib
 
 _FOLDER_FLAGS = (
-  'train_split', 'eval_split', 'lists', 'policy', 'max_megapixels', 'min_size',
-  'min_count', 'shard_megabytes',
+  'train_split', 'eval_split', 'lists', 'pairs', 'policy', 'max_megapixels',
+  'min_size', 'min_count', 'shard_megabytes',
 )  # fmt: skip
 
 
@@ -128,6 +128,13 @@ def _parser():
     default='',
     metavar='FILES',
     help='ANPS.txt or ANPS.txt,ADJECTIVES.txt,NOUNS.txt: the classes',
+  )
+  add(
+    '--pairs',
+    default='auto',
+    choices=('auto', 'yes', 'no'),
+    help='whether the classes are adjective_noun; auto: if words recur '
+    '(default: %(default)s)',
   )
   add(
     '--policy',

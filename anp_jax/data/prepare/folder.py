@@ -317,7 +317,10 @@ def _listings(flags):
       found = listing.find(
         flags.source, '' if whole else split, flags.lists, beside=others,
         suffixes=(*listing.SUFFIXES, *listing.convertible()),
+        pairs=flags.pairs,
       )  # fmt: skip
+      classes = found.vocabulary.with_pairs(flags.pairs)
+      found = dataclasses.replace(found, vocabulary=classes)
     except config_lib.ConfigError as e:
       # A run's keys; the flags here have the names of all but one.
       text = str(e).replace('config.data.path', '--from')

@@ -77,8 +77,8 @@ class Target:
       ]
     if os.path.lexists(self.final) and not overwrite:
       raise config_lib.ConfigError(
-        f'{self.final} was made from other files or options: give another '
-        '--name, or --overwrite to replace it'
+        f'{self.final} was made from other files or options, or by an '
+        'earlier version: give another --name, or --overwrite to replace it'
       )
     os.makedirs(self.work, exist_ok=True)
     try:
