@@ -8,17 +8,15 @@ Python code is unwound: whatever has to last is whole on disk at any moment, as
 `kill -9` needs it too. In the training loop `cluster.stopping` takes over,
 which saves first.
 
-Little of the standard library: a command imports this before all else.
+A command imports this before all else. Before `watch`, Ctrl-C still ends in a
+stack trace: so next to nothing is imported here.
 """
 
 import atexit
 from collections.abc import Callable
-import contextlib
 import os
 import signal
 import sys
-import threading
-from typing import NoReturn
 
 STATUS = 130  # as a shell says of what SIGINT ended: 128 + 2
 _FLUSH = 1.0  # seconds; a pipe that nobody reads would hold it for ever
@@ -42,6 +40,8 @@ def listen() -> None:
   """Lets a thread hear Ctrl-C too, while the main thread is in native code."""
   if signal.getsignal(signal.SIGINT) is not _leave_now:
     return
+  import threading
+
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -67,7 +67,7 @@ def before_leaving(callback: Callable[[], None]) -> None:
   _callbacks.append(callback)
 
 
-def exit(status: int) -> NoReturn:
+def exit(status: int) -> None:
   """Ends a command that is done.
 
   After the last exit handler Python takes itself and large libraries to pieces,
@@ -80,11 +80,12 @@ def exit(status: int) -> NoReturn:
 
 def _end():
   if _status is not None:
-    # What cannot be written, Python tells of.
-    with contextlib.suppress(OSError, ValueError):
+    try:
       sys.stdout.flush()
       sys.stderr.flush()
-      os._exit(_status)
+    except (OSError, ValueError):
+      return  # Python tells of it
+    os._exit(_status)
 
 
 def _read(reader):
@@ -98,9 +99,13 @@ def _read(reader):
 
 
 def _leave():
+  import threading
+
   for callback in _callbacks:
-    with contextlib.suppress(Exception):
+    try:
       callback()
+    except Exception:  # noqa: BLE001 - whatever it is, Ctrl-C ends the process
+      pass
   flush = threading.Thread(target=_flush, daemon=True)
   flush.start()
   flush.join(_FLUSH)
@@ -108,11 +113,15 @@ def _leave():
 
 
 def _flush():
-  with contextlib.suppress(Exception):
+  try:
     sys.stdout.flush()
+  except Exception:  # noqa: BLE001 - of a reader that has gone, say
+    pass
 
 
 def _leave_now(*_):
-  with contextlib.suppress(OSError):
+  try:
     os.write(2, f'\n{_line}\n'.encode(errors='backslashreplace'))
+  except OSError:
+    pass
   os._exit(STATUS)

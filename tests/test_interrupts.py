@@ -119,12 +119,20 @@ time.sleep(600)
 
 
 def test_a_reader_that_does_not_read_holds_nothing_up():
-  status, _, err = _interrupted("""
+  with _start('-c', """
+from anp_jax import interrupts
+interrupts.watch()
 interrupts.listen()
 print('ready', flush=True)
 print('x' * 1_000_000)
-""")
-  assert (status, err) == (130, _LINE)
+""") as process:  # fmt: skip
+    try:
+      assert process.stdout.readline() == 'ready\n'
+      process.send_signal(signal.SIGINT)
+      assert process.wait(20) == 130  # its output is not read
+      assert process.stderr.read() == _LINE
+    finally:
+      process.kill()
 
 
 def test_no_signal_is_lost_while_the_process_starts_anew(tmp_path):
