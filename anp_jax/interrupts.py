@@ -89,6 +89,8 @@ def _end():
 
 
 def _read(reader):
+  import threading
+
   is_leaving = False
   while data := os.read(reader, 64):
     for _ in range(data.count(signal.SIGINT)):
