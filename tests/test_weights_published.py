@@ -130,6 +130,55 @@ def test_what_timm_says(tmp_path):
 
 
 @pytest.mark.parametrize(
+  'change, want',
+  [
+    ({'crop_size': {'shortest_edge': 48}}, 48),
+    ({'crop_size': [48, 48]}, 48),
+    ({'crop_size': 48}, 48),
+    ({'crop_size': None}, 72),
+    ({'size': [72, 72]}, 64),
+  ],
+)
+def test_all_forms_of_a_size(tmp_path, change, want):
+  _folder(tmp_path, _BIT | change)
+  keys = published.read(str(tmp_path)).keys
+  assert (keys['data.image_size'], keys['data.resize']) == (want, 72)
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('size', {'longest_edge': 72}),
+    ('size', [3, 72, 72]),
+    ('size', 'x'),
+    ('crop_size', {'height': '64'}),
+    ('crop_size', True),
+    ('crop_pct', 'x'),
+    ('image_mean', 0.5),
+    ('image_std', 'x'),
+    ('image_std', [1, 1]),
+    ('rescale_factor', '1/255'),
+  ],
+)
+def test_another_form_of_a_processor_is_one_line(tmp_path, key, value):
+  _folder(tmp_path, _BIT | {key: value})
+  with pytest.raises(config_lib.ConfigError) as e:
+    published.read(str(tmp_path))
+  where = tmp_path / 'preprocessor_config.json'
+  assert str(e.value).startswith(f'{where}: {key}={value!r}: expected ')
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'key, value', [('input_size', 'x'), ('mean', 0.5), ('std', [1, None, 1])]
+)
+def test_another_form_of_timms_is_one_line(tmp_path, key, value):
+  _folder(tmp_path, pretrained_cfg={key: value})
+  with pytest.raises(config_lib.ConfigError, match=rf'config\.json: {key}='):
+    published.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
   'change, word',
   [
     ({'size': {'shortest_edge': 384}}, '384 x 384'),
