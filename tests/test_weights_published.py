@@ -466,3 +466,17 @@ def test_weights_without_names_are_those_of_the_data(tmp_path):
   assert start.vocabulary(config, data) == data
   with pytest.raises(config_lib.ConfigError, match='3 classes without names'):
     start.vocabulary(config, vocabulary.Vocabulary(('a', 'b')))
+
+
+@pytest.mark.parametrize(
+  'pairs, nouns',
+  [('auto', ('cat', 'dog')), ('no', ()), ('yes', ('cat', 'dog'))],
+)
+def test_names_of_weights_are_pairs_as_the_config_says(tmp_path, pairs, nouns):
+  from anp_jax.weights import start
+
+  names = ('big_cat', 'old_cat', 'old_dog')
+  _folder(tmp_path, id2label={str(i): name for i, name in enumerate(names)})
+  overrides = {'init.from': str(tmp_path), 'data.pairs': pairs}
+  known = start.vocabulary(command_line.load(_TINY, overrides), ())
+  assert (known.names, known.nouns) == (names, nouns)
