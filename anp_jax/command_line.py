@@ -194,7 +194,18 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
     )
   if is_evaluation and not config.init['from']:
     _check_run(flags.workdir)
-  _adopt_weights(config, overrides, run, flags.mode)
+  # A ring's checkpoints lie elsewhere, and it looks for them itself.
+  is_untrained = bool(
+    is_evaluation
+    and config.init['from']
+    and config.strategy.name != 'relay'
+    and not _has_checkpoints(flags.workdir)
+  )
+  if is_untrained and not flags.config and 'init.from' not in overrides:
+    raise config_lib.ConfigError(
+      f'{flags.workdir} has no checkpoint to evaluate'
+    )
+  _adopt_weights(config, overrides, run, is_untrained)
   chosen = flags.checkpoint
   if chosen not in ('newest', 'best') and not chosen.isdecimal():
     raise config_lib.ConfigError(
@@ -205,6 +216,11 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
     raise config_lib.ConfigError(
       f'--checkpoint={chosen} is for --mode=evaluate: training goes on from '
       'the newest'
+    )
+  if chosen != 'newest' and is_untrained:
+    raise config_lib.ConfigError(
+      f'--checkpoint={chosen} is for the checkpoints of a run, and there are '
+      f'none: config.init.from={config.init["from"]!r} would be scored'
     )
   if flags.output and flags.mode != 'evaluate':
     raise config_lib.ConfigError(
@@ -242,6 +258,17 @@ def _check_run(workdir) -> None:
       f'--mode=evaluate needs the --workdir of a run{what}'
       f'{_nearest_run(workdir or "")}'
     )
+
+
+def _has_checkpoints(workdir):
+  """As `workdir.has_checkpoints`, without JAX; the workdir may be None."""
+  kinds = ('checkpoints', 'best') if workdir else ()
+  folders = [os.path.join(workdir, kind) for kind in kinds]
+  return any(
+    name.isdigit()
+    for folder in filter(os.path.isdir, folders)
+    for name in os.listdir(folder)
+  )
 
 
 def check_folder(flag: str, path: str) -> None:
@@ -365,7 +392,7 @@ def _overridden(config, overrides):
   return config
 
 
-def _adopt_weights(config, overrides, run, mode):
+def _adopt_weights(config, overrides, run, is_untrained):
   """Sets what the weights of config.init.from say, but for what was typed.
 
   A network that is only evaluated is theirs, and so are its images. One that
@@ -377,27 +404,27 @@ def _adopt_weights(config, overrides, run, mode):
     overrides: from `split_overrides`; these keys stay.
     run: the flat config of the workdir's run, {} without: the weights may be
       gone when a run is resumed.
-    mode: 'train' or 'evaluate'.
+    is_untrained: whether the weights are evaluated as they are.
   """
   path = config.init['from']
   if not path:
     return
-  from anp_jax.weights import published  # safetensors, NumPy
+  # JAX, which reads variables that a config sets, is imported by `read` alone.
+  from anp_jax.weights import published
 
   keys = published.NORMALISATION
-  if run:
-    same = run.get('init.from') == path
-    values = {key: tuple(run[key]) for key in keys if same and key in run}
+  if run.get('init.from') == path and not is_untrained:
+    values = {key: tuple(run[key]) for key in keys if key in run}
   elif not published.is_published(path) or published.absent(path):
     return  # the run says what is wrong with it
+  elif is_untrained:
+    keys = values = published.read(path).keys
   else:
-    values = published.read(path).keys
-    if mode == 'evaluate':
-      keys = values
+    values = published.normalisation(path)
   default = config_lib.flat(config_lib.base())
   have = config_lib.flat(config)
   for key in keys:
-    untouched = mode == 'evaluate' and not run or have[key] == default[key]
+    untouched = is_untrained or have[key] == default[key]
     if key in values and key not in overrides and untouched:
       config_lib.put(config, key, values[key])
   validation.validate(config)

@@ -374,7 +374,8 @@ def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
     free = (*free, 'strategy.threads')
   # A key that came after the run began had its default there.
   saved = json.loads(to_json(base())) | saved
-  for key in sorted(set(saved) | set(have)):
+  # Other keys follow from the weights that a run begins with.
+  for key in sorted({*saved, *have}, key=lambda k: (k != 'init.from', k)):
     if any(key == r or key.startswith(r + '.') for r in (*RESUMABLE, *free)):
       continue
     if key == 'data.cache' and 'decoded' not in (saved.get(key), have.get(key)):

@@ -5,6 +5,8 @@ import glob
 import io
 import json
 import pathlib
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -127,6 +129,55 @@ def test_what_timm_says(tmp_path):
   half = (127.5, 127.5, 127.5)
   assert _images(weights.keys) == (288, 303, 'bicubic', half, half)
   assert weights.names == ('a', 'bee', 'c')
+
+
+@pytest.mark.parametrize(
+  'change, want',
+  [
+    ({'crop_size': {'shortest_edge': 48}}, 48),
+    ({'crop_size': [48, 48]}, 48),
+    ({'crop_size': 48}, 48),
+    ({'crop_size': None}, 72),
+    ({'size': [72, 72]}, 64),
+  ],
+)
+def test_all_forms_of_a_size(tmp_path, change, want):
+  _folder(tmp_path, _BIT | change)
+  keys = published.read(str(tmp_path)).keys
+  assert (keys['data.image_size'], keys['data.resize']) == (want, 72)
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('size', {'longest_edge': 72}),
+    ('size', [3, 72, 72]),
+    ('size', 'x'),
+    ('crop_size', {'height': '64'}),
+    ('crop_size', True),
+    ('crop_pct', 'x'),
+    ('image_mean', 0.5),
+    ('image_std', 'x'),
+    ('image_std', [1, 1]),
+    ('rescale_factor', '1/255'),
+  ],
+)
+def test_another_form_of_a_processor_is_one_line(tmp_path, key, value):
+  _folder(tmp_path, _BIT | {key: value})
+  with pytest.raises(config_lib.ConfigError) as e:
+    published.read(str(tmp_path))
+  where = tmp_path / 'preprocessor_config.json'
+  assert str(e.value).startswith(f'{where}: {key}={value!r}: expected ')
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'key, value', [('input_size', 'x'), ('mean', 0.5), ('std', [1, None, 1])]
+)
+def test_another_form_of_timms_is_one_line(tmp_path, key, value):
+  _folder(tmp_path, pretrained_cfg={key: value})
+  with pytest.raises(config_lib.ConfigError, match=rf'config\.json: {key}='):
+    published.read(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -257,6 +308,60 @@ def test_training_takes_their_normalisation_and_no_more(tmp_path):
   assert config.data.std == (127.5, 51.0, 255.0)
 
 
+def test_training_needs_no_classifier_and_no_jax(tmp_path):
+  """Which network it is, the tensors tell once they are read."""
+  _folder(tmp_path, _BIT | {'size': 'x'}, hidden_act='gelu')
+  _file(tmp_path, stages=(1, 1, 1, 1), classifier=False)
+  program = (
+    'import sys, types\n'
+    'from anp_jax import command_line\n'
+    'flags = types.SimpleNamespace(config=sys.argv[1], workdir=None,'
+    ' mode="train", checkpoint="newest", output="")\n'
+    'overrides = {"init.from": sys.argv[2]}\n'
+    'config, _ = command_line.from_flags(flags, overrides)\n'
+    'print(config.data.mean, config.data.std, "jax" in sys.modules)'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', program, _TINY, str(tmp_path)],
+    capture_output=True, text=True, cwd=_ROOT,
+  )  # fmt: skip
+  want = '(127.5, 63.75, 191.25) (127.5, 51.0, 255.0) False\n'
+  assert done.stdout == want, done.stderr
+
+
+def _saved(run, **overrides):
+  """The workdir of a run that came to no checkpoint; its flat config."""
+  overrides = {k.replace('__', '.'): str(v) for k, v in overrides.items()}
+  text = config_lib.to_json(command_line.load(_TINY, overrides))
+  run.mkdir()
+  (run / 'config.json').write_text(text)
+  return json.loads(text)
+
+
+@pytest.mark.parametrize('first', ['', 'other'])
+def test_a_run_without_a_checkpoint_gives_way(tmp_path, first):
+  """Training overwrites what it has left, which says nothing of these."""
+  _folder(tmp_path, _BIT)
+  _saved(tmp_path / 'run', init__from=first, data__mean='(1.0, 2.0, 3.0)')
+  config, _ = _config(_flags(tmp_path / 'run'), init__from=tmp_path)
+  assert config.data.mean == (127.5, 63.75, 191.25)
+  assert config.data.std == (127.5, 51.0, 255.0)
+
+
+@pytest.mark.parametrize('now', [{}, {'init__from': 'other'}])
+def test_other_weights_of_a_resumed_run_are_named(tmp_path, now):
+  """And not the mean, which follows from them."""
+  mean = '(127.5, 63.75, 191.25)'
+  saved = _saved(tmp_path / 'run', init__from='first', data__mean=mean)
+  (tmp_path / 'run' / 'checkpoints' / '7').mkdir(parents=True)
+  config, _ = _config(_flags(tmp_path / 'run'), **now)
+  path = now.get('init__from', '')
+  assert config_lib.difference(saved, config) == (
+    f'config.init.from is {path!r}, but the run in this workdir was started '
+    "with 'first'"
+  )
+
+
 def test_the_mean_of_a_recipe_stays(tmp_path):
   _file(tmp_path)
   recipe = tmp_path / 'recipe.py'
@@ -300,6 +405,26 @@ def test_evaluation_takes_their_network_and_images(tmp_path):
   config, _ = _config(flags, init__from=tmp_path, model__name='resnet34')
   assert (config.model.name, config.model.width) == ('resnet34', 5)
   assert config.data.mean == (127.5, 63.75, 191.25)
+
+
+def test_weights_of_a_run_are_evaluated_only_where_they_are_named(tmp_path):
+  _folder(tmp_path, _BIT)
+  run = tmp_path / 'run'
+  _saved(run, init__from=tmp_path)
+  flags = _flags(run, config=None, mode='evaluate')
+  with pytest.raises(config_lib.ConfigError, match='no checkpoint to evaluate'):
+    _config(flags)
+  config, _ = _config(flags, init__from=tmp_path)
+  assert (config.model.name, config.data.image_size) == ('resnet18', 64)
+  flags.checkpoint = 'best'
+  with pytest.raises(config_lib.ConfigError, match=r'--checkpoint=best is for'):
+    _config(flags, init__from=tmp_path)
+  # With a checkpoint it is the run that is scored.
+  (run / 'best' / '7').mkdir(parents=True)
+  config, _ = _config(flags)
+  assert config_lib.flat(config) == config_lib.flat(
+    command_line.load(_TINY, {'init.from': str(tmp_path)})
+  )
 
 
 # On photographs, against transformers.
@@ -417,3 +542,17 @@ def test_weights_without_names_are_those_of_the_data(tmp_path):
   assert start.vocabulary(config, data) == data
   with pytest.raises(config_lib.ConfigError, match='3 classes without names'):
     start.vocabulary(config, vocabulary.Vocabulary(('a', 'b')))
+
+
+@pytest.mark.parametrize(
+  'pairs, nouns',
+  [('auto', ('cat', 'dog')), ('no', ()), ('yes', ('cat', 'dog'))],
+)
+def test_names_of_weights_are_pairs_as_the_config_says(tmp_path, pairs, nouns):
+  from anp_jax.weights import start
+
+  names = ('big_cat', 'old_cat', 'old_dog')
+  _folder(tmp_path, id2label={str(i): name for i, name in enumerate(names)})
+  overrides = {'init.from': str(tmp_path), 'data.pairs': pairs}
+  known = start.vocabulary(command_line.load(_TINY, overrides), ())
+  assert (known.names, known.nouns) == (names, nouns)

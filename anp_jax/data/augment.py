@@ -102,10 +102,10 @@ def eval_views(config, sizes: np.ndarray) -> Views:
 
 
 def _eval_views_of_resampled(d, sizes):
-  """The box that torchvision and transformers cut out, by their roundings.
+  """The box that transformers cuts out, by its roundings.
 
-  They bring the whole image to whole pixels, the longer side rounded down, and
-  cut the centre out of that.
+  It brings the whole image to whole pixels, the longer side rounded down, and
+  cuts the centre out of that. torchvision may be a pixel off.
   """
   resized = d.resize * sizes // sizes.min(1, keepdims=True)
   scales = sizes / resized

@@ -1,4 +1,4 @@
-"""What published weights say of their network; read before JAX is imported.
+"""What published weights say of their network, and of its images.
 
 The tensors' shapes tell the architecture. A folder as transformers or timm
 writes it also has config.json, with the names of the classes, and how images
@@ -125,6 +125,23 @@ def read(path: str) -> Published:
   )  # fmt: skip
 
 
+def normalisation(path: str) -> dict[str, tuple]:
+  """The mean and deviation that weights were trained with, by config key.
+
+  Whether they fit a network shows where they are taken, so a file without a
+  classifier will do. JAX is not imported.
+
+  Args:
+    path: of a .safetensors file, or of a folder with one.
+
+  Raises:
+    ConfigError: for a pickle, or a processor of another form.
+  """
+  path = file(path)
+  processor, source = _processor(os.path.dirname(path), architecture(path))
+  return _normalisation(processor, source)
+
+
 def vocabulary(
   weights: Published, labels: str = ''
 ) -> vocabulary_lib.Vocabulary:
@@ -224,64 +241,87 @@ def _network(path, shapes, kind, told):
   }
 
 
+def _processor(folder, told):
+  """How images are prepared, as transformers has it, and the file with it.
+
+  It is {} where nothing says.
+  """
+  path = os.path.join(folder, 'preprocessor_config.json')
+  processor = _json(path) if told else {}  # else a file by itself
+  timm = told.get('pretrained_cfg')
+  if processor or not isinstance(timm, dict):
+    return processor, path
+  path = os.path.join(folder, 'config.json')
+  side = timm.get('input_size')
+  if isinstance(side, list) and len(side) == 3:
+    side = side[-1]  # after the channels
+  return {
+    'size': min(_sides(path, 'input_size', side), default=224),
+    'crop_pct': timm.get('crop_pct'),
+    'resample': FILTERS.get(timm.get('interpolation'), 3),
+    'image_mean': _colours(path, 'mean', timm.get('mean') or _MEAN),
+    'image_std': _colours(path, 'std', timm.get('std') or _STD),
+  }, path
+
+
 def _images(folder, kind, told):
   """Keys of how images are prepared, and notes."""
-  processor = _json(os.path.join(folder, 'preprocessor_config.json'))
-  if not told:  # a file by itself
-    processor = {}
-  timm = told.get('pretrained_cfg')
-  if not processor and isinstance(timm, dict):
-    processor = {
-      'size': timm.get('input_size', (3, 224, 224))[-1],
-      'crop_pct': timm.get('crop_pct'),
-      'resample': FILTERS.get(timm.get('interpolation'), 3),
-      'image_mean': timm.get('mean', _MEAN),
-      'image_std': timm.get('std', _STD),
-    }
+  processor, path = _processor(folder, told)
+  normalisation = _normalisation(processor, path)
   if not processor:
     # As torchvision's weights are evaluated, and transformers' own ResNets.
     number = 2 if kind == naming_lib.TORCHVISION else 3
     processor = {'size': 224, 'crop_pct': None, 'resample': number}
-  side, resize, notes = _sizes(processor)
+  side, resize, notes = _sizes(processor, path)
   number = processor.get('resample', 3)
-  filters = {number: name for name, number in FILTERS.items()}
-  if number not in filters:
+  decode = next((name for name in FILTERS if FILTERS[name] == number), '')
+  if not decode:
     notes.append(f'resample {number}, a filter of Pillow: bicubic is used')
+  return {
+    'data.image_size': side,
+    'data.resize': resize,
+    'data.decode': decode or 'bicubic',
+    **normalisation,
+  }, tuple(notes)
+
+
+def _normalisation(processor, path):
+  """Keys of the mean and the deviation, of 0..255."""
   scale = processor.get('rescale_factor') or 1 / 255
+  if not _is_number(scale):
+    raise _unexpected(path, 'rescale_factor', scale, 'a number')
   scale = scale if processor.get('do_rescale', True) else 1
   mean, std = processor.get('image_mean'), processor.get('image_std')
   if not processor.get('do_normalize', True):
     mean, std = (0, 0, 0), (1, 1, 1)
   return {
-    'data.image_size': side,
-    'data.resize': resize,
-    'data.decode': filters.get(number, 'bicubic'),
-    'data.mean': _of_255(mean or _MEAN, scale),
-    'data.std': _of_255(std or _STD, scale),
-  }, tuple(notes)
+    'data.mean': _of_255(_colours(path, 'image_mean', mean or _MEAN), scale),
+    'data.std': _of_255(_colours(path, 'image_std', std or _STD), scale),
+  }
 
 
-def _sizes(processor):
+def _sizes(processor, path):
   """Pixels of the crop, of the shorter side before it, and notes."""
-  size = processor.get('size', 224)
-  names = ('shortest_edge', 'height', 'width')
-  if isinstance(size, dict):
-    sides = [size[name] for name in names if size.get(name)]
-  else:
-    sides = [size]
-  side = resize = min(sides, default=224)
-  squeezed = isinstance(size, dict) and 'shortest_edge' not in size
+  size = processor.get('size')
+  side = resize = min(_sides(path, 'size', size), default=224)
+  # Of two sides it makes an image of just these.
+  squeezed = isinstance(size, list) or (
+    isinstance(size, dict) and 'shortest_edge' not in size
+  )
   kind = str(
     processor.get('image_processor_type')
     or processor.get('feature_extractor_type')
   )
   if 'crop_pct' in processor or kind.startswith('ConvNext'):
-    resize = int(side / (processor.get('crop_pct') or 224 / 256))
+    share = processor.get('crop_pct') or 224 / 256
+    if not _is_number(share):
+      raise _unexpected(path, 'crop_pct', share, 'a number')
+    resize = int(side / share)
     if side >= _SQUEEZED:
       resize, squeezed = side, True
   elif processor.get('do_center_crop', True):
-    crop = processor.get('crop_size', side)
-    side = crop['height'] if isinstance(crop, dict) else crop
+    crop = _sides(path, 'crop_size', processor.get('crop_size'))
+    side = min(crop, default=side)
   notes = []
   if squeezed:
     notes.append(
@@ -289,6 +329,45 @@ def _sizes(processor):
       'central square is used'
     )
   return side, resize, notes
+
+
+def _sides(path, key, value):
+  """Pixels, in any of the forms that processors have; () for null."""
+  sides = value if isinstance(value, list) else [value]
+  if isinstance(value, dict):
+    names = ('shortest_edge', 'height', 'width')
+    sides = [value[name] for name in names if value.get(name)]
+  if value is None:
+    return ()
+  # By type: a bool is an int too.
+  if len(sides) not in (1, 2) or not all(
+    type(side) is int and side > 0 for side in sides
+  ):
+    raise _unexpected(
+      path, key, value,
+      'pixels: a number, a pair, or {"shortest_edge": ...} or {"height": ..., '
+      '"width": ...}',
+    )  # fmt: skip
+  return tuple(sides)
+
+
+def _colours(path, key, value):
+  """A number for each of red, green and blue."""
+  if (
+    not isinstance(value, list | tuple)
+    or len(value) != 3
+    or not all(map(_is_number, value))
+  ):
+    raise _unexpected(path, key, value, 'three numbers')
+  return value
+
+
+def _is_number(value):
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _unexpected(path, key, value, what):
+  return config_lib.ConfigError(f'{path}: {key}={value!r}: expected {what}')
 
 
 def _of_255(values, scale):

@@ -124,7 +124,7 @@ def vocabulary(config, data) -> vocabulary_lib.Vocabulary:
     return trained_lib.vocabulary(trained_lib.find(path))
   weights = published.read(path)
   if weights.names:
-    return published.vocabulary(weights)
+    return published.vocabulary(weights).with_pairs(config.data.pairs)
   if len(data) != weights.classes:
     raise config_lib.ConfigError(
       f'config.init.from={path!r} has {weights.classes} classes without names, '
