@@ -490,7 +490,7 @@ def test_names_are_those_of_transformers(
   assert predict.main(['predict', *arguments]) == 0
   rows = list(csv.DictReader(io.StringIO(capfd.readouterr().out)))
   assert [row['file'] for row in rows] == photographs
-  assert [row['anp'] for row in rows] == best
+  assert [row['class'] for row in rows] == best
   found = [float(row['probability']) for row in rows]
   # Pixels are the same but for one level in a hundred.
   np.testing.assert_allclose(found, shares.max(1), atol=2e-3)
