@@ -140,6 +140,7 @@ from anp_jax.cluster import stopping
 
 echo, stop_timeout, then = sys.argv[1:]
 stopping._ECHO = float(echo)
+stopping._PASSED_ON = float(echo) / 10
 settings = types.SimpleNamespace(stop_timeout=float(stop_timeout))
 config = types.SimpleNamespace(time_limit=0.0, cluster=settings)
 
@@ -223,10 +224,19 @@ def test_sigterm_again_later_leaves_at_once():
     assert child.ends() == 128 + signal.SIGTERM
 
 
-def test_ctrl_c_again_leaves_at_once():
-  with _Child() as child:
+def test_ctrl_c_that_a_launcher_passes_on_is_one():
+  with _Child(echo=100) as child:  # 10 seconds for this signal
     child.send(signal.SIGINT)
     child.hears('vote 2')
+    child.send(signal.SIGINT)
+    assert child.lives(0.5)
+
+
+def test_ctrl_c_again_leaves_at_once():
+  with _Child(echo=1) as child:
+    child.send(signal.SIGINT)
+    child.hears('vote 2')
+    assert child.lives(0.2)
     child.send(signal.SIGINT)
     assert child.ends() == 130
 

@@ -17,6 +17,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Slurm sends SIGTERM twice at a time limit, and `scancel` of a step may meet a
 # trap of the batch script: within this many seconds they are one.
 _ECHO = 5.0
+# A terminal sends Ctrl-C to all processes of a launcher, which passes it on.
+_PASSED_ON = 0.3  # seconds
 # Of the time that is left when a run begins to stop, on top of what it needs.
 _MARGIN = 15.0  # seconds
 # A signal this near to the end of the time is for that end, which then alone
@@ -118,7 +120,8 @@ class Stop:
     now = time.monotonic()
     name = signal.Signals(number).name
     if self._heard is not None:
-      if number == signal.SIGINT or now - self._heard > _ECHO:
+      echo = _PASSED_ON if number == signal.SIGINT else _ECHO
+      if now - self._heard > echo:
         os._exit(128 + number)
       return
     self._heard = now
