@@ -261,7 +261,7 @@ def _check_run(workdir) -> None:
 
 
 def _has_checkpoints(workdir):
-  """As `workdir.has_checkpoints`, without JAX; the workdir may be None."""
+  """Whether a workdir (or None) has checkpoints; told without JAX."""
   kinds = ('checkpoints', 'best') if workdir else ()
   folders = [os.path.join(workdir, kind) for kind in kinds]
   return any(

@@ -197,7 +197,7 @@ def _view(config, image, is_jpeg, turn):
 
 
 def _resampled(image, box, side, decode):
-  """As transformers' and torchvision's resize and crop, but for roundings."""
+  """The view that transformers' resize and crop give, but for roundings."""
   (top, left), ends = box[:2], box[:2] + box[2:]
   # A product's last bit must not put it beyond the image.
   bottom, right = np.minimum(ends, image.size[::-1])

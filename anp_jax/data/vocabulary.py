@@ -74,7 +74,7 @@ class Vocabulary:
     return counted(len(self), 'class') + self.parts_text()
 
   def parts_text(self) -> str:
-    """As ' of 2 adjectives and 3 nouns'; '' for plain classes."""
+    """A text such as ' of 2 adjectives and 3 nouns'; '' for plain classes."""
     if not self.is_anp:
       return ''
     adjectives = counted(len(self.adjectives), 'adjective')
