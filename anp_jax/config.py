@@ -114,7 +114,8 @@ def base() -> ml_collections.ConfigDict:
   d.cache = 'none'  # encoded: files; decoded: images of `resize` px; in memory
   d.cache_gigabytes = 4.0  # that the cache of each split and process may take
   d.max_damaged = 0.01  # share of unreadable examples at which a run stops
-  d.max_megapixels = 178.9  # million pixels; a larger image counts as damaged
+  # Million pixels of an image; a larger one counts as damaged.
+  d.max_megapixels = MOST_MEGAPIXELS
   d.prefetch = 2  # batches that wait on the device
   d.threads = 0  # decoding threads; 0: as many as cores
   d.held_out = ()  # pairs of which training shows no example, as ('red_car',)
