@@ -77,17 +77,17 @@ portability:  ## Compile for TPUs and GPUs that are not here, and test what come
 
 soak: $(READY)  ## Kill runs over and over; variants of slow tests.
 	ANP_SOAK_RUNS=20 $(VENV_PYTHON) -m pytest -q -m slurm -k random_moment \
-	  tests/test_slurm.py $(PYTEST_ARGS)
+	  tests/processes/test_slurm.py $(PYTEST_ARGS)
 	ANP_KILLS=50 $(VENV_PYTHON) -m pytest -q -k random_kills \
-	  tests/test_server_processes.py $(PYTEST_ARGS)
+	  tests/processes/test_server_processes.py $(PYTEST_ARGS)
 	ANP_MUTANTS=10000 $(VENV_PYTHON) -m pytest -q -k mutated_files \
-	  tests/test_damage.py $(PYTEST_ARGS)
+	  tests/data/test_corruption.py $(PYTEST_ARGS)
 	ANP_KILLS=20 $(VENV_PYTHON) -m pytest -q -k again_and_again \
 	  tests/test_train.py $(PYTEST_ARGS)
 	ANP_INTERRUPTS=200 $(VENV_PYTHON) -m pytest -q -k any_moment \
-	  tests/test_interrupts.py $(PYTEST_ARGS)
+	  tests/system/test_interrupts.py $(PYTEST_ARGS)
 	ANP_STEPS=200 $(VENV_PYTHON) -m pytest -q -m 'soak or slow' \
-	  tests/test_invariant.py $(PYTEST_ARGS)
+	  tests/parallel/test_invariant.py $(PYTEST_ARGS)
 	$(VENV_PYTHON) -m pytest -q -m soak $(PYTEST_ARGS)
 
 lint: $(READY)  ## Check style and format.

@@ -5,7 +5,7 @@ python main.py --workdir=runs/demo --mode=evaluate
 srun python main.py ...    # or mpirun, or see docs/clusters.md
 """
 
-from anp_jax import interrupts
+from anp_jax.system import interrupts
 
 if __name__ == '__main__':
   interrupts.watch()  # all else takes time
@@ -14,9 +14,9 @@ import os
 import sys
 
 from anp_jax import cluster
-from anp_jax import command_line
 from anp_jax import config as config_lib
-from anp_jax import xla_flags
+from anp_jax.config import command_line
+from anp_jax.system import xla_flags
 
 
 def main(argv: list[str]) -> int:

@@ -8,7 +8,7 @@ writes model.stablehlo, which JAX runs without this package, with labels.json
 and preprocessing.json.
 """
 
-from anp_jax import interrupts
+from anp_jax.system import interrupts
 
 if __name__ == '__main__':
   interrupts.watch()  # all else takes time
@@ -18,8 +18,8 @@ import sys
 
 import jax
 
-from anp_jax import command_line
 from anp_jax import config as config_lib
+from anp_jax.config import command_line
 
 # Those that have a backend in JAX itself; --platforms takes rocm as well.
 _PLATFORMS = 'cpu,cuda,tpu'
@@ -60,10 +60,10 @@ def export(checkpoint: str, folder: str, which: str, platforms):
     ConfigError: if the checkpoint cannot be read.
   """
   # Heavy: only once the input is known to be good.
-  from anp_jax import trained as trained_lib
+  from anp_jax.checkpoint import trained as trained_lib
+  from anp_jax.checkpoint.weights import huggingface
+  from anp_jax.checkpoint.weights import program
   from anp_jax.data import vocabulary
-  from anp_jax.weights import huggingface
-  from anp_jax.weights import program
 
   trained = trained_lib.load(checkpoint, which)
   m = trained.config.model
@@ -103,7 +103,7 @@ def _parse(arguments):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name}=DIR is missing')
   command_line.check_folder('--output', flags.output)
-  from anp_jax.weights import program
+  from anp_jax.checkpoint.weights import program
 
   flags.platforms = tuple(p.strip() for p in flags.platforms.split(','))
   for name in flags.platforms:

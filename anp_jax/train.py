@@ -5,31 +5,31 @@ import os
 
 import jax
 
-from anp_jax import assembly
-from anp_jax import checkpoint as checkpoint_lib
 from anp_jax import cluster
-from anp_jax import compile_cache
 from anp_jax import config as config_lib
-from anp_jax import evaluate
-from anp_jax import flops
-from anp_jax import mesh as mesh_lib
-from anp_jax import objective as objective_lib
-from anp_jax import profiling
-from anp_jax import report
-from anp_jax import startup
-from anp_jax import state as state_lib
-from anp_jax import step as step_lib
-from anp_jax import strategies
-from anp_jax import summary
-from anp_jax import telemetry as telemetry_lib
-from anp_jax import weights_and_biases
-from anp_jax import workdir as workdir_lib
-from anp_jax.cluster import stopping
-from anp_jax.data import balance
+from anp_jax.checkpoint import manager as checkpoint_lib
+from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.checkpoint.weights import start
+from anp_jax.cluster import preemption
 from anp_jax.data import sources
-from anp_jax.data import stream as stream_lib
-from anp_jax.evaluation import run as evaluation
-from anp_jax.weights import start
+from anp_jax.data.input import stream as stream_lib
+from anp_jax.data.sources import balance
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import strategies
+from anp_jax.reporting import run_page
+from anp_jax.reporting import summary
+from anp_jax.reporting import telemetry as telemetry_lib
+from anp_jax.reporting import weights_and_biases
+from anp_jax.reporting.analysis import run as evaluation
+from anp_jax.system import compile_cache
+from anp_jax.system import flops
+from anp_jax.system import profiling
+from anp_jax.system import startup
+from anp_jax.training import build
+from anp_jax.training import eval_loop
+from anp_jax.training import objective as objective_lib
+from anp_jax.training import step as step_lib
 
 
 class NotFinite(cluster.Failed, ArithmeticError):
@@ -61,11 +61,11 @@ def run(
   if mode == 'train':
     weights_and_biases.check(config)
   if mode == 'train' and config.strategy.name == 'server':
-    from anp_jax.strategies.server import run as server  # Flight is imported
+    from anp_jax.runtimes.server import run as server  # Flight is imported
 
     return server.run(config, workdir, processes or cluster.Processes(config))
   if config.strategy.name == 'relay':
-    from anp_jax.strategies.relay import run as relay
+    from anp_jax.runtimes.relay import run as relay
 
     processes = processes or cluster.Processes(config)
     return relay.run(config, workdir, processes, mode, which)
@@ -73,7 +73,7 @@ def run(
   if mode == 'evaluate':
     return evaluation.run(config, workdir, which, processes, output)
   if config.strategy.helpers:
-    from anp_jax.strategies.kernel_split import crew as crew_lib
+    from anp_jax.runtimes.offload import pool as crew_lib
 
     if processes.index:
       crew_lib.serve(config, processes)
@@ -116,7 +116,7 @@ def _run(config, workdir, processes, crew=None):
     total > max(saved, default=0), helpers,
   )  # fmt: skip
   marks.mark('plan')
-  parts = assembly.create(
+  parts = build.create(
     planned, mesh, objective, batch_size, len(train_source), helpers
   )
   one = parts.one
@@ -153,8 +153,8 @@ def _run(config, workdir, processes, crew=None):
     batches = stream.evaluation(eval_source)
     batches = processes.each(batches, 'evaluating', step)
     if step < total or not config.eval.examples:
-      scores = evaluate.run(eval_step, parts.scored(state), batches)
-      evaluate.check_damage(config, eval_source, scores)
+      scores = eval_loop.run(eval_step, parts.scored(state), batches)
+      eval_loop.check_damage(config, eval_source, scores)
       return scores
     return evaluation.of_training(
       config, workdir, parts, parts.scored(state), batches, eval_source, step
@@ -207,7 +207,7 @@ def _run(config, workdir, processes, crew=None):
     telemetry.close()
     checkpoints.close()
     # Stopped between the last save and the report.
-    if not report.exists(workdir) and jax.process_index() == 0:
+    if not run_page.exists(workdir) and jax.process_index() == 0:
       summary.report(config, workdir, mesh, one)
     return summary.last_scores(workdir)
   if step:
@@ -218,7 +218,7 @@ def _run(config, workdir, processes, crew=None):
 
   # The loop. Order of effects after a step: its numbers, newest checkpoint,
   # evaluation, best checkpoint, stop.
-  scores, vote = {}, stopping.GO_ON
+  scores, vote = {}, preemption.GO_ON
   with processes.listening(checkpoints.to_save):
     try:
       if owes:
@@ -239,7 +239,7 @@ def _run(config, workdir, processes, crew=None):
       telemetry.begin(step + 1)
       readings = _Readings(
         step_lib.metric_names(objective), telemetry, every['log'], total, feed,
-        lambda damaged, steps: evaluate.check_excess(
+        lambda damaged, steps: eval_loop.check_excess(
           config, damaged, steps * batch_size, train_source.name
         ),
       )  # fmt: skip
@@ -273,7 +273,7 @@ def _run(config, workdir, processes, crew=None):
       checkpoints.close()
   if jax.process_index() == 0:
     if step < total:
-      workdir_lib.mark_stopped(workdir, step, total, stopping.REASONS[vote])
+      workdir_lib.mark_stopped(workdir, step, total, preemption.REASONS[vote])
       print(f'stopped at step {step} of {total}; the same command goes on')
     else:
       summary.report(config, workdir, mesh, one)
@@ -303,7 +303,7 @@ class _Readings:
     Every process reads the same reduced numbers, so all raise or none.
     """
     if self._pending is None:
-      return stopping.GO_ON
+      return preemption.GO_ON
     step, values = self._pending
     self._pending = None
     values = jax.device_get(values).tolist()

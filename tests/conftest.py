@@ -21,7 +21,7 @@ os.environ.setdefault(
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from anp_jax import command_line  # noqa: E402
+from anp_jax.config import command_line  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)

@@ -31,15 +31,20 @@ import threading
 import time
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_SERVER = 'anp_jax.strategies.server.'
-_WIRE = 'anp_jax.strategies.wire'
+_SERVER = 'anp_jax.runtimes.server.'
+_WIRE = 'anp_jax.runtimes.transport'
 # Module, class, method, and whether it has done its work when the end comes.
 _CALLS = {
   'pull': (_WIRE, 'Client', 'get', True),  # of one server's slice
   'compute': (_SERVER + 'worker', 'Worker', 'compute', False),
   'push': (_WIRE, 'Client', 'put', True),  # to one server of two
   'apply': (_SERVER + 'shard', 'Shard', 'apply', False),
-  'save': ('anp_jax.checkpoint', 'Checkpoints', 'save', True),  # it is written
+  'save': (
+    'anp_jax.checkpoint.manager',
+    'Checkpoints',
+    'save',
+    True,
+  ),  # it is written
 }
 _PAUSE = 0.3  # seconds
 
@@ -114,7 +119,7 @@ def _kill_in_call(rank):
 
 
 def _stall():
-  from anp_jax.data import feed
+  from anp_jax.data.input import feed
 
   rank, step = map(int, os.environ['ANP_STALL'].split())
   real = feed.Feed.__next__
@@ -170,7 +175,7 @@ def _fail_to_read():
 
 
 def _pretend(name):
-  from anp_jax import xla_flags
+  from anp_jax.system import xla_flags
 
   xla_flags.platform = lambda environment=None: name
 

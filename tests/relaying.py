@@ -5,16 +5,16 @@ import math
 import jax
 import numpy as np
 
-from anp_jax import assembly
 from anp_jax import config as config_lib
-from anp_jax import mesh as mesh_lib
-from anp_jax import objective as objective_lib
-from anp_jax import state as state_lib
-from anp_jax import validation
+from anp_jax.config import validation
 from anp_jax.data import sources
-from anp_jax.data import stream as stream_lib
-from anp_jax.strategies.relay import candidates as candidates_lib
-from anp_jax.strategies.relay import itinerary as itinerary_lib
+from anp_jax.data.input import stream as stream_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.runtimes.relay import candidates as candidates_lib
+from anp_jax.runtimes.relay import schedule as itinerary_lib
+from anp_jax.training import build
+from anp_jax.training import objective as objective_lib
 from tests import launching
 
 EXAMPLES, BATCH, LAPS = 70, 4, 3
@@ -68,7 +68,7 @@ def alone(config, index, sizes, laps=3, devices=1):
   whole.duration = f'{total} steps'
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   objective = objective_lib.create(source.vocabulary, one)
-  made = assembly.create(whole, mesh, objective, one.batch_size, len(source))
+  made = build.create(whole, mesh, objective, one.batch_size, len(source))
   state = state_lib.create(made.init, made.like)
   feeds = []
   for number, part in enumerate(parts):

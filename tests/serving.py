@@ -6,9 +6,9 @@ import time
 import jax
 
 from anp_jax import cluster
-from anp_jax import telemetry
-from anp_jax.cluster import places
-from anp_jax.strategies.server import run as server_run
+from anp_jax.cluster import cluster_env
+from anp_jax.reporting import telemetry
+from anp_jax.runtimes.server import run as server_run
 
 TINY = {
   'strategy.name': 'server',
@@ -56,7 +56,7 @@ def run(config, workdir, count=1, changes=None):
   errors = []
 
   def one(index):
-    place = places.Place('test', index, count, hosts=1)
+    place = cluster_env.Place('test', index, count, hosts=1)
     mine = _changed(config, (changes or {}).get(index, {}))
     with cluster.Processes(mine, place) as processes:
       return server_run.run(mine, str(workdir), processes)

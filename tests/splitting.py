@@ -3,14 +3,14 @@
 import jax
 import numpy as np
 
-from anp_jax import assembly
 from anp_jax import config as config_lib
-from anp_jax import mesh as mesh_lib
-from anp_jax import objective as objective_lib
-from anp_jax import state as state_lib
-from anp_jax import strategies
-from anp_jax import validation
+from anp_jax.config import validation
 from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import strategies
+from anp_jax.training import build
+from anp_jax.training import objective as objective_lib
 
 BATCH, SIDE = 16, 8
 # float64 rounds at 1e-16; sums in another order differ by some 1e-14.
@@ -46,7 +46,7 @@ def parts(name, data, model, helpers=(), **overrides):
   mesh = mesh_lib.create(config, jax.devices()[: data * model])
   strategies.check_batch(config, BATCH, mesh)
   objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), config)
-  made = assembly.create(config, mesh, objective, BATCH, 640, helpers)
+  made = build.create(config, mesh, objective, BATCH, 640, helpers)
   return made, mesh
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -14,15 +15,15 @@ from PIL import Image
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax import evaluate
-from anp_jax import report
-from anp_jax import telemetry
 from anp_jax import train
-from anp_jax import workdir
+from anp_jax.checkpoint import run_dir
+from anp_jax.reporting import run_page
+from anp_jax.reporting import telemetry
+from anp_jax.training import eval_loop
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 _TINY = 'configs/resnet_anp.py:tiny'
 
 
@@ -234,7 +235,7 @@ def test_batch_per_device_is_decided_once(tmp_path, one):
   assert saved['batch_size'] == 24
   again = one.copy_and_resolve_references()
   again.batch_size = 0
-  assert workdir.batch_size(again, str(tmp_path), 3) == 24
+  assert run_dir.batch_size(again, str(tmp_path), 3) == 24
 
 
 @pytest.mark.slow
@@ -474,7 +475,7 @@ def test_too_many_broken_files_end_a_run(tmp_path, photographs, capsys):
   photographs.data.max_damaged = 0.0
   (tmp_path / 'photographs' / 'train' / 'class_c').mkdir()
   _broken(photographs, 'train', [3])
-  with pytest.raises(evaluate.Damaged) as e:
+  with pytest.raises(eval_loop.Damaged) as e:
     train.run(photographs, str(tmp_path / 'run'))
   text = str(e.value)
   assert '\n' not in text and 'config.data.max_damaged=0' in text
@@ -487,7 +488,9 @@ def test_too_many_broken_files_end_a_run(tmp_path, photographs, capsys):
 def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
   photographs.data.max_damaged = 0.0
   _broken(photographs, 'validation', [3])
-  with pytest.raises(evaluate.Damaged, match='1 of 8 examples of .*validation'):
+  with pytest.raises(
+    eval_loop.Damaged, match='1 of 8 examples of .*validation'
+  ):
     train.run(photographs, str(tmp_path / 'run'))
   # What was trained until then is kept, for when the file is back.
   assert '6' in os.listdir(tmp_path / 'run' / 'checkpoints')
@@ -496,7 +499,7 @@ def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
 @pytest.mark.slow
 def test_an_evaluation_that_can_read_nothing(tmp_path, photographs):
   _broken(photographs, 'validation', range(8))
-  with pytest.raises(evaluate.Damaged, match='8 of 8 examples'):
+  with pytest.raises(eval_loop.Damaged, match='8 of 8 examples'):
     train.run(photographs, str(tmp_path / 'run'))
 
 
@@ -507,10 +510,10 @@ def test_an_evaluation_that_can_read_nothing(tmp_path, photographs):
 def test_rate_is_of_a_thousand_examples_at_least(one, damaged, examples, good):
   one.data.max_damaged = 0.01
   if good:
-    evaluate.check_excess(one, damaged, examples, 'set')
+    eval_loop.check_excess(one, damaged, examples, 'set')
   else:
-    with pytest.raises(evaluate.Damaged, match=f'{damaged} of {examples}'):
-      evaluate.check_excess(one, damaged, examples, 'set')
+    with pytest.raises(eval_loop.Damaged, match=f'{damaged} of {examples}'):
+      eval_loop.check_excess(one, damaged, examples, 'set')
 
 
 @pytest.mark.slow
@@ -519,7 +522,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(
   tmp_path, one, monkeypatch, at
 ):
   """Nothing that was trained is lost, and no score: also those of the end."""
-  real = train.evaluate.run
+  real = train.eval_loop.run
 
   def cut_off(eval_step, state, batches):
     if int(state.step) == at:
@@ -527,7 +530,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(
     return real(eval_step, state, batches)
 
   with monkeypatch.context() as patched:
-    patched.setattr(train.evaluate, 'run', cut_off)
+    patched.setattr(train.eval_loop, 'run', cut_off)
     with pytest.raises(RuntimeError, match='the power is off'):
       train.run(one, str(tmp_path / 'cut'))
   train.run(one, str(tmp_path / 'cut'))
@@ -537,7 +540,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(
     for folder in (tmp_path / 'cut', tmp_path / 'whole')
   ]
   assert found[0] == found[1]
-  assert report.exists(str(tmp_path / 'cut'))
+  assert run_page.exists(str(tmp_path / 'cut'))
 
 
 @pytest.mark.slow

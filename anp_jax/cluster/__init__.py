@@ -12,18 +12,18 @@ import time
 import traceback
 
 from anp_jax import config as config_lib
-from anp_jax import interrupts
-from anp_jax import xla_flags
-from anp_jax.cluster import cards
-from anp_jax.cluster import hub as hub_lib
-from anp_jax.cluster import labels
-from anp_jax.cluster import link as link_lib
-from anp_jax.cluster import places
-from anp_jax.cluster import stopping
-from anp_jax.cluster import watch as watch_lib
+from anp_jax.cluster import client as link_lib
+from anp_jax.cluster import cluster_env
+from anp_jax.cluster import coordinator as hub_lib
+from anp_jax.cluster import log_prefix
+from anp_jax.cluster import preemption
+from anp_jax.cluster import process_info
+from anp_jax.cluster import watchdog as watch_lib
+from anp_jax.system import interrupts
+from anp_jax.system import xla_flags
 
 Lost = link_lib.Lost
-find = places.find
+find = cluster_env.find
 # JAX's own watch over its processes is the last resort: it ends them without
 # saying who was lost. Seconds at least, and times as long as ours.
 _JAX_TIMEOUT, _LATER = 600, 2
@@ -44,7 +44,9 @@ class Processes:
     place: of this process.
   """
 
-  def __init__(self, config, place: places.Place = places.ALONE, link=None):
+  def __init__(
+    self, config, place: cluster_env.Place = cluster_env.ALONE, link=None
+  ):
     """Makes the face; `start` connects.
 
     Args:
@@ -64,7 +66,7 @@ class Processes:
       joining_timeout=config.cluster.rendezvous_timeout,
     )
     self._to_save = float
-    self._stop = stopping.Stop(
+    self._stop = preemption.Stop(
       config, lambda: self._watch.to_stop() + self._to_save()
     )
 
@@ -195,7 +197,7 @@ EXPECTED = (config_lib.ConfigError, link_lib.Lost, Failed)
 
 
 def start(
-  config, place: places.Place, command: dict | None = None
+  config, place: cluster_env.Place, command: dict | None = None
 ) -> Processes:
   """Brings all processes of a run together, and JAX up in each.
 
@@ -216,8 +218,8 @@ def start(
   apart = config.strategy.name == 'server' and trains
   if place.count == 1 or apart:
     if place.count > 1:
-      labels.begin(f'[{place.index} {socket.gethostname()}] ')
-    problem = cards.own_problem()
+      log_prefix.begin(f'[{place.index} {socket.gethostname()}] ')
+    problem = process_info.own_problem()
     if problem:
       raise config_lib.ConfigError(problem)
     s = config.strategy
@@ -226,8 +228,8 @@ def start(
       _check_platform()
     return Processes(config, place)
   settings = config.cluster
-  card = cards.show(place, config, command or {})
-  labels.begin(f'[{place.index} {card["host"]}] ')
+  card = process_info.show(place, config, command or {})
+  log_prefix.begin(f'[{place.index} {card["host"]}] ')
   # One process a host says it.
   if card['platform'] == 'gpu' and not card['gpus'] and place.local_index <= 0:
     print('nvidia-smi lists no GPU here: none can be told to be shared')
@@ -270,7 +272,7 @@ def exit_status(error: BaseException) -> tuple[int, str]:
 
 
 def _open_hub(place, settings):
-  _, port = places.split_address(place.coordinator)
+  _, port = cluster_env.split_address(place.coordinator)
   try:
     hub_lib.Hub(
       port,
@@ -295,7 +297,7 @@ def _start_jax(place, link, settings, beat):
   beat('joining')
   # It would take SIGTERM for itself.
   jax.config.update('jax_enable_preemption_service', False)
-  host, _ = places.split_address(place.coordinator)
+  host, _ = cluster_env.split_address(place.coordinator)
   host = f'[{host}]' if ':' in host else host
   ours = max(settings.rendezvous_timeout, settings.heartbeat_timeout)
   timeout = int(max(_JAX_TIMEOUT, _LATER * ours))

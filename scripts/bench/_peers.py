@@ -41,16 +41,16 @@ def our_maker(cache: str) -> Callable:
   """
   import jax
 
-  from anp_jax import compile_cache
-  from anp_jax import mesh as mesh_lib
   from anp_jax import models
-  from anp_jax import objective as objective_lib
-  from anp_jax import optimizer as optimizer_lib
-  from anp_jax import state as state_lib
-  from anp_jax import step as step_lib
-  from anp_jax import strategies
   from anp_jax.data import sources
-  from anp_jax.data import stream as stream_lib
+  from anp_jax.data.input import stream as stream_lib
+  from anp_jax.parallel import mesh as mesh_lib
+  from anp_jax.parallel import state as state_lib
+  from anp_jax.parallel import strategies
+  from anp_jax.system import compile_cache
+  from anp_jax.training import objective as objective_lib
+  from anp_jax.training import optimizer as optimizer_lib
+  from anp_jax.training import step as step_lib
 
   def make(case):
     config = _config(case, cache)
@@ -87,7 +87,7 @@ def our_maker(cache: str) -> Callable:
 
 def _ahead(step):
   """Compiles a step at its first call, as training does."""
-  from anp_jax import compile_cache
+  from anp_jax.system import compile_cache
 
   programs = []
 
@@ -101,7 +101,7 @@ def _ahead(step):
 
 
 def _config(case, cache):
-  from anp_jax import command_line
+  from anp_jax.config import command_line
 
   config = command_line.load(
     os.path.join(_ROOT, 'configs', 'resnet_anp.py'),

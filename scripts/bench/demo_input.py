@@ -12,17 +12,17 @@ import time
 import _common
 import jax
 
-from anp_jax import command_line
-from anp_jax import mesh as mesh_lib
 from anp_jax import models
-from anp_jax import objective as objective_lib
-from anp_jax import optimizer as optimizer_lib
-from anp_jax import state as state_lib
-from anp_jax import step as step_lib
-from anp_jax import strategies
-from anp_jax.data import feed as feed_lib
+from anp_jax.config import command_line
 from anp_jax.data import sources
-from anp_jax.data import stream as stream_lib
+from anp_jax.data.input import feed as feed_lib
+from anp_jax.data.input import stream as stream_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import strategies
+from anp_jax.training import objective as objective_lib
+from anp_jax.training import optimizer as optimizer_lib
+from anp_jax.training import step as step_lib
 
 _STEPS = 40
 _ROUNDS = 7

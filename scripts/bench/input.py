@@ -29,13 +29,13 @@ import _common
 import jax
 import numpy as np
 
-from anp_jax import command_line
-from anp_jax import mesh as mesh_lib
-from anp_jax.data import order
-from anp_jax.data import pipeline
+from anp_jax.config import command_line
 from anp_jax.data import sources
-from anp_jax.data import stream as stream_lib
-from anp_jax.data import tensorflow_cpu
+from anp_jax.data.input import index_shuffle
+from anp_jax.data.input import pipeline
+from anp_jax.data.input import stream as stream_lib
+from anp_jax.data.input import tensorflow_cpu
+from anp_jax.parallel import mesh as mesh_lib
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 _PHOTOGRAPHS = os.path.join(_ROOT, '..', 'shared', 'data', 'clothing', 'train')
@@ -316,9 +316,9 @@ def _resident():
 def _permutation(rows, ratios):
   """A batch out of a thousand million examples: no table."""
   positions = np.arange(_BATCH, dtype=np.int64) + 10**12
-  order.shuffled(positions, 0, 10**9)
+  index_shuffle.shuffled(positions, 0, 10**9)
   tracemalloc.start()
-  order.shuffled(positions, 0, 10**9)
+  index_shuffle.shuffled(positions, 0, 10**9)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   rows.append(('peak bytes of a batch of 10^9 examples over its indices',

@@ -45,16 +45,16 @@ else:
 import jax
 import jax.numpy as jnp
 
-from anp_jax import assembly
-from anp_jax import command_line
-from anp_jax import mesh as mesh_lib
-from anp_jax import objective as objective_lib
-from anp_jax import state as state_lib
-from anp_jax import xla_flags
-from anp_jax.data import mix
+from anp_jax.config import command_line
 from anp_jax.data import sources
-from anp_jax.data import stream as stream_lib
+from anp_jax.data.input import stream as stream_lib
 from anp_jax.models import layers
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.system import xla_flags
+from anp_jax.training import build
+from anp_jax.training import mixing
+from anp_jax.training import objective as objective_lib
 
 IDLE = 'no instruction running'
 _KINDS = (
@@ -168,9 +168,7 @@ def _step(config, device):
   mesh = mesh_lib.create(config, [device])
   source = sources.open_source(config, training=True)
   objective = objective_lib.create(source.vocabulary, config)
-  parts = assembly.create(
-    config, mesh, objective, config.batch_size, len(source)
-  )
+  parts = build.create(config, mesh, objective, config.batch_size, len(source))
   model, like = parts.model, parts.like
   feed = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh)).train(
     source, config.batch_size, 0
@@ -202,8 +200,8 @@ def _scopes():
   with contextlib.ExitStack() as stack:
     for module, function, scope in (
       (layers, 'max_pool', 'max_pool'),
-      (mix, 'normalise', 'input'),
-      (mix, 'blend', 'input'),
+      (mixing, 'normalise', 'input'),
+      (mixing, 'blend', 'input'),
     ):
       named = jax.named_scope(scope)(getattr(module, function))
       stack.enter_context(mock.patch.object(module, function, named))

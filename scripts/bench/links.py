@@ -31,7 +31,7 @@ else:
   import _common
 
 from anp_jax import cluster
-from anp_jax import command_line
+from anp_jax.config import command_line
 from scripts.portability import collectives
 from scripts.study import traffic
 
@@ -112,17 +112,17 @@ def _measure(flags, strategy, processes, count):
   # Heavy, and only once the processes have met.
   import jax
 
-  from anp_jax import assembly
-  from anp_jax import mesh as mesh_lib
-  from anp_jax import objective as objective_lib
-  from anp_jax import state as state_lib
   from anp_jax.data import sources
-  from anp_jax.data import stream as stream_lib
+  from anp_jax.data.input import stream as stream_lib
+  from anp_jax.parallel import mesh as mesh_lib
+  from anp_jax.parallel import state as state_lib
+  from anp_jax.training import build
+  from anp_jax.training import objective as objective_lib
 
   config = _load(flags, strategy, count)
   mesh = mesh_lib.create(config, hosts=processes.hosts)
   source = sources.open_source(config, training=True)
-  parts = assembly.create(
+  parts = build.create(
     config,
     mesh,
     objective_lib.create(source.vocabulary, config),

@@ -15,11 +15,11 @@ import _common
 import jax
 import numpy as np
 
-from anp_jax import command_line
-from anp_jax import step as step_lib
-from anp_jax import telemetry
 from anp_jax import train
-from anp_jax.data import stream as stream_lib
+from anp_jax.config import command_line
+from anp_jax.data.input import stream as stream_lib
+from anp_jax.reporting import telemetry
+from anp_jax.training import step as step_lib
 
 _STEPS = 1000
 _ROUNDS = 5

@@ -32,7 +32,7 @@ import types
 import _common
 import numpy as np
 
-from anp_jax import xla_flags
+from anp_jax.system import xla_flags
 
 _SIZES = (4, 8, 16, 32)  # of batches
 _GOAL, _MEMORY_GOAL = 1.0, 1.05
@@ -189,15 +189,15 @@ def _ours(side, model):
   import jax
   import jax.numpy as jnp
 
-  from anp_jax import command_line
   from anp_jax import models
-  from anp_jax import predict
-  from anp_jax import trained as trained_lib
-  from anp_jax.data import decode_pillow
+  from anp_jax.checkpoint import trained as trained_lib
+  from anp_jax.config import command_line
   from anp_jax.data import vocabulary
-  from anp_jax.predicting import files
-  from anp_jax.predicting import network as network_lib
-  from anp_jax.predicting import rows
+  from anp_jax.data.input import decode_pillow
+  from anp_jax.predict import __main__ as predict
+  from anp_jax.predict import files
+  from anp_jax.predict import network as network_lib
+  from anp_jax.predict import rows
 
   root = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
   config = command_line.load(

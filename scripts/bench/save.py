@@ -13,12 +13,12 @@ import time
 import _common
 import jax
 
-from anp_jax import checkpoint
-from anp_jax import command_line
-from anp_jax import mesh as mesh_lib
 from anp_jax import models
-from anp_jax import optimizer as optimizer_lib
-from anp_jax import state as state_lib
+from anp_jax.checkpoint import manager
+from anp_jax.config import command_line
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.training import optimizer as optimizer_lib
 
 _SAVES = 7
 
@@ -37,7 +37,7 @@ def _times(ema):
   size = sum(x.nbytes for x in jax.tree.leaves(state)) / 1e6
   blocked, whole = [], []
   with tempfile.TemporaryDirectory() as folder:
-    saves = checkpoint.Checkpoints(folder, config, {}, like)
+    saves = manager.Checkpoints(folder, config, {}, like)
     for i in range(_SAVES + 1):
       start = time.perf_counter()
       saves.save(i, state)

@@ -30,8 +30,8 @@ import time
 import _common
 
 from anp_jax import cluster
-from anp_jax import command_line
-from anp_jax import xla_flags
+from anp_jax.config import command_line
+from anp_jax.system import xla_flags
 
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 
@@ -75,13 +75,13 @@ def _stepper(config, mesh, batch_size):
   import jax
   import numpy as np
 
-  from anp_jax import assembly
-  from anp_jax import objective as objective_lib
-  from anp_jax import state as state_lib
   from anp_jax.data import sources
+  from anp_jax.parallel import state as state_lib
+  from anp_jax.training import build
+  from anp_jax.training import objective as objective_lib
 
   source = sources.open_source(config, training=True)
-  parts = assembly.create(
+  parts = build.create(
     config,
     mesh,
     objective_lib.create(source.vocabulary, config),
@@ -98,7 +98,7 @@ def _stepper(config, mesh, batch_size):
       spec.shape, spec.sharding, lambda index: values[index]
     )
 
-  batch = assembly.abstract_batch(config, mesh, batch_size)
+  batch = build.abstract_batch(config, mesh, batch_size)
   batch = {name: fill(spec) for name, spec in batch.items()}
   state = state_lib.create(parts.init, parts.like)
   step = parts.train_step.lower(state, batch).compile()
@@ -123,7 +123,7 @@ def _measure(flags):
   with cluster.start(config, place, {}) as processes:
     import jax
 
-    from anp_jax import mesh as mesh_lib
+    from anp_jax.parallel import mesh as mesh_lib
 
     own = mesh_lib.create(config, jax.local_devices())
     both = mesh_lib.create(config, hosts=processes.hosts)

@@ -40,8 +40,8 @@ import time
 import _common
 import _peers
 
-from anp_jax import telemetry
-from anp_jax import xla_flags
+from anp_jax.reporting import telemetry
+from anp_jax.system import xla_flags
 
 _PEERS = ('flax', 'torch_eager', 'torch_compile')
 _TORCH_GOAL, _MEMORY_GOAL = 1.0, 1.2

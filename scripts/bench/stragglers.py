@@ -113,12 +113,12 @@ def _in_step(folder):
 
 def _train_in_step(flags):
   """One of these processes."""
-  from anp_jax import assembly
   from anp_jax import cluster
   from anp_jax import train
+  from anp_jax.training import build
 
   seconds = _COMPUTE * (_SLOWER if flags.process_id == _WORKERS - 1 else 1)
-  create = assembly.create
+  create = build.create
 
   def slowed(*arguments, **more):
     parts = create(*arguments, **more)
@@ -126,7 +126,7 @@ def _train_in_step(flags):
       parts, train_step=_Slowed(parts.train_step, seconds)
     )
 
-  assembly.create = slowed
+  build.create = slowed
   config = _config({'strategy.name': 'sync'}, _SYNC_STEPS, _WORKERS)
   place = cluster.find(flags.coordinator, _WORKERS, flags.process_id)
   with cluster.start(config, place) as processes:
@@ -151,7 +151,7 @@ class _Slowed:
 
 
 def _config(keys, updates, shards):
-  from anp_jax import command_line
+  from anp_jax.config import command_line
 
   return command_line.load(
     os.path.join(_ROOT, 'configs', 'resnet_anp.py:tiny'),
@@ -162,7 +162,7 @@ def _config(keys, updates, shards):
 
 def _rate(workdir, updates, images):
   """Images a second, without the first third."""
-  from anp_jax import telemetry
+  from anp_jax.reporting import telemetry
 
   lines = [r for r in telemetry.read(workdir) if r['kind'] == 'train']
   kept = [r for r in lines if r['step'] > updates // 3]
@@ -172,10 +172,10 @@ def _rate(workdir, updates, images):
 def _run(keys, shards, updates, workdir):
   """Images a second, without the first third, and the staleness."""
   from anp_jax import cluster
-  from anp_jax.cluster import places
-  from anp_jax.strategies.server import log
-  from anp_jax.strategies.server import run
-  from anp_jax.strategies.server import worker
+  from anp_jax.cluster import cluster_env
+  from anp_jax.runtimes.server import log
+  from anp_jax.runtimes.server import run
+  from anp_jax.runtimes.server import worker
 
   made = {}
 
@@ -194,7 +194,7 @@ def _run(keys, shards, updates, workdir):
 
   def one(index):
     config = _config(keys, updates, shards)
-    place = places.Place('bench', index, _WORKERS, hosts=1)
+    place = cluster_env.Place('bench', index, _WORKERS, hosts=1)
     with cluster.Processes(config, place) as processes:
       run.run(config, workdir, processes)
 

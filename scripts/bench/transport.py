@@ -20,7 +20,7 @@ import _common
 import numpy as np
 from pyarrow import flight
 
-from anp_jax.strategies import wire
+from anp_jax.runtimes import transport
 
 _TOKEN = 'bench'
 _CHUNK = 2**20  # bytes that a raw socket is given at a time
@@ -74,7 +74,7 @@ def main():
 def _rounds(ports, size, rounds):
   """Seconds of each round, by name; the first round warms up."""
   data = np.ones(size, np.uint8)
-  client = wire.Client(f'grpc://127.0.0.1:{ports["flight"]}', _TOKEN)
+  client = transport.Client(f'grpc://127.0.0.1:{ports["flight"]}', _TOKEN)
   up, down = (
     socket.create_connection(('127.0.0.1', ports['raw'])) for _ in range(2)
   )
@@ -111,15 +111,15 @@ class _Service(flight.FlightServerBase):
 
   def __init__(self, size):
     super().__init__(
-      'grpc://127.0.0.1:0', middleware={'gate': wire.Gate(_TOKEN)}
+      'grpc://127.0.0.1:0', middleware={'gate': transport.Gate(_TOKEN)}
     )
     self._data = np.ones(size, np.uint8)
 
   def do_get(self, context, ticket):
-    return wire.stream({}, [self._data])
+    return transport.stream({}, [self._data])
 
   def do_put(self, context, descriptor, reader, writer):
-    wire.taken(reader, json.loads(descriptor.command)['bytes'])
+    transport.taken(reader, json.loads(descriptor.command)['bytes'])
     writer.write(b'taken')
 
 

@@ -19,8 +19,8 @@ import os
 import subprocess
 import sys
 
-from anp_jax import command_line
 from anp_jax import config as config_lib
+from anp_jax.config import command_line
 from scripts.portability import collectives
 from scripts.portability import table
 from scripts.portability import targets

@@ -6,13 +6,13 @@ import time
 
 import jax
 
-from anp_jax import assembly
-from anp_jax import flops
-from anp_jax import mesh as mesh_lib
-from anp_jax import objective as objective_lib
-from anp_jax import strategies
 from anp_jax.data import sources
-from anp_jax.data import stream as stream_lib
+from anp_jax.data.input import stream as stream_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import strategies
+from anp_jax.system import flops
+from anp_jax.training import build
+from anp_jax.training import objective as objective_lib
 from scripts.portability import collectives
 from scripts.portability import table
 from scripts.portability import targets
@@ -51,7 +51,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     )
   strategies.check_batch(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
-  parts = assembly.create(
+  parts = build.create(
     config,
     mesh,
     objective_lib.create(source.vocabulary, config),
@@ -64,7 +64,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     'parameters': sum(s.size for s in jax.tree.leaves(parts.one.params)),
     'named_dtype': config.strategy.reduce_dtype,
   }
-  batch = assembly.abstract_batch(config, mesh, config.batch_size)
+  batch = build.abstract_batch(config, mesh, config.batch_size)
 
   def compile_as(step, function, *arguments):
     keep = functools.partial(_keep, folder, f'{target.text}-{step}')
@@ -84,7 +84,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
       )
   examples = len(sources.open_source(config, training=False))
   size = stream_lib.evaluation_batch(config, examples, mesh.size)
-  batch = assembly.abstract_batch(config, mesh, size)
+  batch = build.abstract_batch(config, mesh, size)
   like = parts.one.evaluated()
   found['eval'] = compile_as('eval', parts.eval_step, *like, batch)
   return found

@@ -12,7 +12,7 @@ import pathlib
 import re
 
 from anp_jax import config as config_lib
-from anp_jax import xla_flags
+from anp_jax.system import xla_flags
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _FORMS = {

@@ -24,9 +24,9 @@ import signal
 import sys
 import time
 
-from anp_jax import command_line
 from anp_jax import config as config_lib
-from anp_jax import telemetry
+from anp_jax.config import command_line
+from anp_jax.reporting import telemetry
 from scripts.study import grid
 from scripts.study import kernel_split
 from scripts.study import local

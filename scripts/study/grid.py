@@ -7,7 +7,7 @@ import math
 import re
 
 from anp_jax import config as config_lib
-from anp_jax import validation
+from anp_jax.config import validation
 
 RATE = 'optimizer.learning_rate'
 # A study's own axes: not to be set for all its cells.

@@ -27,11 +27,11 @@ import shutil
 import subprocess
 import sys
 
-from anp_jax import command_line
 from anp_jax import config as config_lib
-from anp_jax.strategies.kernel_split import calibration
-from anp_jax.strategies.kernel_split import costs as costs_lib
-from anp_jax.strategies.kernel_split import plan as plan_lib
+from anp_jax.config import command_line
+from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.runtimes.calibration import calibrate
+from anp_jax.runtimes.calibration import costs as costs_lib
 from scripts.study import grid
 from scripts.study import launching
 from scripts.study import plots
@@ -170,7 +170,7 @@ def write(folder: str, runs: list[dict], links, arguments) -> str:
   rows, points, ratios = [head], [], {}
   for run in runs:
     for found in run['found']:
-      costs = calibration.from_json(found['costs'], found['helped'])
+      costs = calibrate.from_json(found['costs'], found['helped'])
       ideal = costs.alone / costs.ideal()
       told = set()
       for way in found['ways']:
@@ -205,7 +205,7 @@ def write(folder: str, runs: list[dict], links, arguments) -> str:
     for found in run['found']:
       if found['helped']:  # their links are not apart from their work
         continue
-      costs = calibration.from_json(found['costs'])
+      costs = calibrate.from_json(found['costs'])
       title = f'{run["name"]}, {found["batch_size"]} images'
       # Of several numbers of devices the last one's measurements.
       curves[title] = {

@@ -19,20 +19,20 @@ import jax
 import numpy as np
 
 from anp_jax import cluster
-from anp_jax import command_line
-from anp_jax import compile_cache
 from anp_jax import config as config_lib
-from anp_jax import mesh as mesh_lib
-from anp_jax import xla_flags
-from anp_jax.data import cache
+from anp_jax.config import command_line
 from anp_jax.data import sources
-from anp_jax.strategies import wire
-from anp_jax.strategies.relay import candidates as candidates_lib
-from anp_jax.strategies.relay import itinerary as itinerary_lib
-from anp_jax.strategies.relay import post as post_lib
-from anp_jax.strategies.relay import programs as programs_lib
-from anp_jax.strategies.relay import runner as runner_lib
-from anp_jax.strategies.relay import spans as spans_lib
+from anp_jax.data.input import cache
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.runtimes import transport
+from anp_jax.runtimes.relay import candidates as candidates_lib
+from anp_jax.runtimes.relay import messages as post_lib
+from anp_jax.runtimes.relay import programs as programs_lib
+from anp_jax.runtimes.relay import runner as runner_lib
+from anp_jax.runtimes.relay import schedule as itinerary_lib
+from anp_jax.runtimes.relay import spans as spans_lib
+from anp_jax.system import compile_cache
+from anp_jax.system import xla_flags
 
 
 class Held:
@@ -148,7 +148,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> None:
       )  # fmt: skip
       stack.callback(box.shutdown)
       addresses = processes.gather(box.address)
-      client = wire.connect(
+      client = transport.connect(
         config, addresses[(index + 1) % count], token, 600.0
       )
       stack.callback(client.close)

@@ -7,7 +7,7 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
-from anp_jax import drawing
+from anp_jax.system import drawing
 from scripts.study import results
 
 _MARKERS = 'osD^vP'
@@ -140,7 +140,7 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
   """Who did what when, a line a station.
 
   Args:
-    spans: of a ring, see `anp_jax.strategies.relay.spans`; what, station,
+    spans: of a ring, see `anp_jax.runtimes.relay.spans`; what, station,
       model, start, end.
     names: of the models.
   """

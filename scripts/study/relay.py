@@ -21,13 +21,13 @@ import shutil
 import statistics
 import sys
 
-from anp_jax import command_line
 from anp_jax import config as config_lib
-from anp_jax import telemetry
-from anp_jax.strategies.relay import board as board_lib
-from anp_jax.strategies.relay import candidates as candidates_lib
-from anp_jax.strategies.relay import itinerary as itinerary_lib
-from anp_jax.strategies.relay import spans as spans_lib
+from anp_jax.config import command_line
+from anp_jax.reporting import telemetry
+from anp_jax.runtimes.relay import candidates as candidates_lib
+from anp_jax.runtimes.relay import leaderboard as board_lib
+from anp_jax.runtimes.relay import schedule as itinerary_lib
+from anp_jax.runtimes.relay import spans as spans_lib
 from scripts.study import launching
 from scripts.study import plots
 from scripts.study import table

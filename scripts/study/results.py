@@ -7,8 +7,8 @@ import statistics
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax import telemetry
-from anp_jax import workdir as workdir_lib
+from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.reporting import telemetry
 from scripts.study import grid
 
 _STALENESS = 'staleness_'

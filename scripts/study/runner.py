@@ -11,9 +11,9 @@ import os
 import re
 import sys
 
-from anp_jax import command_line
 from anp_jax import config as config_lib
-from anp_jax import workdir as workdir_lib
+from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.config import command_line
 from scripts.study import grid
 
 ENDED = 'study.json'

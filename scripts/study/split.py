@@ -22,20 +22,20 @@ import sys
 import jax
 import numpy as np
 
-from anp_jax import assembly
 from anp_jax import cluster
-from anp_jax import command_line
 from anp_jax import config as config_lib
-from anp_jax import mesh as mesh_lib
-from anp_jax import objective as objective_lib
-from anp_jax import state as state_lib
-from anp_jax import strategies
-from anp_jax import xla_flags
+from anp_jax.config import command_line
 from anp_jax.data import sources
-from anp_jax.strategies import shares as shares_lib
-from anp_jax.strategies.kernel_split import calibration
-from anp_jax.strategies.kernel_split import crew as crew_lib
-from anp_jax.strategies.kernel_split import timing as timing_lib
+from anp_jax.parallel import apportionment as shares_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import strategies
+from anp_jax.runtimes.calibration import calibrate
+from anp_jax.runtimes.calibration import timing as timing_lib
+from anp_jax.runtimes.offload import pool as crew_lib
+from anp_jax.system import xla_flags
+from anp_jax.training import build
+from anp_jax.training import objective as objective_lib
 from scripts.study import grid
 
 FILE = 'measured.json'
@@ -99,7 +99,7 @@ def measure(
   objective = objective_lib.create(source.vocabulary, config)
   size = config.batch_size
   about = (objective, size, len(source))
-  timing, kinds = calibration.begin(config, mesh, *about, processes, helpers)
+  timing, kinds = calibrate.begin(config, mesh, *about, processes, helpers)
   batch = timing_lib.images(config, mesh, size)
   timing.round()
   timing.round()
@@ -112,8 +112,8 @@ def measure(
   for name, plan in chosen.items():
     processes.beat('compiling')
     own = config.copy_and_resolve_references()
-    own.strategy.plan = calibration.text(costs, plan)
-    parts = assembly.create(own, mesh, *about, helpers)
+    own.strategy.plan = calibrate.text(costs, plan)
+    parts = build.create(own, mesh, *about, helpers)
     if state is None:
       state = state_lib.create(parts.init, parts.like)
     steps[name] = parts.train_step.lower(state, batch).compile()
@@ -151,7 +151,7 @@ def measure(
     'ways': [
       {
         'name': name,
-        'plan': calibration.text(costs, plan),
+        'plan': calibrate.text(costs, plan),
         'predicted': costs.step(plan),
         'measured': statistics.median(found[name]),
         'speed_up': statistics.median(

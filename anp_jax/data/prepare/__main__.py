@@ -11,7 +11,7 @@ hosts that share a file system, divide the work: start the same command in each
 (srun does), or with --process_id and --num_processes.
 """
 
-from anp_jax import interrupts
+from anp_jax.system import interrupts
 
 if __name__ == '__main__':
   interrupts.watch()  # all else takes time
@@ -20,11 +20,11 @@ import os
 import re
 import sys
 
-from anp_jax import command_line
 from anp_jax import config as config_lib
-from anp_jax import cores
+from anp_jax.config import command_line
 from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import plan as plan_lib
+from anp_jax.system import cores
 
 _FOLDER_FLAGS = (
   'train_split', 'eval_split', 'lists', 'pairs', 'policy', 'max_megapixels',

@@ -11,10 +11,10 @@ import warnings
 from PIL import Image
 from PIL import ImageFile
 
-from anp_jax.data import colours
-from anp_jax.data import image_bytes
-from anp_jax.data import images
-from anp_jax.data import orientation
+from anp_jax.data.input import image_format
+from anp_jax.data.input import images
+from anp_jax.data.input import orientation
+from anp_jax.data.sources import colours
 
 # What a file can be, from the worst on. None of them: a whole colour picture
 # that stands upright, in a format that training reads.
@@ -82,16 +82,16 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
   Returns:
     The finding; no file raises, warns or prints.
   """
-  name = image_bytes.sniff(data)
+  name = image_format.sniff(data)
   if not name:
     begins = f'begins with {data[:8]!r}' if data else 'is empty'
     return _corrupt('', f'no image: {begins}')
-  fault, reason = image_bytes.check(data)
+  fault, reason = image_format.check(data)
   if fault == 'corrupt':
     return _corrupt(name, reason)
   try:
     image = _decode(data, name, max_megapixels)
-  except image_bytes.TooLarge as e:
+  except image_format.TooLarge as e:
     reason = str(e).removeprefix('large: ')  # the kind says so
     return Finding(name, e.height, e.width, '', ('large',), reason)
   except Exception as e:  # whatever Pillow makes of damaged fields
@@ -103,7 +103,7 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
   if image.mode not in _MODES:
     return _corrupt(name, f'pixels of kind {image.mode}')
   if not fault and name == 'GIF':
-    colors = image_bytes.gif_colors(data)
+    colors = image_format.gif_colors(data)
     if image.getextrema()[1] >= colors:
       fault, reason = 'format', f'GIF with colours beyond its {colors}'
   kinds = _kinds(image, len(data), name, fault, file_name)
@@ -124,7 +124,7 @@ def convert(data: bytes) -> bytes:
   Raises:
     ValueError: if it cannot be decoded: `examine` calls it corrupt.
   """
-  name = image_bytes.sniff(data)
+  name = image_format.sniff(data)
   try:
     try:
       image = _decode(data, name, math.inf)

@@ -13,13 +13,13 @@ import time
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data import listing
 from anp_jax.data.prepare import anp_folder_files
 from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import plan as plan_lib
 from anp_jax.data.prepare import report as report_lib
 from anp_jax.data.prepare import target as target_lib
 from anp_jax.data.prepare import worker as worker_lib
+from anp_jax.data.sources import image_folder
 
 # Of what parts hold: another number starts anew.
 _VERSION = 3
@@ -314,9 +314,9 @@ def _listings(flags):
     root = os.path.expanduser(flags.source)
     whole = not others and split == 'train' and not _has_splits(root)
     try:
-      found = listing.find(
+      found = image_folder.find(
         flags.source, '' if whole else split, flags.lists, beside=others,
-        suffixes=(*listing.SUFFIXES, *listing.convertible()),
+        suffixes=(*image_folder.SUFFIXES, *image_folder.convertible()),
         pairs=flags.pairs,
       )  # fmt: skip
       classes = found.vocabulary.with_pairs(flags.pairs)
@@ -345,7 +345,7 @@ def _listings(flags):
 
 
 def _has_splits(root):
-  return os.path.isdir(root) and bool(listing.split_folders(root))
+  return os.path.isdir(root) and bool(image_folder.split_folders(root))
 
 
 def _digest_of_files(names, listings):

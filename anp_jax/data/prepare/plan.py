@@ -6,8 +6,8 @@ import dataclasses
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data import listing as listing_lib
 from anp_jax.data.prepare import examine
+from anp_jax.data.sources import image_folder as listing_lib
 
 # Beside those of one file alone: it is gone, its picture is small, its bytes
 # come again, its class has few examples.

@@ -6,9 +6,9 @@ import os
 import shutil
 
 from anp_jax import config as config_lib
-from anp_jax import interrupts
 from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import worker_pool
+from anp_jax.system import interrupts
 
 # Says in a finished set what it was made from.
 _MARK = 'prepared.json'

@@ -14,8 +14,8 @@ import stat
 import struct
 
 from anp_jax import config as config_lib
-from anp_jax.data import image_bytes
 from anp_jax.data import vocabulary
+from anp_jax.data.input import image_format
 from anp_jax.data.prepare import examine
 from anp_jax.data.prepare import worker_pool
 
@@ -71,7 +71,7 @@ def _examine(task):
     # The state does not tell whether a file can be read now.
     if (
       not row or not row[0] or row[7:] != state(path)
-      or ('large' in row[5]) != image_bytes.is_large(row[3], row[4], limit)
+      or ('large' in row[5]) != image_format.is_large(row[3], row[4], limit)
     ):  # fmt: skip
       row = _row(path, name, limit)
     rows.append(row)
@@ -223,7 +223,7 @@ def _copy(task):
   """Copies the examples of a TFRecord file to an ArrayRecord file."""
   from array_record.python import array_record_module
 
-  from anp_jax.data import tensorflow_cpu
+  from anp_jax.data.input import tensorflow_cpu
   from anp_jax.data.prepare import anp_folder
 
   tf = tensorflow_cpu.load()

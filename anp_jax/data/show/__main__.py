@@ -8,7 +8,7 @@ Writes training.png, evaluation.png and classes.png; with --stats it prints
 counts and writes nothing. Any --config.KEY=VALUE goes with it, as in main.py.
 """
 
-from anp_jax import interrupts
+from anp_jax.system import interrupts
 
 if __name__ == '__main__':
   interrupts.watch()  # all else takes time
@@ -19,15 +19,15 @@ import sys
 
 import numpy as np
 
-from anp_jax import command_line
 from anp_jax import config as config_lib
-from anp_jax.data import balance
+from anp_jax.config import command_line
 from anp_jax.data import lexicons
-from anp_jax.data import order
-from anp_jax.data import pipeline
 from anp_jax.data import sources
 from anp_jax.data import vocabulary
+from anp_jax.data.input import index_shuffle
+from anp_jax.data.input import pipeline
 from anp_jax.data.show import stats
+from anp_jax.data.sources import balance
 
 _MAX_COUNT = 1000  # a sheet of more would not open in every viewer
 _STREAM = 2  # of random numbers; the shuffle has 0, the augmentation 1
@@ -116,7 +116,7 @@ def spread(seed: int, count: int, size: int) -> np.ndarray:
   """
   positions = np.arange(count)
   edges = np.arange(count + 1) * size // count
-  draws = order.uniform(seed, _STREAM, positions, 1)[:, 0]
+  draws = index_shuffle.uniform(seed, _STREAM, positions, 1)[:, 0]
   return edges[:-1] + (draws * np.diff(edges)).astype(np.int64)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from PIL import Image
 from PIL import ImageDraw
 
-from anp_jax import drawing
 from anp_jax.data import vocabulary
 from anp_jax.data.show import stats
+from anp_jax.system import drawing
 
 _COLORS = drawing.BLUE, drawing.ORANGE  # of the splits
 _RED, _INK, _GREY = '#cc0000', drawing.INK, '#666666'

@@ -1,0 +1,401 @@
+"""Checkpoints: Orbax behind one small face, with checksums and a fall-back.
+
+Two managers, so that each can delete: `checkpoints/` holds the newest steps,
+`best/` those with the best metric, saved only after an evaluation. Orbax
+restores flipped bytes without a word; a checksum of each leaf, computed on the
+device as part of the save, is stored beside the state and compared on restore.
+"""
+
+import contextlib
+import gc
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import time
+
+from absl import logging
+import jax
+import orbax.checkpoint as ocp
+
+from anp_jax import cluster
+from anp_jax import config as config_lib
+from anp_jax.checkpoint import checksums
+from anp_jax.checkpoint import reader
+from anp_jax.reporting import telemetry
+
+NEWEST = 'checkpoints'
+BEST = 'best'
+DAMAGED = 'damaged'
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+LOWER_IS_BETTER = ('loss',)
+
+
+class NotSaved(cluster.Failed):
+  """A checkpoint that could not be written; those before it are whole."""
+
+
+class Checkpoints:
+  """The checkpoints of one workdir."""
+
+  def __init__(
+    self, workdir: str, config, fingerprint: dict | None, like,
+    gather=lambda value: [value],
+  ):  # fmt: skip
+    """Opens the folders; those of a run that goes on are made and cleared.
+
+    Args:
+      workdir: of the run.
+      config: resolved, stored with every checkpoint.
+      fingerprint: of the training data, stored and compared; None: the folders
+        are only read, as a run may be saving there, and any data may be scored.
+      like: TrainState of jax.ShapeDtypeStruct with shardings: what a restore
+        gives, whatever topology wrote it.
+      gather: called with a JSON value, returns that of every process.
+    """
+    self._workdir = os.path.abspath(workdir)
+    self._config = config
+    self._fingerprint = fingerprint
+    self._only_reads = fingerprint is None
+    self._like = like
+    self._gather = gather
+    self._reader = reader.Reader(
+      self._workdir, config, fingerprint, like, gather
+    )
+    self._metric = telemetry.key(config.checkpoint.best_metric)
+    self._managers = {
+      NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
+    }
+    self._began = {}  # when the last save of each kind did
+    self._longest = 0.0  # seconds from a save's begin until it is on disk
+    self._lacking = ''  # why the newest step has no checkpoint
+    self._lower = self._metric in LOWER_IS_BETTER
+    # Of the best steps, held in memory: a process that looked at the folder
+    # while another writes to it would decide for itself.
+    self._scores = {}
+    if config.checkpoint.keep_best:
+      self._managers[BEST] = self._manager(
+        BEST,
+        max_to_keep=config.checkpoint.keep_best,
+        best_fn=lambda metrics: metrics[self._metric],
+        best_mode='min' if self._lower else 'max',
+        keep_checkpoints_without_metrics=False,
+      )
+      for step in self.steps(BEST):
+        found = self._managers[BEST].metrics(step) or {}
+        if self._metric in found:
+          self._keep_score(step, found[self._metric])
+
+  def steps(self, kind: str = NEWEST) -> list[int]:
+    """Steps that have a checkpoint, ascending; NEWEST or BEST."""
+    manager = self._managers.get(kind)
+    return sorted(manager.all_steps()) if manager else []
+
+  def save(self, step: int, state) -> None:
+    """Starts to write the newest checkpoint; returns while it is written.
+
+    The caller has read the step's own finite flag before. The state's buffers
+    may be donated as soon as this returns.
+
+    Raises:
+      NotSaved: if this one or the one before cannot be written, for want of
+        space say, and config.checkpoint.on_error is 'stop'.
+    """
+    self._settle(NEWEST)
+    if step not in self.steps(NEWEST):
+      self._save(NEWEST, step, state)
+
+  def save_best(self, step: int, state, metrics: dict) -> None:
+    """Writes a checkpoint if its metric is among the best so far.
+
+    Args:
+      step: of the state.
+      state: TrainState.
+      metrics: of an evaluation of this state.
+    """
+    if BEST in self._managers:
+      self._settle(BEST)
+    if BEST not in self._managers or step in self.steps(BEST):
+      return
+    # Orbax would write first and delete after; what cannot stay is not written.
+    value = metrics[self._metric]
+    if self._is_good(value) and self._save(
+      BEST, step, state, {self._metric: value}
+    ):
+      self._keep_score(step, value)
+
+  def restore(self, which: str = 'newest'):
+    """The newest whole checkpoint, or a named one.
+
+    A damaged newest one is named, set aside under `damaged/` unless the folders
+    are only read, and the one before is taken.
+
+    Args:
+      which: 'newest', 'best' or a step.
+
+    Returns:
+      (state, step), or None where the workdir has no checkpoint yet.
+
+    Raises:
+      ConfigError: if the checkpoint belongs to another run, or none is whole.
+    """
+    if which != 'newest':
+      return self._restore_named(which)
+    manager, tried = self._managers[NEWEST], []
+    while True:
+      left = [s for s in reversed(self.steps()) if s not in tried]
+      left = self._gather(left)[0]
+      if not left:
+        break
+      step = left[0]
+      try:
+        return self._reader.read(manager.directory / str(step)), step
+      except reader.Damaged as e:
+        where = self._set_aside(step)
+        logging.error('checkpoint %d is damaged (%s)%s', step, e, where)
+      tried.append(step)
+      # The run that owns the folder may have deleted it, and saved another.
+      manager.reload()
+    if tried:
+      raise config_lib.ConfigError(
+        f'{self._workdir}: none of the checkpoints '
+        f'{", ".join(map(str, tried))} is whole; to start again, choose '
+        'another --workdir'
+      )
+    return None
+
+  def to_save(self) -> float:
+    """Seconds that one more save may take, to judge by those before.
+
+    To be asked often, from any thread: what is under way is timed by that.
+    """
+    left = 0.0
+    for kind, began in tuple(self._began.items()):
+      spent = time.monotonic() - began
+      saving = self._managers[kind].is_saving_in_progress()
+      if saving and self._began.get(kind) == began:  # and not the next one
+        self._longest = max(self._longest, spent)
+        left = max(left, self._longest - spent)
+    return left + self._longest
+
+  def wait(self) -> None:
+    """Returns when everything is on disk; NotSaved if it does not get there."""
+    if self._lacking:  # what a run ends with has to be there
+      raise NotSaved(self._lacking)
+    for kind, manager in self._managers.items():
+      try:
+        manager.wait_until_finished()
+      except Exception as e:  # noqa: BLE001 - whatever a disk answers
+        raise NotSaved(self._not_saved(kind, reader.first_line(e))) from e
+
+  def close(self) -> None:
+    """Waits and releases the managers; NotSaved as `wait`."""
+    problem = None
+    for kind, manager in self._managers.items():
+      try:
+        manager.close()
+      except Exception as e:  # noqa: BLE001 - whatever a disk answers
+        problem = problem or NotSaved(
+          self._not_saved(kind, reader.first_line(e))
+        )
+    if problem:
+      raise problem
+
+  def _manager(self, folder, max_to_keep, **options):
+    own = not self._only_reads
+    return ocp.CheckpointManager(
+      os.path.join(self._workdir, folder),
+      options=ocp.CheckpointManagerOptions(
+        # What is not this run's own may be in the midst of a save.
+        create=own,
+        cleanup_tmp_directories=own,
+        max_to_keep=max_to_keep if own else None,
+        # Two managers save at once: their barriers must not be taken for one.
+        multiprocessing_options=ocp.options.MultiprocessingOptions(
+          barrier_sync_key_prefix=folder
+        ),
+        **options,
+      ),
+      item_handlers={
+        'state': ocp.StandardCheckpointHandler(),
+        'meta': ocp.JsonCheckpointHandler(),
+      },
+    )
+
+  def _settle(self, kind):
+    """Waits for the save before, as Orbax would, and sees whether it failed."""
+    try:
+      self._managers[kind].wait_until_finished()
+    except Exception as e:  # noqa: BLE001 - whatever a disk answers
+      self._go_on_without(kind, reader.first_line(e), e)
+    # Orbax's list lacks one that failed.
+    for step in self._scores.keys() - set(self.steps(BEST)):
+      del self._scores[step]
+
+  def _save(self, kind, step, state, metrics=None):
+    """Begins to write a checkpoint; whether it did."""
+    # One process asks, so that all save or none.
+    problem = self._gather(self._no_room())[0]
+    if problem:
+      self._go_on_without(kind, problem)
+      return False
+    began = time.monotonic()
+    self._began.pop(kind, None)
+    try:
+      self._write(kind, step, state, metrics)
+    except Exception as e:  # noqa: BLE001 - whatever a disk answers
+      self._go_on_without(kind, reader.first_line(e), e)
+      return False
+    self._began[kind] = began
+    if kind == NEWEST:
+      self._lacking = ''
+    return True
+
+  def _write(self, kind, step, state, metrics):
+    meta = {
+      'config': config_lib.flat(self._config),
+      'data': self._fingerprint,
+      'packages': versions(),
+    }
+    with _undisturbed():
+      self._managers[kind].save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(
+            {'state': state, 'sums': checksums.of_tree(state)}
+          ),
+          meta=ocp.args.JsonSave(json.loads(json.dumps(meta))),
+        ),
+        metrics=metrics,
+        force=True,
+      )
+
+  def _no_room(self):
+    """What keeps a save from fitting on the disk; '' if it fits."""
+    need = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(self._like))
+    free = shutil.disk_usage(self._workdir).free
+    if free >= need:
+      return ''
+    return f'it takes {need / 1e6:.1f} MB, of which {free / 1e6:.1f} are free'
+
+  def _go_on_without(self, kind, problem, error=None):
+    """Says what was not saved, or raises NotSaved, as the config has it."""
+    text = self._not_saved(kind, problem)
+    # An error that one of several processes met is not known to the others,
+    # which may wait for it in the midst of their save.
+    alone = error is None or jax.process_count() == 1
+    if self._config.checkpoint.on_error == 'stop' or not alone:
+      raise NotSaved(text) from error
+    logging.error('%s; going on', text)
+    if kind == NEWEST:
+      self._lacking = text
+
+  def _not_saved(self, kind, problem):
+    whole = ', '.join(map(str, self.steps(kind))) or 'none'
+    return (
+      f'{self._workdir}/{kind}: a checkpoint could not be written: {problem} '
+      f'(there are, whole: {whole})'
+    )
+
+  def _is_good(self, value):
+    kept = self._scores.values()
+    if len(kept) < self._config.checkpoint.keep_best:
+      return True
+    return value < max(kept) if self._lower else value > min(kept)
+
+  def _keep_score(self, step, value):
+    self._scores[step] = value
+    ranked = sorted(
+      self._scores, key=self._scores.get, reverse=not self._lower
+    )[: self._config.checkpoint.keep_best]
+    self._scores = {s: self._scores[s] for s in ranked}
+
+  def _restore_named(self, which):
+    kind = NEWEST
+    if which == 'best':
+      kind = BEST
+      step = (
+        self._managers[BEST].best_step() if BEST in self._managers else None
+      )
+      if step is None:
+        raise config_lib.ConfigError(f'{self._workdir} has no best checkpoint')
+    else:
+      step = int(which)
+      if step not in self.steps(kind):
+        kind = BEST
+      if step not in self.steps(kind):
+        have = sorted({*self.steps(NEWEST), *self.steps(BEST)})
+        raise config_lib.ConfigError(
+          f'{self._workdir} has no checkpoint of step {step} (it has '
+          f'{", ".join(map(str, have)) or "none"})'
+        )
+    try:
+      folder = self._managers[kind].directory / str(step)
+      return self._reader.read(folder), step
+    except reader.Damaged as e:
+      raise config_lib.ConfigError(
+        f'{self._workdir}/{kind}/{step} is damaged: {e}'
+      ) from e
+
+  def _set_aside(self, step):
+    """Moves it away where this is the run's own; what to say of that."""
+    if self._only_reads:
+      return ''
+    name = f'{step}-{time.strftime("%Y%m%d-%H%M%S")}'
+    place = os.path.join(self._workdir, DAMAGED, name)
+    if jax.process_index() == 0:
+      os.makedirs(os.path.dirname(place), exist_ok=True)
+      shutil.move(os.path.join(self._workdir, NEWEST, str(step)), place)
+    return f'; set aside as {self._gather(place)[0]}'
+
+
+def saved_steps(folder: str) -> list[int]:
+  """Steps of the whole checkpoints in a folder, ascending."""
+  if not os.path.isdir(folder):
+    return []
+  # One that is being written has another ending.
+  return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
+
+
+def versions() -> dict[str, str]:
+  """Of the packages that decide what a run computes."""
+  return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def check_best_metric(config, names) -> None:
+  """Refuses, before training, a metric that evaluation will not give.
+
+  Args:
+    config: the run's config.
+    names: of the metrics of an evaluation.
+
+  Raises:
+    ConfigError: naming the metric and the nearest there is.
+  """
+  chosen = config.checkpoint.best_metric
+  if telemetry.key(chosen) not in names:
+    names = telemetry.names(names).values()
+    raise config_lib.ConfigError(
+      f'config.checkpoint.best_metric={chosen!r}: evaluation of this data set '
+      f'gives {", ".join(names)}{config_lib.nearest(chosen, names)}'
+    )
+
+
+@contextlib.contextmanager
+def _undisturbed():
+  """Keeps Python's collector and other threads from holding a save up.
+
+  A pass of the collector over a large heap took 100 ms; and each of the nine
+  threads that Orbax starts may hold the interpreter for its switch interval,
+  5 ms by default.
+  """
+  enabled, interval = gc.isenabled(), sys.getswitchinterval()
+  gc.disable()
+  sys.setswitchinterval(2e-4)
+  try:
+    yield
+  finally:
+    sys.setswitchinterval(interval)
+    if enabled:
+      gc.enable()

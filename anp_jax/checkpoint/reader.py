@@ -1,0 +1,140 @@
+"""Reading a checkpoint back: whose it is, and whether it is whole."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from anp_jax import config as config_lib
+from anp_jax.checkpoint import checksums
+from anp_jax.parallel import mesh as mesh_lib
+
+
+class Damaged(Exception):
+  """A checkpoint that cannot be read back as it was written."""
+
+
+class Reader:
+  """Reads the checkpoints of one run."""
+
+  def __init__(
+    self, workdir: str, config, fingerprint: dict | None, like, gather
+  ):
+    """Makes it; arguments as of `checkpoint.Checkpoints`."""
+    self._workdir = workdir
+    self._config = config
+    self._fingerprint = fingerprint
+    self._like = like
+    self._gather = gather
+
+  def read(self, folder):
+    """The state of a checkpoint, on every process or on none.
+
+    Args:
+      folder: of the checkpoint, as Orbax's managers give it.
+
+    Raises:
+      ConfigError: if it belongs to another run.
+      Damaged: if it is not whole, or a process cannot read it.
+    """
+    # Not by Orbax's manager, in which the others would wait for a process
+    # that cannot read.
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+      self._agreed(self._check_run, handler, folder)
+      restored = self._agreed(self._arrays, handler, folder)
+    self._agreed(_check_sums, restored)
+    return restored['state']
+
+  def _agreed(self, call, *arguments):
+    """What a call gives; Damaged on all processes if it is that on one."""
+    found, problem = None, ''
+    try:
+      found = call(*arguments)
+    except Damaged as e:
+      problem = str(e)
+    problems = self._gather(problem)
+    for rank, text in enumerate(problems):
+      if text:
+        raise Damaged(text if all(problems) else f'rank {rank}: {text}')
+    return found
+
+  def _check_run(self, handler, folder):
+    try:
+      meta = ocp.JsonCheckpointHandler().restore(folder / 'meta')
+      saved = {key: meta[key] for key in ('config', 'data')}
+      tree = handler.metadata(folder / 'state').tree['state']
+    except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
+      raise Damaged(first_line(e)) from e
+    self._check_meta(saved)
+    self._check_shapes(tree)
+
+  def _arrays(self, handler, folder):
+    leaves = jax.tree.leaves(self._like)
+    sums = jax.ShapeDtypeStruct(
+      (len(leaves),),
+      jnp.uint32,
+      sharding=mesh_lib.replicated(leaves[0].sharding.mesh),
+    )
+    target = {'state': self._like, 'sums': sums}
+    try:
+      return handler.restore(
+        folder / 'state', args=ocp.args.StandardRestore(target)
+      )
+    except Exception as e:  # noqa: BLE001
+      raise Damaged(first_line(e)) from e
+
+  def _check_meta(self, saved):
+    free = () if self._fingerprint else ('data',)
+    difference = config_lib.difference(saved['config'], self._config, free)
+    if difference:
+      raise config_lib.ConfigError(
+        f'{self._workdir}: {difference}; only these keys may change: '
+        f'{", ".join((*free, *config_lib.RESUMABLE))}. Another --workdir '
+        'starts a new run'
+      )
+    for key, value in (self._fingerprint or {}).items():
+      if saved['data'].get(key) != value:
+        raise config_lib.ConfigError(
+          f'{self._workdir}: the training data differ in {key!r}: '
+          f'{value!r}, but the run was started with {saved["data"].get(key)!r}'
+        )
+
+  def _check_shapes(self, tree):
+    """Compared before the restore: Orbax answers a mismatch with a flood."""
+    have = _shapes(tree)
+    want = _shapes(self._like)
+    for name in sorted(set(have) | set(want)):
+      if have.get(name) != want.get(name):
+        raise config_lib.ConfigError(
+          f'{self._workdir}: {name} has shape {want.get(name)}, but '
+          f'{have.get(name)} in the checkpoint; did the model change?'
+        )
+
+
+def first_line(error: BaseException) -> str:
+  """What went wrong with a disk, for people."""
+  if 'No space left on device' in str(error):
+    return 'no space is left on the disk'
+  text = str(error).strip().splitlines()
+  return f'{type(error).__name__}: {text[0] if text else ""}'[:200]
+
+
+def _check_sums(restored):
+  want = jax.device_get(restored['sums'])
+  have = jax.device_get(checksums.of_tree(restored['state']))
+  if not np.array_equal(want, have):
+    first = int(np.argmax(want != have))
+    paths = jax.tree_util.tree_leaves_with_path(restored['state'])
+    raise Damaged(
+      f'the bytes of {mesh_lib.path_name(paths[first][0])} are not those '
+      'that were saved'
+    )
+
+
+def _shapes(tree):
+  return {
+    mesh_lib.path_name(path): tuple(leaf.shape)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }

@@ -1,0 +1,57 @@
+"""A network from published weights, for use without training."""
+
+import functools
+
+from flax import traverse_util
+import jax
+
+from anp_jax import config as config_lib
+from anp_jax import models
+from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.checkpoint.weights import published
+from anp_jax.checkpoint.weights import source as source_lib
+from anp_jax.checkpoint.weights import start
+from anp_jax.config import validation
+from anp_jax.parallel import state as state_lib
+from anp_jax.training import objective as objective_lib
+
+
+def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
+  """Reads a network that others have trained.
+
+  Args:
+    path: of a .safetensors file, or of a folder with one.
+    labels: path of the names of the classes, see `published.read_labels`; '':
+      those of the folder's config.json.
+
+  Returns:
+    The network, of step 0, and lines for people.
+
+  Raises:
+    ConfigError: for what cannot be read, or is no whole ResNet.
+  """
+  weights = published.read(path)
+  vocabulary = published.vocabulary(weights, labels)
+  config = config_lib.base()
+  for key, value in weights.keys.items():
+    config_lib.put(config, key, value)
+  validation.validate(config)
+  outputs = objective_lib.create(vocabulary, config).outputs
+  model = models.create(config, outputs, 'cpu')
+  like = start.flat(
+    jax.eval_shape(functools.partial(state_lib.variables, model, config))
+  )
+  source = source_lib.read(weights.path, config, like)
+  meaning = source_lib.outputs(config, vocabulary)
+  tensors = start.match(source, like, set(), meaning).taken
+  variables = traverse_util.unflatten_dict(tensors, sep='/')
+  notes = [f'{weights.path}: {note}' for note in weights.notes]
+  if not labels and not weights.names:
+    notes.append(
+      f'{weights.path} does not name its {len(vocabulary)} classes; '
+      '--labels=FILE does, one a line'
+    )
+  params = variables.pop('params')
+  return trained_lib.Trained(
+    weights.path, config, vocabulary, 0, params, variables
+  ), notes

@@ -1,0 +1,176 @@
+"""A trained network as one program that runs with JAX alone."""
+
+import functools
+import json
+import os
+
+import jax
+from jax import export
+from jax import lax
+import numpy as np
+
+from anp_jax.data.input import augment
+from anp_jax.data.input import decode_pillow
+from anp_jax.training import mixing
+from anp_jax.training import objective as objective_lib
+
+NAME = 'model.stablehlo'
+# Of jax.export, and what each is to the layers.
+PLATFORMS = {'cpu': 'cpu', 'cuda': 'gpu', 'rocm': 'gpu', 'tpu': 'tpu'}
+_SQUARE = (
+  'the central square, of round(shorter side x image_size / resize) pixels a '
+  'side (halves to the even number), its corner rounded down; it is resized '
+  'to image_size pixels a side'
+)
+_RESAMPLED = {
+  filter_name: {
+    'crop': (
+      'the shorter side is brought to resize pixels, the longer one in '
+      'proportion and rounded down; then the central image_size x image_size '
+      'pixels, their corner rounded down'
+    ),
+    'resample': f"Pillow's {filter_name.upper()} of the whole image",
+  }
+  for filter_name in augment.RESAMPLED
+}
+# What is done with each config.data.decode, see data.decode_pillow.
+_HOW = _RESAMPLED | {
+  'fast': {
+    'jpeg': (
+      'decoded at 1/2, 1/4 or 1/8 of its scale where the square is 2, 4 or 8 '
+      'times image_size or larger; side and corner of the square are divided '
+      'likewise and rounded down'
+    ),
+    'crop': _SQUARE,
+    'resample': (
+      'the mean over the area that a result covers, parts of pixels in '
+      'proportion; where the square is smaller than image_size, bilinear '
+      'between the four nearest pixels (half-pixel centres); rounded once'
+    ),
+  },
+  'exact': {
+    'crop': _SQUARE,
+    'resample': (
+      'bilinear of the square, antialiased (a triangle over all pixels that a '
+      'result covers), in float32 and rounded once'
+    ),
+  },
+  'arrays': {
+    'crop': _SQUARE,
+    'resample': "Pillow's BILINEAR of the square, cut out before",
+  },
+}
+_SHRUNK = {
+  'shrink': (
+    'a shorter side above resize is brought down to it first, by '
+    "Pillow's BILINEAR of the whole image; a JPEG is decoded at 1/2, 1/4 or "
+    '1/8 of its scale where twice that length is left'
+  )
+}
+
+
+def write(trained, folder: str, platforms: tuple[str, ...]) -> list[str]:
+  """Writes the program, its labels and what it expects of images.
+
+  Args:
+    trained: `trained.Trained`.
+    folder: that exists.
+    platforms: of PLATFORMS, for which the program is lowered.
+
+  Returns:
+    The names of the files.
+  """
+  data = exported(trained, platforms).serialize()
+  files = {
+    NAME: bytes(data),
+    'labels.json': _json(labels(trained.vocabulary)),
+    'preprocessing.json': _json(preprocessing(trained.config)),
+  }
+  for name, content in files.items():
+    with open(os.path.join(folder, name), 'wb') as f:
+      f.write(content)
+  return list(files)
+
+
+def exported(trained, platforms: tuple[str, ...]) -> export.Exported:
+  """The program: images (b, size, size, 3) uint8 to a dict of arrays.
+
+  For any batch b. It normalises the images itself, and gives `logits` (b,
+  classes) and the probabilities of `objective.Objective.scores`, all in
+  config.model.param_dtype. Each platform's part is lowered as that platform
+  computes it best, as in training; only one of them runs.
+
+  Args:
+    trained: `trained.Trained`.
+    platforms: of PLATFORMS.
+  """
+  config = trained.config
+  side = config.data.image_size
+  objective = objective_lib.create(trained.vocabulary, config)
+  variables = {'params': trained.params, **trained.stats}
+
+  def apply(platform, variables, images):
+    d, m = config.data, config.model
+    images = mixing.normalise(images, d.mean, d.std, m.dtype)
+    outputs = trained.model(platform).apply(variables, images, False)
+    outputs = outputs.astype(m.param_dtype)
+    return {'logits': objective.logits(outputs)} | objective.scores(outputs)
+
+  ways = {p: functools.partial(apply, PLATFORMS[p]) for p in platforms}
+
+  @jax.jit
+  def program(images):
+    if len(ways) == 1:
+      return apply(PLATFORMS[platforms[0]], variables, images)
+    # Operands, so that the weights are in the file once, not once a platform.
+    return lax.platform_dependent(variables, images, **ways)
+
+  (batch,) = export.symbolic_shape('b')
+  images = jax.ShapeDtypeStruct((batch, side, side, 3), np.uint8)
+  return export.export(program, platforms=platforms)(images)
+
+
+def labels(vocabulary) -> dict:
+  """Names by id: an id is a place in a list, and in the program's results.
+
+  Args:
+    vocabulary: `data.vocabulary.Vocabulary`.
+
+  Returns:
+    classes, adjectives and nouns; of each class its adjective's and its noun's
+    id, empty for plain classes.
+  """
+  return vocabulary.to_json() | {
+    'adjective_of_class': vocabulary.adjective_ids().tolist(),
+    'noun_of_class': vocabulary.noun_ids().tolist(),
+  }
+
+
+def preprocessing(config) -> dict:
+  """What is done to an image before the program, and in it.
+
+  Args:
+    config: of the run, whose evaluation it describes.
+  """
+  d = config.data
+  shrunk = decode_pillow.is_shrunk(config)
+  decode = d.decode
+  if decode not in _RESAMPLED and (shrunk or d.source in decode_pillow.ARRAYS):
+    decode = 'arrays'
+  return {
+    'image_size': d.image_size,
+    'resize': d.resize,
+    'decode': decode,
+    **(_SHRUNK if shrunk else {}),
+    **_HOW[decode],
+    'orientation': 'as the pixels are stored; EXIF is not looked at',
+    'channels': 'RGB',
+    'input': f'(batch, {d.image_size}, {d.image_size}, 3) uint8',
+    'mean': list(d.mean),
+    'std': list(d.std),
+    'normalised': f'by {NAME} itself: (image - mean) / std',
+  }
+
+
+def _json(value):
+  return (json.dumps(value, indent=1) + '\n').encode()

@@ -1,0 +1,259 @@
+"""Where this process stands among those of a run, told by who started it."""
+
+from collections.abc import Mapping
+import os
+import re
+from typing import NamedTuple
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import tpu_metadata
+from anp_jax.system import xla_flags
+
+# Above the ports that systems hand out by themselves.
+_FIRST_PORT, _PORTS = 61440, 4096
+
+
+class Place(NamedTuple):
+  """One process among those of a run.
+
+  Attributes:
+    how: who told: 'flags', 'Slurm', 'Open MPI', 'TPU' or '' (one process).
+    index: of this process, from 0.
+    count: of processes.
+    coordinator: 'host:port' where process 0 is met; '' for one process.
+    local_index: among the processes of this host; -1 where nobody told.
+    hosts: that the processes run on, or fewer; 0 where nobody told.
+    token: what all processes of this start share, and of no other.
+  """
+
+  how: str = ''
+  index: int = 0
+  count: int = 1
+  coordinator: str = ''
+  local_index: int = -1
+  hosts: int = 0
+  token: str = ''
+
+
+ALONE = Place()
+
+
+def find(
+  coordinator: str | None = None,
+  count: int | None = None,
+  index: int | None = None,
+  environment: Mapping[str, str] = os.environ,
+) -> Place:
+  """From flags, else Slurm, Open MPI or a TPU pod, else one process.
+
+  Args:
+    coordinator: 'host:port'; alone, it replaces what a launcher would choose.
+    count: of processes.
+    index: of this process.
+    environment: variables.
+
+  Returns:
+    The place; its values are checked, nothing was connected.
+
+  Raises:
+    ConfigError: naming the flag or variable at fault.
+  """
+  if (count is None) != (index is None):
+    missing, given = 'num_processes', 'process_id'
+    if index is None:
+      missing, given = given, missing
+    raise config_lib.ConfigError(f'--{given} needs --{missing} beside it')
+  if count is not None:
+    return _checked(
+      Place('flags', index, count, coordinator or ''), '--num_processes',
+      '--process_id', '--coordinator=HOST:PORT',
+    )  # fmt: skip
+  for look in (_slurm, _open_mpi, _tpu):
+    found = look(environment, coordinator)
+    if found:
+      return found
+  if coordinator:
+    raise config_lib.ConfigError(
+      f'--coordinator={coordinator} needs --num_processes and --process_id '
+      '(neither Slurm nor Open MPI nor a TPU pod started this process)'
+    )
+  return ALONE
+
+
+def split_address(address: str) -> tuple[str, int]:
+  """'host:port' as its parts; IPv6 as '[::1]:port'.
+
+  Raises:
+    ConfigError: if it is not of that form.
+  """
+  match = re.fullmatch(r'(?:\[([^\]]+)\]|([^:\s]+)):([0-9]{1,5})', address)
+  if not match or not 0 < int(match[3]) < 65536:
+    raise config_lib.ConfigError(
+      f'coordinator {address!r}: expected HOST:PORT, such as node1:61440'
+    )
+  return match[1] or match[2], int(match[3])
+
+
+def first_host(node_list: str) -> str:
+  """The first host of Slurm's short form: 'gpu[03-05,9],login' -> 'gpu03'."""
+  # A comma within brackets does not end the first name.
+  name = re.match(r'(?:[^,\[]|\[[^\]]*\])*', node_list)[0]
+  return re.sub(r'\[([^\],-]*)[^\]]*\]', r'\1', name)
+
+
+def _slurm(environment, coordinator):
+  # A batch script's own shell has the job's variables and no step: a command
+  # started there without srun is one process, whatever the job asked for.
+  if 'SLURM_STEP_ID' not in environment or 'SLURM_PROCID' not in environment:
+    return None
+  count = _number(environment, 'SLURM_STEP_NUM_TASKS', 'SLURM_NTASKS')
+  # mpirun's processes have the variables of the step in which it, or its
+  # daemon on their host, runs: those tell of the daemons.
+  if environment.get('OMPI_COMM_WORLD_SIZE', '1') not in ('1', str(count)):
+    return None
+  if count == 1:
+    return Place('Slurm', hosts=1, local_index=0)
+  job, step = environment.get('SLURM_JOB_ID', ''), environment['SLURM_STEP_ID']
+  restart = environment.get('SLURM_RESTART_COUNT', '0')
+  nodes = environment.get('SLURM_STEP_NODELIST', '')
+  port = environment.get('JAX_COORDINATOR_PORT') or _port(job, step)
+  return _checked(
+    Place(
+      'Slurm',
+      _number(environment, 'SLURM_PROCID'),
+      count,
+      coordinator or f'{first_host(nodes)}:{port}',
+      _number(environment, 'SLURM_LOCALID'),
+      _number(environment, 'SLURM_STEP_NUM_NODES', 'SLURM_NNODES'),
+      f'{job}.{restart}.{step}',
+    ),
+    'SLURM_STEP_NUM_TASKS', 'SLURM_PROCID', 'SLURM_STEP_NODELIST',
+  )  # fmt: skip
+
+
+def _open_mpi(environment, coordinator):
+  if 'OMPI_COMM_WORLD_SIZE' not in environment:
+    return None
+  count = _number(environment, 'OMPI_COMM_WORLD_SIZE')
+  local = _number(environment, 'OMPI_COMM_WORLD_LOCAL_RANK')
+  if count == 1:
+    return Place('Open MPI', hosts=1, local_index=0)
+  name = environment.get('PMIX_NAMESPACE') or environment.get(
+    'OMPI_MCA_ess_base_jobid', ''
+  )
+  local_count = _number(environment, 'OMPI_COMM_WORLD_LOCAL_SIZE')
+  if not coordinator:
+    host = ''
+    # mpirun's own address (Open MPI 4): process 0 runs where mpirun was typed,
+    # unless a host file says otherwise.
+    uri = environment.get('OMPI_MCA_orte_hnp_uri', '')
+    match = re.search(r'tcp://([0-9.]+)', uri)
+    if local_count == count:
+      host = '127.0.0.1'
+    elif match:
+      host = match[1]
+    else:
+      raise config_lib.ConfigError(
+        'Open MPI does not tell where process 0 runs: give --coordinator='
+        'HOST:PORT beside mpirun'
+      )
+    coordinator = f'{host}:{_port(name)}'
+  return _checked(
+    Place(
+      'Open MPI',
+      _number(environment, 'OMPI_COMM_WORLD_RANK'),
+      count,
+      coordinator,
+      local,
+      1 if local_count == count else 2,
+      name,
+    ),
+    'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK', '--coordinator',
+  )  # fmt: skip
+
+
+def _tpu(environment, coordinator):
+  """What GKE sets on each worker of a pod, or its metadata server tells."""
+  if (
+    'TPU_WORKER_HOSTNAMES' not in environment
+    and 'TPU_SKIP_MDS_QUERY' not in environment
+    and xla_flags.platform(environment) == 'tpu'
+  ):
+    environment = {**tpu_metadata.variables(environment), **environment}
+  names = environment.get('TPU_WORKER_HOSTNAMES', '')
+  hosts = [n.strip() for n in names.split(',') if n.strip()]
+  slices = environment.get('MEGASCALE_NUM_SLICES') or '1'
+  if slices != '1':
+    raise config_lib.ConfigError(
+      f'MEGASCALE_NUM_SLICES={slices}: expected 1 slice of TPUs; over several, '
+      'give --coordinator, --num_processes and --process_id'
+    )
+  if len(hosts) < 2:
+    return None
+  port = environment.get('JAX_COORDINATOR_PORT') or _FIRST_PORT
+  return _checked(
+    Place(
+      'TPU',
+      _number(environment, 'TPU_WORKER_ID'),
+      len(hosts),
+      coordinator or f'{hosts[0]}:{port}',
+      0,
+      len(hosts),
+      environment.get('TPU_NAME', ''),
+    ),
+    'TPU_WORKER_HOSTNAMES', 'TPU_WORKER_ID', '--coordinator',
+  )  # fmt: skip
+
+
+def _checked(place, count_name, index_name, address_name):
+  if place.count < 1:
+    raise config_lib.ConfigError(
+      f'{count_name}={place.count}: expected 1 or more processes'
+    )
+  if not 0 <= place.index < place.count:
+    raise config_lib.ConfigError(
+      f'{index_name}={place.index}: expected a number from 0 to '
+      f'{place.count - 1}, as there are {place.count} processes'
+    )
+  if place.count == 1:
+    return place
+  if not place.coordinator:
+    raise config_lib.ConfigError(
+      f'{place.count} processes need {address_name}, where process 0 is met'
+    )
+  host, _ = split_address(place.coordinator)
+  if place.hosts > 1 and is_loopback_name(host):
+    raise config_lib.ConfigError(
+      f'coordinator {place.coordinator!r} is a loopback address: of several '
+      'hosts, each would only find itself'
+    )
+  return place
+
+
+def is_loopback_name(host: str) -> bool:
+  """Whether a name or address means the host itself, without asking anyone."""
+  return bool(
+    re.fullmatch(r'(ip6-)?localhost(\..*)?|127(\.[0-9]+){1,3}', host.lower())
+    # To connect to no address is to connect to oneself.
+    or host in ('::1', '::', '0.0.0.0')
+  )
+
+
+def _number(environment, *names):
+  """The first of these variables that is set, as a number."""
+  for name in names:
+    text = environment.get(name)
+    if text is not None:
+      if not re.fullmatch(r'\s*-?[0-9]+\s*', text):
+        raise config_lib.ConfigError(f'{name}={text!r}: expected a number')
+      return int(text)
+  raise config_lib.ConfigError(f'{names[0]} is not set, though others of its '
+                               'launcher are')  # fmt: skip
+
+
+def _port(*names):
+  """A port of this job's own: two jobs on one host seldom meet."""
+  number = 0
+  for character in '.'.join(names):
+    number = (number * 31 + ord(character)) % 2**31
+  return _FIRST_PORT + number % _PORTS

@@ -1,0 +1,143 @@
+"""What part of an image a training or evaluation example shows.
+
+Boxes are computed in NumPy from the example's position in the stream and its
+size, alike for every decoder, so an augmented example does not depend on the
+process, thread or library that makes it.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from anp_jax.data.input import index_shuffle
+
+# Streams of random numbers; the shuffle has stream 0.
+_STREAM = 1
+_DRAWS = 5
+MAX_HALVINGS = 3  # of an image's scale, by a JPEG decoder
+RESAMPLED = ('bilinear', 'bicubic')  # of config.data.decode: Pillow's filters
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+  """How to cut one batch of examples.
+
+  Attributes:
+    boxes: (n, 4) float64: top, left, height, width in pixels of the image.
+    flips: (n,) bool: mirrored left to right.
+  """
+
+  boxes: np.ndarray
+  flips: np.ndarray
+
+
+def train_draws(config, positions: np.ndarray) -> np.ndarray:
+  """The random numbers of training examples.
+
+  Args:
+    config: the run's config.
+    positions: (n,) int64 places in the endless stream.
+
+  Returns:
+    (n, 5) float64 in [0, 1), input of `train_views`.
+  """
+  return index_shuffle.uniform(config.seed, _STREAM, positions, _DRAWS)
+
+
+def train_views(config, draws: np.ndarray, sizes: np.ndarray) -> Views:
+  """Random crops and flips.
+
+  augment='crop' draws area and aspect ratio (Szegedy et al. 2014, arXiv
+  1409.4842), a side longer than the image being cut to it; 'scale' draws the
+  length to which the shorter side is brought and a square in it (Simonyan and
+  Zisserman 2014, arXiv 1409.1556); 'none' takes the evaluation's view.
+
+  Args:
+    config: the run's config.
+    draws: (n, 5) float64 from `train_draws`.
+    sizes: (n, 2) height and width of the decoded images.
+
+  Returns:
+    Views of whole pixels.
+  """
+  d = config.data
+  if d.augment == 'none':
+    return eval_views(config, sizes)
+  sizes = np.asarray(sizes, np.float64)
+  if d.augment == 'crop':
+    sides = _area_and_aspect(d, draws, sizes)
+  else:
+    low, high = d.scale_range
+    shorter = low + np.floor(draws[:, 0] * (high - low + 1))
+    sides = d.image_size * sizes.min(1) / shorter
+    sides = np.stack([sides, sides], 1)
+  sides = np.clip(np.round(sides), 1, sizes)
+  corners = np.floor(draws[:, 2:4] * (sizes - sides + 1))
+  boxes = np.concatenate([corners, sides], 1)
+  return Views(boxes, draws[:, 4] < d.flip)
+
+
+def eval_views(config, sizes: np.ndarray) -> Views:
+  """The central square that evaluation sees.
+
+  Bringing the shorter side to `resize` pixels and cutting the central
+  `image_size` is the same as cutting that part first and resizing once.
+
+  Args:
+    config: the run's config.
+    sizes: (n, 2) height and width of the decoded images.
+
+  Returns:
+    Views, none of them flipped; of whole pixels but where decode is bilinear
+    or bicubic, which resample from any box.
+  """
+  if config.data.decode in RESAMPLED:
+    return _eval_views_of_resampled(config.data, np.asarray(sizes))
+  sizes = np.asarray(sizes, np.float64)
+  side = np.round(sizes.min(1) * config.data.image_size / config.data.resize)
+  sides = np.maximum(np.stack([side, side], 1), 1)
+  corners = np.floor((sizes - sides) / 2)
+  boxes = np.concatenate([corners, sides], 1)
+  return Views(boxes, np.zeros(len(boxes), bool))
+
+
+def _eval_views_of_resampled(d, sizes):
+  """The box that transformers cuts out, by its roundings.
+
+  It brings the whole image to whole pixels, the longer side rounded down, and
+  cuts the centre out of that. torchvision may be a pixel off.
+  """
+  resized = d.resize * sizes // sizes.min(1, keepdims=True)
+  scales = sizes / resized
+  corners = (resized - d.image_size) // 2 * scales
+  boxes = np.concatenate([corners, d.image_size * scales], 1)
+  return Views(boxes, np.zeros(len(boxes), bool))
+
+
+def reduced(boxes: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
+  """Boxes for decoders that can halve an image's scale up to three times.
+
+  A box that is at least 2, 4 or 8 times `side` long and wide is moved and cut
+  to whole pixels of the image at 1/2, 1/4 or 1/8, by less than a pixel of the
+  result, so that what is decoded there is what would be cut out here.
+
+  Args:
+    boxes: (n, 4) int32 of an image.
+    side: of the result, pixels.
+
+  Returns:
+    (n, 4) int32 boxes of the whole image, (n,) int32 halvings.
+  """
+  shorter = boxes[:, 2:].min(1)
+  halvings = np.zeros(len(boxes), np.int32)
+  for times in range(1, MAX_HALVINGS + 1):
+    halvings[shorter >= side * 2**times] = times
+  return boxes >> halvings[:, None] << halvings[:, None], halvings
+
+
+def _area_and_aspect(d, draws, sizes):
+  low, high = d.crop_area
+  area = (low + draws[:, 0] * (high - low)) * sizes.prod(1)
+  logs = np.log(d.crop_ratio)
+  ratio = np.exp(logs[0] + draws[:, 1] * (logs[1] - logs[0]))
+  return np.stack([np.sqrt(area / ratio), np.sqrt(area * ratio)], 1)

@@ -1,0 +1,150 @@
+"""Pixels as they lie on disk: NumPy arrays, MNIST's and CIFAR-10's files."""
+
+import os
+import zipfile
+import zlib
+
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.data import vocabulary
+from anp_jax.data.sources import raw_files
+
+
+class Arrays:
+  """Pixels in memory or mapped; the format is told by what a folder holds.
+
+  NumPy: an .npz file, or a folder of .npy files (read by mapping), with arrays
+  `SPLIT_images` (n, height, width, 3) uint8 and `SPLIT_labels` (n,) of whole
+  numbers; optionally `class_names` (classes,) of texts. Else a folder of the
+  files that `raw_files` reads.
+  """
+
+  kind = 'pixels'
+
+  def __init__(self, path: str, split: str):
+    """Opens one split.
+
+    Args:
+      path: of the .npz file or the folder.
+      split: 'train', 'test' and so on.
+
+    Raises:
+      ConfigError: for a file that is missing or damaged, or an unknown split.
+    """
+    self.name = f'{path}: {split}'
+    read, path = _reader(path)
+    self._images, self._labels, names = read(path, split)
+    try:
+      self.vocabulary = vocabulary.Vocabulary(names)
+    except config_lib.ConfigError as e:
+      raise config_lib.ConfigError(f'{path}: {e}') from None
+
+  def __len__(self):
+    return len(self._labels)
+
+  def read(self, indices):
+    """See `Source.read`."""
+    # Grey images become three channels here. A stack of images that are not
+    # contiguous would not be contiguous either, and slow to copy to a device.
+    images = [np.ascontiguousarray(self._images[i]) for i in indices]
+    return images, self._labels[indices]
+
+  def labels(self):
+    """See `Source.labels`."""
+    return self._labels
+
+  def where(self, index):
+    """See `Source.where`."""
+    return f'{self.name}, example {index}'
+
+
+def _reader(path):
+  """What reads the one format that is there, and the folder it lies in."""
+  if not os.path.isdir(path):
+    return _numpy, path
+  try:
+    arrays = [f for f in os.listdir(path) if f.endswith('.npy')]
+  except OSError as e:
+    raise config_lib.ConfigError(f'{path}: {e.strerror}') from e
+  found = raw_files.find(path)
+  # Any array will do where nothing else is: the split may be misspelt.
+  if any(f.endswith('_images.npy') for f in arrays) or arrays and not found:
+    found.append(raw_files.Format('NumPy', path, _numpy))
+  if not found:
+    raise config_lib.ConfigError(
+      f'{path} holds no data set; looked for SPLIT_images.npy, '
+      f'{raw_files.LOOKED_FOR} (an archive must be unpacked first)'
+    )
+  if len(found) > 1:
+    places = ' and '.join(f'{f.title} in {f.folder}' for f in found)
+    raise config_lib.ConfigError(
+      f'{path} holds {places}; expected one, each in a folder of its own'
+    )
+  return found[0].read, found[0].folder
+
+
+def _numpy(path, split):
+  images = _array(path, f'{split}_images')
+  labels = _array(path, f'{split}_labels')
+  good = images.ndim == 4 and images.shape[-1] == 3
+  if not good or images.dtype != np.uint8:
+    raise config_lib.ConfigError(
+      f'{path}: {split}_images is {images.dtype}{images.shape}, expected '
+      'uint8 (n, height, width, 3)'
+    )
+  if labels.shape != images.shape[:1] or labels.dtype.kind not in 'iu':
+    raise config_lib.ConfigError(
+      f'{path}: {split}_labels is {labels.dtype}{labels.shape}, expected '
+      f'{len(images)} whole numbers'
+    )
+  names = _array(path, 'class_names', optional=True)
+  if names is None:
+    used = _array(path, 'train_labels')
+    count = int(used.max()) + 1 if len(used) else 0
+    names = [f'class{i:0{len(str(count - 1))}}' for i in range(count)]
+  else:
+    names = _texts(path, names)
+  raw_files.check_labels(f'{path}: {split}', labels, len(names))
+  return images, np.asarray(labels, np.int32), tuple(str(n) for n in names)
+
+
+def _texts(path, names):
+  try:
+    if names.ndim == 1 and names.dtype.kind == 'S':
+      return np.char.decode(names, 'utf-8')
+    if names.ndim == 1 and names.dtype.kind == 'U':
+      return names
+    found = f'{names.dtype}{names.shape}'
+  except UnicodeDecodeError:
+    found = 'not UTF-8'
+  raise config_lib.ConfigError(
+    f'{path}: class_names is {found}, expected texts'
+  )
+
+
+def _array(path, name, optional=False):
+  file = path
+  try:
+    if os.path.isdir(path):
+      file = os.path.join(path, f'{name}.npy')
+      if os.path.exists(file):
+        return np.load(file, mmap_mode='r')
+      have = [f[:-4] for f in sorted(os.listdir(path)) if f.endswith('.npy')]
+    else:
+      with np.load(path) as arrays:  # TypeError: one array, no collection
+        if name in arrays:
+          return arrays[name]
+        have = list(arrays)
+  except (
+    OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error,
+  ) as e:  # fmt: skip
+    kind = '.npz' if file == path else '.npy'
+    raise config_lib.ConfigError(f'{file} is not an {kind} file: {e}') from e
+  if optional:
+    return None
+  shown = ', '.join(have[:8]) + (', ...' if len(have) > 8 else '')
+  raise config_lib.ConfigError(
+    f'{path} has no array {name!r} (it has {shown or "none"})'
+    f'{config_lib.nearest(name, have)}'
+  )

@@ -1,0 +1,60 @@
+"""Classes of unlike sizes: the same say for each, in the stream or the loss."""
+
+import numpy as np
+
+from anp_jax.data.input import index_shuffle
+from anp_jax.data.sources import subset
+
+
+class Sampler:
+  """The endless stream in which every class comes equally often."""
+
+  def __init__(self, labels: np.ndarray):
+    """Counts a set's classes.
+
+    Args:
+      labels: (n,) int, the class of each example.
+    """
+    self._by_class = np.argsort(labels, kind='stable')
+    self._counts = np.bincount(labels)
+    self._starts = np.cumsum(self._counts) - self._counts
+
+  def indices(self, positions: np.ndarray, seed: int) -> np.ndarray:
+    """The examples at positions of the stream, as `order.balanced` says.
+
+    Args:
+      positions: (n,) int64, at least 0.
+      seed: of the run.
+
+    Returns:
+      (n,) int64 in [0, examples).
+    """
+    classes, members = index_shuffle.balanced(positions, seed, self._counts)
+    return self._by_class[self._starts[classes] + members]
+
+
+def sampler(config, source) -> Sampler | None:
+  """What config.data.balance='sample' asks for; None for other values."""
+  if config.data.balance != 'sample':
+    return None
+  return Sampler(subset.known_labels(source))
+
+
+def class_weights(config, source) -> tuple[float, ...]:
+  """What config.data.balance='weights' asks for; () for other values.
+
+  Args:
+    config: the run's config.
+    source: of the training examples.
+
+  Returns:
+    Of each class, inversely proportional to its number of examples to the power
+    of config.data.balance_power; the mean over the examples is 1. 0 of a class
+    without any.
+  """
+  if config.data.balance != 'weights':
+    return ()
+  labels = subset.known_labels(source)
+  counts = np.bincount(labels, minlength=len(source.vocabulary))
+  found = np.maximum(counts, 1.0) ** -config.data.balance_power * (counts > 0)
+  return tuple((found * counts.sum() / (found @ counts)).tolist())

@@ -1,0 +1,56 @@
+"""Files of a folder that are not read, counted by what keeps them out."""
+
+import os
+
+from anp_jax.data.input import images
+
+_MOST_KINDS = 8  # named in a line
+_NO_SUFFIX = 'without a suffix'
+
+
+class LeftOut:
+  """Counts of files by suffix or place, each kind with its first file."""
+
+  def __init__(self):
+    self._counts = {}
+    self._first = {}
+
+  def __len__(self):
+    return sum(self._counts.values())
+
+  def add(self, path: str, kind: str = '') -> None:
+    """Counts a file.
+
+    Args:
+      path: of the file, as messages name it.
+      kind: what messages call those like it; '': its suffix.
+    """
+    kind = kind or os.path.splitext(path)[1].lower() or _NO_SUFFIX
+    self._counts[kind] = self._counts.get(kind, 0) + 1
+    self._first.setdefault(kind, path)
+
+  def text(self, hints: dict[str, str]) -> str:
+    """Such as '5 .heic (first a/1.heic), 2 .svg (first a/x.svg)'.
+
+    Args:
+      hints: what can be done about a kind, for some of them.
+    """
+    kinds = sorted(self._counts, key=lambda kind: (-self._counts[kind], kind))
+    items = []
+    for kind in kinds[:_MOST_KINDS]:
+      detail = f'first {self._first[kind]}'
+      if kind in hints:
+        detail += f'; {hints[kind]}'
+      items.append(f'{self._counts[kind]:,} {kind} ({detail})')
+    more = sum(self._counts[kind] for kind in kinds[_MOST_KINDS:])
+    if more:
+      items.append(f'{more:,} others')
+    return ', '.join(items)
+
+
+def heif_hints() -> dict[str, str]:
+  """That HEIC needs a package, where it is missing."""
+  if images.has_heif():
+    return {}
+  hint = 'pillow-heif reads them (pip install pillow-heif)'
+  return dict.fromkeys(images.HEIF_SUFFIXES, hint)

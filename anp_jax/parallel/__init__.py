@@ -1,0 +1,1 @@
+"""Devices, the state on them, and the strategies of one step."""

@@ -1,0 +1,118 @@
+"""Which convolutions are split, and how many features each device computes."""
+
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+import re
+
+from anp_jax import config as config_lib
+from anp_jax.parallel import apportionment as shares_lib
+
+# Plans where nothing is split: gradients are still those of the first device;
+# or each device, all being of one kind, has its own.
+NOTHING, APART = 'nothing', 'apart'
+
+
+class Shares:
+  """The same shares for every convolution."""
+
+  # Layers that have to be there.
+  layers = ()
+
+  def __init__(self, shares: Sequence[float], layers: str):
+    """Makes it.
+
+    Args:
+      shares: of each device, in proportion; () for equal ones.
+      layers: regular expression, searched for in a layer's path; others are
+        not split.
+    """
+    self._shares = tuple(shares)
+    self._layers = re.compile(layers)
+
+  def counts(
+    self, layer: str, features: int, devices: int
+  ) -> tuple[int, ...] | None:
+    """Features of each device; None for a layer that is not split."""
+    if devices == 1 or not self._layers.search(layer):
+      return None
+    return shares_lib.apportion(features, self._shares or (1,) * devices)
+
+
+class Plan:
+  """Counts for each convolution that is split.
+
+  Attributes:
+    layers: paths of these.
+  """
+
+  def __init__(self, counts: Mapping[str, Sequence[int]]):
+    """Takes the features of each device, by layer."""
+    self._counts = {k: tuple(v) for k, v in counts.items()}
+    self.layers = tuple(self._counts)
+
+  def counts(
+    self, layer: str, features: int, devices: int
+  ) -> tuple[int, ...] | None:
+    """Features of each device; None for a layer that is not split.
+
+    Raises:
+      ConfigError: if the plan is of another number of either.
+    """
+    found = self._counts.get(layer)
+    if found is None or devices == 1:
+      return None
+    if len(found) != devices or sum(found) != features:
+      raise config_lib.ConfigError(
+        f'config.strategy.plan: {layer}={",".join(map(str, found))}: expected '
+        f'{devices} numbers, {features} in all'
+      )
+    return found
+
+  def __str__(self):
+    """As `parse` reads it."""
+    texts = [f'{k}={",".join(map(str, v))}' for k, v in self._counts.items()]
+    return '; '.join(texts) or NOTHING
+
+
+def parse(text: str) -> Plan:
+  """A plan from its text, such as 'conv1=250,250; conv2=1000,500'.
+
+  Raises:
+    ConfigError: if it is none.
+  """
+  counts = {}
+  for part in [] if text in (NOTHING, APART) else text.split(';'):
+    layer, _, numbers = part.strip().partition('=')
+    good = re.fullmatch(r'[^=\s]+=\d+(,\d+)*', part.strip())
+    if not good or layer in counts:
+      raise config_lib.ConfigError(
+        f"config.strategy.plan={text!r}: expected a text such as 'conv1=250,"
+        f"250; conv2=1000,500', each layer once, {NOTHING!r} or {APART!r}"
+      )
+    counts[layer] = tuple(map(int, numbers.split(',')))
+  return Plan(counts)
+
+
+def check_layers(plan: Shares | Plan, seen: Collection[str]) -> None:
+  """Refuses a plan of layers that the network does not have.
+
+  Args:
+    plan: of the run.
+    seen: paths of the network's convolutions.
+
+  Raises:
+    ConfigError: naming the layer and the nearest that there is.
+  """
+  for layer in plan.layers:
+    if layer not in seen:
+      raise config_lib.ConfigError(
+        f'config.strategy.plan: the network has no convolution {layer!r}'
+        f'{config_lib.nearest(layer, sorted(seen))}'
+      )
+
+
+def of(config) -> Shares | Plan:
+  """What config.strategy asks for: a plan, or shares for all layers."""
+  t = config.strategy
+  return parse(t.plan) if t.plan else Shares(t.shares, t.split_layers)

@@ -1,0 +1,139 @@
+"""Synchronous training whose bits do not depend on the number of devices.
+
+The batch is cut into logical shards, a number that the config fixes. A device
+computes its shards one after another with one compiled program, the same for
+any number of devices, and all shards' gradients are added in one fixed binary
+tree, whose lower levels lie within devices and whose upper ones between them.
+An evaluation is computed and added in the same way. Gonzalez Tallada (PPoPP
+2016) adds in a fixed order for one number of threads; here the order is that of
+any number of devices. On a CPU the number of threads is fixed by the config:
+Eigen, which computes XLA's products and convolutions there, cuts their inner
+sums by the size of its pool.
+"""
+
+import os
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from anp_jax import config as config_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import sync
+from anp_jax.system import xla_flags
+
+
+class Invariant(sync.Sync):
+  """Sums in the order of a tree over the logical shards.
+
+  Between devices, sums travel as slices: each device gets every device's part
+  of one slice (all-to-all), adds them, and all slices are gathered. That moves
+  the bytes of a ring's sum.
+  """
+
+  # How a gradient, or an update, is fused with the sums beside it would depend
+  # on how many there are.
+  in_turns = True
+
+  def __init__(self, config, specs, order=()):
+    """Makes the strategy; see `sync.Sync`."""
+    super().__init__(config, specs, order)
+    self._shards = config.strategy.logical_shards
+
+  def micro_batches(self) -> int:
+    """The logical shards of a device."""
+    return self._shards // lax.axis_size(mesh_lib.DATA)
+
+  def add(self, parts):
+    """The sum of what a device's logical shards give, a list of pytrees."""
+    return jax.tree.map(lambda *x: tree_sum(jnp.stack(x)), *parts)
+
+  def scores(self, sums):
+    """The sums of an evaluation over the whole batch, from a device's own."""
+    every = lax.all_gather(sums, mesh_lib.BATCH)
+    return jax.tree.map(tree_sum, every)
+
+  def _sum(self, x):
+    devices = lax.axis_size(mesh_lib.DATA)
+    slices = jnp.pad(x, (0, -x.size % devices)).reshape(devices, -1)
+    mine = tree_sum(lax.all_to_all(slices, mesh_lib.DATA, 0, 0))
+    return lax.all_gather(mine, mesh_lib.DATA, tiled=True)[: x.size]
+
+
+def tree_sum(x: jax.Array) -> jax.Array:
+  """The sum over the first axis, a power of two long, of neighbours in pairs.
+
+  So the sum of two halves' sums has the same bits as that of the whole.
+  """
+  while len(x) > 1:
+    x = x[0::2] + x[1::2]
+  return x[0]
+
+
+def check(config, devices: int, platform: str) -> None:
+  """Refuses what would make the bits depend on the number of devices.
+
+  Args:
+    config: the run's config.
+    devices: over which the batch is divided.
+    platform: of the mesh.
+
+  Raises:
+    ConfigError: naming the key and what it has to be.
+  """
+  shards = config.strategy.logical_shards
+  if shards % devices:
+    raise config_lib.ConfigError(
+      f'config.strategy.logical_shards={shards}: fits 1, 2, 4, ... {shards} '
+      f'devices, not {devices}; expected a power of two that they divide, the '
+      'same for every run to compare'
+    )
+  for key, have, want in (
+    ('accumulate', config.accumulate, 1),
+    ('strategy.reduce_dtype', config.strategy.reduce_dtype,
+     config.model.param_dtype),
+  ):  # fmt: skip
+    if have != want:
+      raise config_lib.ConfigError(
+        f'config.{key}={have!r}: expected {want!r} with '
+        "config.strategy.name='invariant', or sums within a device and between "
+        'devices differ'
+      )
+  _check_threads(config, platform)
+  if any(rule != 'replicate' for _, rule in config.sharding):
+    raise config_lib.ConfigError(
+      f"config.sharding={config.sharding!r}: expected 'replicate' alone with "
+      "config.strategy.name='invariant': norms of divided parameters are "
+      'added by device'
+    )
+  if missing := xla_flags.not_deterministic(platform):
+    raise config_lib.ConfigError(
+      f"config.strategy.name='invariant' on a {platform} needs XLA_FLAGS="
+      f'{" ".join(missing)}; XLA_FLAGS is '
+      f'{os.environ.get("XLA_FLAGS", "")!r}'
+    )
+
+
+def _check_threads(config, platform):
+  """Refuses a process whose CPU pool is not of the size that the config says.
+
+  XLA's CPU client does not tell how many threads it has: this is the number
+  that it takes from the environment and from its devices.
+  """
+  if platform != 'cpu':
+    return
+  devices = jax.local_device_count('cpu')
+  threads, pool = config.strategy.threads, xla_flags.cpu_threads(devices)
+  if devices > threads:
+    raise config_lib.ConfigError(
+      f'config.strategy.threads={threads}: this process has {devices} CPU '
+      f'devices, each of which XLA gives a thread; expected {devices} or more, '
+      'the same for every run to compare'
+    )
+  if pool != threads:
+    cause = xla_flags.named_threads() or 'not set'
+    raise config_lib.ConfigError(
+      f'config.strategy.threads={threads}: the CPU pool of this process has '
+      f'{pool} threads (NPROC is {cause}), and the bits of sums depend on '
+      f'their number; expected NPROC={threads} or no such variable'
+    )

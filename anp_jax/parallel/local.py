@@ -1,0 +1,226 @@
+"""Periodic averaging: groups of devices that exchange weights now and then.
+
+Inside a group training is synchronous. Each group has weights, statistics and
+an optimizer state of its own, and every so many steps all groups go on from
+their mean (McMahan et al., AISTATS 2017; Stich, "Local SGD converges fast and
+communicates little", ICLR 2019), or from a step of an outer Nesterov momentum
+towards it (Douillard et al., "DiLoCo", 2023).
+
+It is one program on all devices. Leaves of the state have a leading axis, the
+groups', which the mesh divides; a device that has several groups computes them
+one after another, so that a run restores on fewer devices than groups.
+"""
+
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from anp_jax.parallel import buckets
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import sync
+
+P = mesh_lib.P
+_COIN = 1  # told apart from a step's other random numbers
+
+
+class OptState(NamedTuple):
+  """The optimizer state of a run of groups.
+
+  Attributes:
+    groups: of the optax chain, with a leading axis.
+    outer: {'weights': of the last exchange, 'momentum'}, each like one
+      network's parameters; {} where groups take their mean.
+  """
+
+  groups: Any
+  outer: Any
+
+
+class Local(sync.Sync):
+  """Sums of gradients inside a group, sums of weights between groups.
+
+  Weights travel in their own dtype: what is rounded off them is lost for good.
+  """
+
+  own = P(mesh_lib.GROUP)
+
+  def __init__(self, config, specs, order=()):
+    """Makes the strategy; see `sync.Sync`."""
+    super().__init__(config, specs, order)
+    self._config = config.strategy
+    self._seed = config.seed
+
+  def start(self, init):
+    """All groups begin alike; see `sync.Sync.start`."""
+    copies = functools.partial(_copies, self._config.groups)
+    # A copy: one buffer must not be donated twice.
+    return lambda given=(): self._state(
+      init(given), copies, jnp.array, jnp.zeros_like
+    )
+
+  def whole(self, like):
+    """Of all groups; see `sync.Sync.whole`."""
+
+    def copies(s):
+      spec = P(mesh_lib.GROUP, *s.sharding.spec)
+      return jax.ShapeDtypeStruct(
+        (self._config.groups, *s.shape),
+        s.dtype,
+        sharding=jax.NamedSharding(s.sharding.mesh, spec),
+      )
+
+    return self._state(like, copies, lambda s: s, lambda s: s)
+
+  def _state(self, one, copies, same, zeros):
+    """A run's state from one network's, by what becomes of a leaf."""
+    outer = {}
+    if self._config.outer == 'nesterov':
+      outer = {
+        'weights': jax.tree.map(same, one.params),
+        'momentum': jax.tree.map(zeros, one.params),
+      }
+    all_groups = jax.tree.map(copies, one).replace(step=one.step)
+    return all_groups.replace(opt_state=OptState(all_groups.opt_state, outer))
+
+  def shards(self, shard):
+    """The device's groups one after another; see `sync.Sync.shards`."""
+
+    def every(params, stats, step, batch):
+      count = len(jax.tree.leaves(params)[0])
+      groups = (params, stats, sync.split(batch, count))
+      found = []
+      # No loop of XLA's, not even of one turn: on CPUs its convolutions are
+      # others, and LeNet's step took five times as long.
+      for i in range(count):
+        mine = jax.tree.map(lambda x, i=i: x[i], groups)
+        found.append(shard(*mine[:2], step, mine[2]))
+      return jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+    return every
+
+  def updates(self, update, join, like):
+    """Each group's update, then an exchange if one is due.
+
+    See `sync.Sync.updates`.
+    """
+    axes = state_lib.TrainState(
+      step=None, params=0, stats=0, opt_state=0, average=0
+    )
+    every = jax.vmap(update, in_axes=(axes, 0), out_axes=(axes, 0))
+    whole = self.whole(like)
+    exchange = self._on_each_device(self._exchanged, (whole,), whole)
+    replicated = mesh_lib.replicated(_mesh(like))
+
+    def updates(state, reduced):
+      groups, outer = state.opt_state
+      weight = reduced[2]
+      state, values = every(state.replace(opt_state=groups), reduced)
+      state = state.replace(opt_state=OptState(state.opt_state, outer))
+      state = lax.cond(
+        self._is_due(state.step), exchange, lambda state: state, state
+      )
+      # Some numbers of each group, once around.
+      numbers = jnp.concatenate([values, weight[:, None]], axis=1)
+      numbers = lax.with_sharding_constraint(numbers, replicated)
+      return state, join(numbers[:, :-1], numbers[:, -1])
+
+    return updates
+
+  def scored(self, like):
+    """The mean over groups of weights, statistics and their averages.
+
+    See `sync.Sync.scored`.
+    """
+
+    def trees(state):
+      return state.params, state.stats, state.average
+
+    mean = jax.jit(
+      self._on_each_device(self._mean, (trees(self.whole(like)),), trees(like))
+    )
+
+    def scored(state):
+      params, stats, average = mean(trees(state))
+      return state_lib.TrainState(state.step, params, stats, (), average)
+
+    return scored
+
+  def _is_due(self, step):
+    """Whether groups exchange after `step` updates: alike on all devices."""
+    if not self._config.exchange_probability:
+      return step % self._config.period == 0
+    key = jax.random.fold_in(jax.random.key(self._seed), step)
+    key = jax.random.fold_in(key, _COIN)
+    return jax.random.bernoulli(key, self._config.exchange_probability)
+
+  def _exchanged(self, state):
+    """One device's part of the state after an exchange."""
+    groups, outer = state.opt_state
+    common = {
+      'params': state.params, 'stats': state.stats, 'average': state.average
+    }  # fmt: skip
+    if self._config.moments == 'average':
+      common['opt_state'] = groups
+    common = self._mean(common)
+    if outer:
+      common['params'], outer = self._outer_step(common['params'], outer)
+    count = len(jax.tree.leaves(state.params)[0])
+    common = jax.tree.map(functools.partial(_copies, count), common)
+    moments = OptState(common.pop('opt_state', groups), outer)
+    return state.replace(**common, opt_state=moments)
+
+  def _outer_step(self, mean, outer):
+    """What groups moved by is the gradient of an outer optimizer."""
+    rate = self._config.outer_learning_rate
+    keep = self._config.outer_momentum
+    moved = jax.tree.map(jnp.subtract, outer['weights'], mean)
+    momentum = jax.tree.map(lambda m, g: keep * m + g, outer['momentum'], moved)
+    weights = jax.tree.map(
+      lambda w, m, g: w - rate * (keep * m + g),
+      outer['weights'], momentum, moved,
+    )  # fmt: skip
+    return weights, {'weights': weights, 'momentum': momentum}
+
+  def _mean(self, tree):
+    """Over groups; of integers, which count alike in all of them, the most."""
+    leaves, treedef = jax.tree.flatten(tree)
+    kinds = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
+    sums = iter(buckets.fused(
+      self._over_groups,
+      [x.sum(0).ravel() for x, real in zip(leaves, kinds) if real],
+      self._size,
+    ))  # fmt: skip
+    count = self._config.groups
+    return treedef.unflatten(
+      next(sums).reshape(x.shape[1:]) / count
+      if real
+      else lax.pmax(x.max(0), mesh_lib.GROUP)
+      for x, real in zip(leaves, kinds)
+    )
+
+  def _over_groups(self, x):
+    return lax.psum(x, mesh_lib.GROUP)
+
+  def _on_each_device(self, function, like, result):
+    """A function mapped over the mesh, all its sums its own."""
+
+    def specs(tree):
+      return jax.tree.map(lambda s: s.sharding.spec, tree)
+
+    return jax.shard_map(
+      function, mesh=_mesh(like), in_specs=specs(like),
+      out_specs=specs(result), check_vma=False,
+    )  # fmt: skip
+
+
+def _copies(count, x):
+  return jnp.broadcast_to(x, (count, *x.shape))
+
+
+def _mesh(like):
+  return jax.tree.leaves(like)[0].sharding.mesh

@@ -1,0 +1,195 @@
+"""Synchronous training: every shard's gradient in every update."""
+
+import contextlib
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from anp_jax.parallel import buckets
+from anp_jax.parallel import mesh as mesh_lib
+
+_MEGABYTE = 10**6
+
+
+class Sync:
+  """Explicit sums over the data axis, in a named dtype.
+
+  Left to XLA's partitioner, gradients of a bfloat16 network would be summed in
+  bfloat16 whatever the dtype of the parameters.
+  """
+
+  # Whether micro-batches, their sum and the update are programs of their own.
+  in_turns = False
+  # Mesh axes over which a step's sums go.
+  _summed = (mesh_lib.DATA,)
+  # Spec of what a group of devices has for itself: here all are one group.
+  own = mesh_lib.P()
+
+  def __init__(self, config, specs, order=()):
+    """Makes the strategy.
+
+    Args:
+      config: the run's config.
+      specs: PartitionSpec of each parameter.
+      order: paths of the parameters, as `mesh.path_name` gives them, in the
+        order in which the network uses them; others follow.
+    """
+    self._dtype = jnp.dtype(config.strategy.reduce_dtype)
+    self._accumulate = config.accumulate
+    self._size = config.strategy.bucket_megabytes * _MEGABYTE
+    paths, self._tree = jax.tree_util.tree_flatten_with_path(
+      specs, is_leaf=lambda s: isinstance(s, mesh_lib.P)
+    )
+    self._axes = [_divided_axis(spec) for _, spec in paths]
+    place = {name: i for i, name in enumerate(order)}
+    # The backward pass gives the last layer's gradient first.
+    self._backward = sorted(
+      range(len(paths)),
+      key=lambda i: place.get(mesh_lib.path_name(paths[i][0]), len(place)),
+      reverse=True,
+    )
+
+  def gather(self, params):
+    """Whole parameters from this device's part of them."""
+    found = self._tree.flatten_up_to(params)
+    divided = [i for i in self._backward if self._axes[i] >= 0]
+    wholes = buckets.fused(
+      lambda x: lax.all_gather(x, mesh_lib.DATA),
+      [jnp.moveaxis(found[i], self._axes[i], 0).ravel() for i in divided],
+      self._size,
+    )
+    for i, whole in zip(divided, wholes, strict=True):
+      first = jnp.moveaxis(found[i], self._axes[i], 0)
+      whole = whole.reshape(-1, *first.shape[1:])
+      found[i] = jnp.moveaxis(whole, 0, self._axes[i])
+    return self._tree.unflatten(found)
+
+  def micro_batches(self) -> int:
+    """How many parts of its batch a device computes in turn."""
+    return self._accumulate
+
+  def accumulate(self, one, batch):
+    """Sums over the micro-batches that this device computes in turn.
+
+    Args:
+      one: of a micro-batch, gives a pytree of arrays.
+      batch: this device's part of the batch.
+
+    Returns:
+      Like what `one` gives.
+    """
+    if self._accumulate == 1:
+      return one(batch)
+    parts = split(batch, self._accumulate)
+    first = jax.tree.map(lambda x: x[0], parts)
+    zeros = jax.tree.map(
+      lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, first)
+    )
+    totals, _ = lax.scan(
+      lambda total, part: (jax.tree.map(jnp.add, total, one(part)), None),
+      zeros,
+      parts,
+    )
+    return totals
+
+  def reduce(self, gradients, others):
+    """Sums over the data axis.
+
+    Args:
+      gradients: like the parameters; they travel in the dtype that the config
+        names.
+      others: pytree of what else is summed, in its own dtype.
+
+    Returns:
+      gradients, of a divided parameter this device's part; others.
+    """
+    found = self._tree.flatten_up_to(gradients)
+    # A float64 run is there to be exact: its sums are never narrowed.
+    wires = [
+      x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in found
+    ]
+    count = lax.axis_size(mesh_lib.DATA)
+    if lax.axis_size(self._summed) > 1:
+      whole = [i for i in self._backward if self._axes[i] < 0]
+      rest, tree = jax.tree.flatten(others)
+      sums = buckets.fused(
+        self._sum,
+        [x.ravel() for x in ([wires[i] for i in whole] + rest)],
+        self._size,
+      )
+      for i, total in zip(whole, sums, strict=False):
+        wires[i] = total.reshape(wires[i].shape)
+      others = tree.unflatten(
+        total.reshape(x.shape)
+        for total, x in zip(sums[len(whole) :], rest, strict=True)
+      )
+      divided = [i for i in self._backward if self._axes[i] >= 0]
+      firsts = [jnp.moveaxis(wires[i], self._axes[i], 0) for i in divided]
+      parts = buckets.fused(
+        lambda x: lax.psum_scatter(x, mesh_lib.DATA),
+        [x.reshape(count, -1) for x in firsts],
+        self._size,
+      )
+      for i, first, part in zip(divided, firsts, parts, strict=True):
+        part = part.reshape(-1, *first.shape[1:])
+        wires[i] = jnp.moveaxis(part, 0, self._axes[i])
+    totals = [w.astype(x.dtype) for w, x in zip(wires, found, strict=True)]
+    return self._tree.unflatten(totals), others
+
+  def scores(self, sums):
+    """The sums of an evaluation over the whole batch, from a device's own."""
+    return lax.psum(sums, mesh_lib.BATCH)
+
+  def convolutions(self):
+    """In this context, a model is applied in a step."""
+    return contextlib.nullcontext()
+
+  def voted(self, vote):
+    """What this device's part in the sums is to say of its process's vote."""
+    return vote
+
+  def start(self, init):
+    """(given) -> a run's new state, from that for one network."""
+    return init
+
+  def whole(self, like):
+    """A run's abstract state, from that of one network."""
+    return like
+
+  def shards(self, shard):
+    """One device's part of a step, from that for one network."""
+    return shard
+
+  def updates(self, update, join, like):
+    """(state, reduced) -> (state, values), from that for one network.
+
+    Args:
+      update: of one network.
+      join: (groups, n) values and (groups,) weights of their examples, to (n,).
+      like: abstract state of one network, with shardings.
+    """
+    return update
+
+  def scored(self, like):
+    """The run's state -> that of the one network that evaluation sees.
+
+    Args:
+      like: abstract state of one network, with shardings.
+    """
+    return lambda state: state
+
+  def _sum(self, x):
+    return lax.psum(x, self._summed)
+
+
+def split(batch, count: int):
+  """The batch's arrays (n, ...) as (count, n / count, ...)."""
+  return jax.tree.map(
+    lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch
+  )
+
+
+def _divided_axis(spec):
+  """Which axis of an array its spec divides over the data axis; -1: none."""
+  return next((i for i, a in enumerate(spec) if a == mesh_lib.DATA), -1)

@@ -1,0 +1,305 @@
+"""Names images with a trained network, on any computer.
+
+python -m anp_jax.predict --checkpoint=runs/demo photo.jpg holidays/ --top=5
+python -m anp_jax.predict --checkpoint=resnet18.safetensors photo.jpg \
+  --labels=names.txt
+find . -name '*.jpg' | python -m anp_jax.predict --checkpoint=runs/demo - \
+  --output=names.jsonl --sheet=names.png --explain
+
+A path is a file, a folder (all image files in it and below) or -, for a list on
+standard input. Rows are in the order of the paths, as many a file as --top
+says. A file that cannot be read is listed on standard error and leaves no row.
+Ends with 0 if a file was named, 1 if none could be, 2 for a bad argument.
+"""
+
+from anp_jax.system import interrupts
+
+if __name__ == '__main__':
+  interrupts.watch()  # all else takes time
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+import contextlib
+import os
+import sys
+
+from anp_jax import config as config_lib
+from anp_jax.config import command_line
+from anp_jax.system import cores
+from anp_jax.system import xla_flags
+
+_FORMATS = ('csv', 'jsonl')
+
+
+def main(argv: list[str]) -> int:
+  """Returns the exit status: 0, 1 (none named), 2 (bad input), 130 (Ctrl-C)."""
+  progress = None
+  try:
+    flags = _parse(argv[1:])
+    problem = xla_flags.missing_plugin()
+    if problem:
+      raise config_lib.ConfigError(problem)
+    from anp_jax.predict import progress as progress_lib
+
+    xla_flags.enable()
+    progress = progress_lib.Progress(sys.stderr)
+    _run(flags, progress)
+  except BrokenPipeError:
+    # The reader has seen enough (head, less); at exit Python flushes again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+  except (config_lib.ConfigError, OSError) as e:
+    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:  # of a program that calls this one
+    print('\ninterrupted', file=sys.stderr)
+    return 130
+  except Exception as e:  # JAX says so in an error of its own
+    if not isinstance(e, MemoryError) and 'RESOURCE_EXHAUSTED' not in str(e):
+      raise
+    print(
+      f'error: --batch_size={flags.batch_size or "default"}: there is not '
+      'enough memory for a batch; expected fewer images',
+      file=sys.stderr,
+    )
+    return 2
+  progress.end()
+  return 0 if progress.named else 1
+
+
+def named(network, batches: Iterable) -> Iterator[tuple]:
+  """Names batch after batch; one is read while the device has the next.
+
+  Args:
+    network: `predicting.network.Network`.
+    batches: as from `predicting.files.batches`.
+
+  Yields:
+    (batch, its `predicting.network.Names`; None where it has no files).
+  """
+  pending = None
+  for batch in batches:
+    started = network.start(batch.images) if batch.files else None
+    if pending:
+      yield _finished(network, *pending)
+    pending = batch, started
+  if pending:
+    yield _finished(network, *pending)
+
+
+def _parse(arguments):
+  flags = _parser().parse(arguments)
+  if not flags.checkpoint:
+    raise config_lib.ConfigError(
+      '--checkpoint=PATH is missing: the workdir of a run, or published weights'
+    )
+  if not flags.paths:
+    raise config_lib.ConfigError('no file or folder is given; - for a list')
+  if flags.paths.count('-') > 1:
+    raise config_lib.ConfigError('- is given twice: there is one list')
+  for name in ('top', 'threads', 'batch_size'):
+    value = getattr(flags, name)
+    if value < (name == 'top'):
+      raise config_lib.ConfigError(
+        f'--{name}={value}: expected {int(name == "top")} or more'
+      )
+  if not flags.format:
+    suffix = os.path.splitext(flags.output)[1].lstrip('.').lower()
+    flags.format = {'json': 'jsonl', 'ndjson': 'jsonl'}.get(suffix, suffix)
+    if flags.format not in _FORMATS:
+      flags.format = 'csv'
+  elif flags.format not in _FORMATS:
+    raise config_lib.ConfigError(
+      f'--format={flags.format!r}: expected csv or jsonl'
+      f'{config_lib.nearest(flags.format, _FORMATS)}'
+    )
+  for name in ('output', 'sheet'):
+    path = os.path.expanduser(getattr(flags, name))
+    if path:
+      command_line.check_file(f'--{name}', path)
+    setattr(flags, name, path)
+  return flags
+
+
+def _parser():
+  parser = command_line.Parser(
+    prog='python -m anp_jax.predict',
+    description=__doc__,
+  )
+  add = parser.add_argument
+  add('paths', nargs='*', metavar='PATHS', help='files, folders, -')
+  add(
+    '--checkpoint', metavar='PATH',
+    help='a workdir, a checkpoint in one; published weights: a .safetensors '
+    'file, a folder as transformers writes it',
+  )  # fmt: skip
+  add(
+    '--labels', default='', metavar='FILE',
+    help='names of the classes of published weights, one a line',
+  )  # fmt: skip
+  add(
+    '--which', default='newest', metavar='NAME',
+    help='of a workdir: newest, best or a step (default: %(default)s)',
+  )  # fmt: skip
+  add(
+    '--top', type=int, default=5, metavar='N',
+    help='names a file (default: %(default)s)',
+  )  # fmt: skip
+  add('--output', default='', metavar='FILE', help='default: standard output')
+  add(
+    '--format', default='', metavar='NAME',
+    help="csv or jsonl (default: by the output's suffix, else csv)",
+  )  # fmt: skip
+  add(
+    '--sentiment', default='', metavar='FILE',
+    help='VSO or MVSO: how positive a pair is',
+  )  # fmt: skip
+  add(
+    '--emotions', default='', metavar='FILE',
+    help='of MVSO: the emotions of a pair',
+  )  # fmt: skip
+  add(
+    '--explain', action='store_true',
+    help='what adjective and noun contribute, and the best of each',
+  )  # fmt: skip
+  add('--sheet', default='', metavar='FILE.png', help='the images, named')
+  add(
+    '--upright', action='store_true',
+    help='turn photographs as their EXIF data say; evaluation does not',
+  )  # fmt: skip
+  add(
+    '--batch_size', type=int, default=0, metavar='N',
+    help='images at a time over all devices (default: what suits them)',
+  )  # fmt: skip
+  add(
+    '--threads', type=int, default=0, metavar='N',
+    help='that read and decode (default: as many as cores)',
+  )  # fmt: skip
+  return parser
+
+
+def _run(flags, progress):
+  """Names all files; heavy modules are imported once the flags are good."""
+  from anp_jax.data.input import decode_pillow
+  from anp_jax.data.sources import left_out as left_out_lib
+  from anp_jax.predict import files
+  from anp_jax.predict import network as network_lib
+  from anp_jax.predict import rows as rows_lib
+  from anp_jax.system import compile_cache
+
+  trained, notes = _network(flags)
+  table = rows_lib.Rows(
+    trained.vocabulary, flags.explain, flags.sentiment, flags.emotions
+  )
+  for line in [*notes, *table.notes]:
+    progress.note(line)
+  with contextlib.suppress(OSError):  # a home that cannot be written to
+    compile_cache.enable(trained.config)
+  top = min(flags.top, len(trained.vocabulary))
+  network = network_lib.Network(trained, top, flags.batch_size)
+  if '-' not in flags.paths:
+    progress.expect(files.find(flags.paths))
+  left_out = left_out_lib.LeftOut()
+  batches = files.batches(
+    files.find(flags.paths, sys.stdin.buffer, left_out),
+    decode_pillow.reader(trained.config, flags.upright),
+    network.batch_size,
+    trained.config.data.image_size,
+    flags.threads or cores.count(),
+  )
+  sheet = _Sheet(flags.sheet)
+  with contextlib.ExitStack() as stack:
+    stream = sys.stdout.buffer
+    if flags.output:
+      stream = stack.enter_context(open(flags.output, 'wb'))
+    stack.enter_context(contextlib.closing(batches))
+    write = rows_lib.writer(flags.format, stream, table.columns)
+    for batch, names in named(network, batches):
+      rows = [table.of(f, names, i) for i, f in enumerate(batch.files)]
+      write([row for own in rows for row in own])
+      sheet.add(batch, rows)
+      progress.add(len(batch.files), batch.unreadable)
+  if left_out:
+    hints = left_out_lib.heif_hints()
+    progress.note(f'left out: {left_out.text(hints)}')
+  sheet.write(trained, progress)
+
+
+def _network(flags):
+  """The network that --checkpoint names, and lines for people."""
+  from anp_jax.checkpoint import trained as trained_lib
+  from anp_jax.checkpoint.weights import pretrained
+  from anp_jax.checkpoint.weights import published
+
+  if not published.is_published(flags.checkpoint):
+    if flags.labels:
+      raise config_lib.ConfigError(
+        f'--labels={flags.labels!r} is for published weights, and '
+        f'{flags.checkpoint} is none: a run has the names of its classes'
+      )
+    return trained_lib.load(flags.checkpoint, flags.which), []
+  if flags.which != 'newest':
+    raise config_lib.ConfigError(
+      f'--which={flags.which!r} is for the workdir of a run, and '
+      f'{flags.checkpoint} is published weights'
+    )
+  try:
+    return pretrained.load(flags.checkpoint, flags.labels)
+  except config_lib.ConfigError as e:
+    # To a run these weights are what it begins with.
+    text = str(e).replace('config.init.from', '--checkpoint')
+    raise config_lib.ConfigError(text) from e
+
+
+def _finished(network, batch, started):
+  names = network.names(started, len(batch.files)) if batch.files else None
+  return batch, names
+
+
+class _Sheet:
+  """What is kept for the sheet: the first images; '': nothing."""
+
+  def __init__(self, path):
+    self._path = path
+    self._images, self._files, self._bars = [], [], []
+    if path:
+      from anp_jax.predict import sheet  # heavy: it draws
+
+      self._sheet = sheet
+
+  def add(self, batch, rows):
+    if not self._path:
+      return
+    room = self._sheet.MOST - len(self._images)
+    for image, file, own in list(zip(batch.images, batch.files, rows))[:room]:
+      self._images.append(image.copy())  # its batch is not to be kept
+      self._files.append(file)
+      self._bars.append(self._sheet.bars(own))
+
+  def write(self, trained, progress):
+    if not self._path or not self._images:
+      return
+    from anp_jax.data import vocabulary as vocabulary_lib
+
+    count = vocabulary_lib.counted(progress.named, 'image')
+    classes = vocabulary_lib.counted(len(trained.vocabulary), 'class')
+    if len(self._images) < progress.named:
+      left_out = progress.named - len(self._images)
+      count = f'the first {len(self._images)} of {count}; {left_out:,} left out'
+    if progress.unreadable:
+      count += f'; {progress.unreadable:,} unreadable'
+    self._sheet.write(
+      self._path, self._images, self._files, self._bars,
+      [f'{trained.config.model.name}, {_origin(trained)}: {count}',
+       f'{trained.folder}; {classes}'],
+    )  # fmt: skip
+
+
+def _origin(trained):
+  return f'step {trained.step}' if trained.step else 'published weights'
+
+
+if __name__ == '__main__':
+  xla_flags.use_huge_pages()
+  interrupts.listen()
+  interrupts.exit(main(sys.argv))

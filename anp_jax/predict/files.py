@@ -1,0 +1,173 @@
+"""The image files that paths lead to, one after another, and their pixels.
+
+Nothing here holds more than a few batches, however many files there are.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from concurrent import futures
+import dataclasses
+import itertools
+import os
+import stat
+
+import numpy as np
+
+from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import left_out as left_out_lib
+
+STDIN = '-'
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """Files in the order in which they were given.
+
+  Attributes:
+    files: those that could be read; no more than the batch's size.
+    images: (size, side, side, 3) uint8, one a file, then black ones.
+    unreadable: (file, reason) of those between and behind them.
+  """
+
+  files: list[str]
+  images: np.ndarray
+  unreadable: list[tuple[str, str]]
+
+
+def find(
+  paths: Iterable[str],
+  lines: Iterable[bytes] = (),
+  left_out: left_out_lib.LeftOut | None = None,
+) -> Iterator[tuple[str, str]]:
+  """Files, in the order of the paths.
+
+  A folder stands for the image files in it and below, in the order of their
+  names, by suffix; hidden ones and links to folders are left out. A path that
+  is given twice comes twice.
+
+  Args:
+    paths: files, folders, and '-' for the paths in `lines`.
+    lines: one path each, in the system's encoding; empty ones do not count.
+    left_out: counts the files of folders that are left out by suffix.
+
+  Yields:
+    (path, fault): what a folder cannot be searched for; '' for a file, which
+    may yet turn out to be none.
+  """
+  if left_out is None:
+    left_out = left_out_lib.LeftOut()
+  for path in paths:
+    if path != STDIN:
+      yield from _below(path, left_out)
+      continue
+    for line in lines:
+      path = os.fsdecode(line.rstrip(b'\r\n'))
+      if path:
+        yield from _below(path, left_out)
+
+
+def batches(
+  found: Iterable[tuple[str, str]],
+  read: Callable[[bytes], np.ndarray],
+  size: int,
+  side: int,
+  threads: int,
+) -> Iterator[Batch]:
+  """Reads and decodes files in background threads, ahead of who asks.
+
+  Args:
+    found: as from `find`; it is read as far ahead as its files are.
+    read: file -> (side, side, 3) uint8, ValueError for what is no image.
+    size: files a batch.
+    side: pixels.
+    threads: that read.
+
+  Yields:
+    Batches; only the last may have fewer files than `size`.
+  """
+  found = iter(found)
+  most = 2 * size + threads  # files that are read or wait
+  waiting = collections.deque()
+  pool = futures.ThreadPoolExecutor(threads, 'read')
+  try:
+    batch = _empty(size, side)
+    while True:
+      for path, fault in itertools.islice(found, most - len(waiting)):
+        waiting.append((path, pool.submit(_read, path, fault, read)))
+      if not waiting:
+        break
+      path, future = waiting.popleft()
+      pixels, fault = future.result()
+      if fault:
+        batch.unreadable.append((path, fault))
+        continue
+      batch.images[len(batch.files)] = pixels
+      batch.files.append(path)
+      if len(batch.files) == size:
+        yield batch
+        batch = _empty(size, side)
+    if batch.files or batch.unreadable:
+      yield batch
+  finally:
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _empty(size, side):
+  return Batch([], np.zeros((size, side, side, 3), np.uint8), [])
+
+
+def _below(path, left_out):
+  if not os.path.isdir(path):
+    yield path, ''
+    return
+  some = False
+  for item in _walk(path, left_out):
+    some = True
+    yield item
+  if not some:
+    yield path, 'a folder without image files'
+
+
+def _walk(folder, left_out):
+  faults = []
+  suffixes = image_folder.SUFFIXES + image_folder.convertible()
+  for place, folders, names in os.walk(folder, onerror=faults.append):
+    folders[:] = sorted(name for name in folders if not name.startswith('.'))
+    for name in sorted(names):
+      # macOS leaves a hidden ._NAME.jpg, no image, beside each file it copies.
+      if name.startswith('.'):
+        continue
+      path = os.path.join(place, name)
+      if name.lower().endswith(suffixes):
+        yield path, ''
+      else:
+        left_out.add(path)
+    while faults:
+      yield _fault(faults.pop())
+  while faults:
+    yield _fault(faults.pop())
+
+
+def _fault(error):
+  return error.filename, _reason(error)
+
+
+def _read(path, fault, read):
+  """Pixels, or None and why there are none."""
+  if fault:
+    return None, fault
+  try:
+    # A pipe that nobody writes to would be waited for without end.
+    if not stat.S_ISREG(os.stat(path).st_mode):
+      return None, 'neither a file nor a folder'
+    with open(path, 'rb') as f:
+      data = f.read()
+    return read(data), ''
+  except (OSError, ValueError, MemoryError) as e:
+    return None, _reason(e)
+
+
+def _reason(error):
+  return getattr(error, 'strerror', '') or str(error) or type(error).__name__

@@ -1,0 +1,187 @@
+"""What is written of a named file: rows of a table, as CSV or JSON lines."""
+
+from collections.abc import Callable
+import csv
+import json
+import math
+import os
+from typing import BinaryIO
+
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.data import lexicons
+from anp_jax.predict import network
+
+_PARTS = ('adjective', 'noun')
+_EMOTIONS = 3  # the strongest, of 24
+
+
+class Rows:
+  """The rows of named files.
+
+  Attributes:
+    columns: names of the values of a row.
+    notes: lines of what the tables lack.
+  """
+
+  def __init__(
+    self, vocabulary, explain: bool = False, sentiment: str = '',
+    emotions: str = '',
+  ):  # fmt: skip
+    """Reads the tables.
+
+    Args:
+      vocabulary: of the network.
+      explain: whether rows say what adjective and noun contribute.
+      sentiment: path of a table, VSO or MVSO; '': none.
+      emotions: path of a table of MVSO; '': none.
+
+    Raises:
+      ConfigError: for a bad table, one that has none of the classes, or where
+        something needs pairs and the classes are plain.
+    """
+    self._vocabulary = vocabulary
+    self._explain = explain
+    for flag, given in (
+      ('--explain', explain), ('--sentiment', sentiment),
+      ('--emotions', emotions),
+    ):  # fmt: skip
+      if given and not vocabulary.is_anp:
+        raise config_lib.ConfigError(
+          f'{flag} is for adjective_noun pairs, and the classes are plain, '
+          f'such as {vocabulary.names[0]!r}'
+        )
+    self._parts = _PARTS if vocabulary.is_anp else ()
+    name = 'anp' if vocabulary.is_anp else 'class'
+    self.columns = ['file', 'rank', name, *self._parts, 'probability']
+    self.notes = []
+    self._sentiments, self._emotions, self._emotion_names = {}, {}, ()
+    if sentiment:
+      self._sentiments = lexicons.sentiments(os.path.expanduser(sentiment))
+      self._note(sentiment, self._sentiments)
+      self.columns.append('sentiment')
+    if emotions:
+      path = os.path.expanduser(emotions)
+      self._emotion_names, self._emotions = lexicons.emotions(path)
+      self._note(emotions, self._emotions)
+      for i in range(1, _EMOTIONS + 1):
+        self.columns += [f'emotion_{i}', f'emotion_{i}_share']
+    if explain:
+      self.columns += ['adjective_probability', 'noun_probability']
+      for part in _PARTS:
+        self.columns += [f'best_{part}', f'best_{part}_probability']
+
+  def of(self, file: str, names: network.Names, row: int) -> list[dict]:
+    """The rows of one file, the likeliest class first.
+
+    Args:
+      file: its path.
+      names: of a batch.
+      row: the file's in it.
+
+    Returns:
+      A dict of `columns` each; None where there is no value.
+    """
+    chosen = names.classes[row]
+    ranked = zip(chosen, names.probabilities[row])
+    return [
+      self._row(file, names, row, i, int(label), probability)
+      for i, (label, probability) in enumerate(ranked)
+    ]
+
+  def _row(self, file, names, row, i, label, probability):
+    vocabulary = self._vocabulary
+    name = vocabulary.names[label]
+    pair = name.split('_') if self._parts else ()
+    values = [file, i + 1, name, *pair, _short(probability)]
+    if 'sentiment' in self.columns:
+      values.append(self._sentiments.get(name))
+    if self._emotion_names:
+      values += self._strongest(name)
+    if self._explain:
+      values += [
+        _short(math.exp(names.words[part].of_classes[row, i]))
+        for part in _PARTS
+      ]
+      for part, words in zip(_PARTS, (vocabulary.adjectives, vocabulary.nouns)):
+        values += _best(names.words[part], words, row, i)
+    return dict(zip(self.columns, values, strict=True))
+
+  def _strongest(self, name):
+    shares = self._emotions.get(name)
+    if shares is None:
+      return [None] * (2 * _EMOTIONS)
+    values = []
+    for i in np.argsort(-shares, kind='stable')[:_EMOTIONS]:
+      values += [self._emotion_names[i], _short(shares[i])]
+    return values
+
+  def _note(self, path, table):
+    names = self._vocabulary.names
+    lacks = [name for name in names if name not in table]
+    if len(lacks) == len(names):
+      raise config_lib.ConfigError(
+        f'{path} has none of the {len(names)} classes, such as {names[0]!r}'
+        f'{config_lib.nearest(names[0], table)}'
+      )
+    if lacks:
+      self.notes.append(
+        f'{path} has {len(names) - len(lacks)} of the {len(names)} classes; '
+        f'not {lacks[0]!r}' + ' and others' * (len(lacks) > 1)
+      )
+
+
+def writer(
+  kind: str, stream: BinaryIO, columns: list[str]
+) -> Callable[[list[dict]], None]:
+  """What writes rows to a stream; the head of a CSV is written at once.
+
+  Names of files that are not UTF-8 keep their bytes in CSV, and are escaped as
+  Python reads them (lone surrogates) in JSON.
+
+  Args:
+    kind: 'csv' or 'jsonl'.
+    stream: of bytes; written through after each call.
+    columns: of the rows.
+  """
+  if kind == 'jsonl':
+    return lambda rows: _write(stream, map(_json, rows))
+  _write(stream, [_csv(columns)])
+  return lambda rows: _write(stream, (_csv(row.values()) for row in rows))
+
+
+def _best(words, names, row, i):
+  if i >= words.best.shape[1]:  # there are fewer of them than of classes
+    return [None, None]
+  return [names[words.best[row, i]], _short(words.probabilities[row, i])]
+
+
+def _short(value):
+  """As many digits as float32 is good for after a network's layers."""
+  return float(f'{value:.5g}')
+
+
+def _write(stream, lines):
+  stream.write(b''.join(lines))
+  stream.flush()
+
+
+class _Line:
+  """The file that csv writes to."""
+
+  def write(self, text):
+    self.text = text
+
+
+def _csv(values):
+  line = _Line()
+  csv.writer(line, lineterminator='\n').writerow(values)
+  return line.text.encode(errors='surrogateescape')
+
+
+def _json(row):
+  try:
+    return (json.dumps(row, ensure_ascii=False) + '\n').encode()
+  except UnicodeEncodeError:
+    return (json.dumps(row) + '\n').encode()

@@ -1,0 +1,200 @@
+"""Figures of an evaluation: confusion, calibration, accuracy by class size."""
+
+import numpy as np
+
+from anp_jax.reporting.analysis import results as results_lib
+from anp_jax.system import drawing
+
+MOST = 40  # names of a matrix that can be read
+_NUMBERED = 16  # names of one in which numbers can be read
+_NAME = 24  # letters of a name beside an axis
+_FAR = 5  # from the smallest class to the largest; beyond it the axis is log
+
+
+def confusion(path: str, part: results_lib.Part) -> None:
+  """Draws how often what is (rows) is called what (columns).
+
+  Rows add up to 100 % with what is not shown. Of more than MOST names those
+  with the most wrong examples are shown, and names that are taken for each
+  other stand side by side.
+
+  Args:
+    path: of the PNG.
+    part: with at least one example.
+  """
+  chosen = shown(part)
+  counts = part.matrix(chosen)
+  totals = part.counts[chosen][:, None]
+  shares = counts / np.maximum(totals, 1)
+  k = len(chosen)
+  names = [drawing.shortened(part.names[i], _NAME) for i in chosen]
+  side = 0.24 * k if k > _NUMBERED else 0.4 * k
+  longest = 0.075 * max(map(len, names))
+  with drawing.figure(path, max(side, 3) + longest + 1.6, max(side, 3)
+                      + longest + 0.9, 110) as figure:  # fmt: skip
+    axis = figure.subplots()
+    title = f'{part.plural.capitalize()}: what they are called'
+    if k < len(part.names):
+      title += (
+        f'\nthe {k} of {len(part.names)} with the most errors, those that are '
+        'confused side by side'
+      )
+    axis.set_title(title)
+    drawn = axis.imshow(shares, 'Blues', vmin=0, vmax=1)
+    places = np.arange(k)
+    small = {'fontsize': 8 if k > _NUMBERED else 9}
+    axis.set_xticks(places, names, rotation=90, **small)
+    axis.set_yticks(places, names, **small)
+    axis.tick_params(length=0)
+    axis.grid(False)
+    axis.set_xlabel('predicted')
+    axis.set_ylabel('is')
+    if k <= _NUMBERED:
+      for row, column in np.argwhere(counts > 0):
+        share = shares[row, column]
+        axis.text(
+          column, row, f'{100 * share:.0f}', ha='center', va='center',
+          fontsize=8, color='white' if share > 0.55 else drawing.INK,
+        )  # fmt: skip
+    bar = figure.colorbar(drawn, shrink=0.6, aspect=30)
+    drawing.percent(bar.ax.yaxis)
+    bar.set_label(f"share of the {part.name}'s examples")
+    bar.outline.set_visible(False)
+
+
+def shown(part: results_lib.Part, most: int = MOST) -> np.ndarray:
+  """(k,) int64: which names a matrix shows, in which order.
+
+  All with examples in their own order where they are at most `most`, else those
+  with the most errors, made and suffered, each beside one that it is confused
+  with.
+  """
+  everything = np.flatnonzero(
+    part.counts + np.bincount(part.predicted, minlength=len(part.names))
+  )
+  if len(everything) <= most:
+    return everything
+  errors = np.zeros(len(part.names), np.int64)
+  wrong = ~part.hits
+  np.add.at(errors, part.labels[wrong], 1)
+  np.add.at(errors, part.predicted[wrong], 1)
+  worst = everything[np.argsort(-errors[everything], kind='stable')][:most]
+  return worst[_chain(part.matrix(worst))]
+
+
+def _chain(counts):
+  """An order in which each follows the one it is most confused with."""
+  links = (counts + counts.T).astype(float)
+  np.fill_diagonal(links, -1)
+  order, left = [0], set(range(1, len(links)))
+  while left:
+    # Ties go to the one with the most errors, which comes first.
+    following = max(sorted(left), key=lambda i: links[order[-1], i])
+    order.append(following)
+    left.remove(following)
+  return np.array(order)
+
+
+def calibration(path: str, parts: tuple[results_lib.Part, ...]) -> None:
+  """Draws accuracy over confidence, with how many examples there are."""
+  count = len(parts)
+  with drawing.figure(path, 4.3 * count, 5.2) as figure:
+    axes = figure.subplots(
+      2, count, squeeze=False, sharex=True, height_ratios=(3.2, 1)
+    )
+    for column, part in zip(axes.T, parts):
+      _calibration(*column, part)
+    axes[0, 0].set_ylabel('accuracy')
+    axes[1, 0].set_ylabel('examples')
+    # Within a panel it would lie over the bars.
+    figure.legend(
+      *axes[0, 0].get_legend_handles_labels(), loc='outside lower center',
+      ncols=2,
+    )  # fmt: skip
+
+
+def _calibration(axis, below, part):
+  found = part.calibration
+  bins = len(found.counts)
+  places, width = (np.arange(bins) + 0.5) / bins, 0.92 / bins
+  axis.set_title(f'{part.plural.capitalize()}: ECE {100 * found.error:.1f}%')
+  axis.bar(places, np.nan_to_num(found.accuracies), width,
+           color=drawing.BLUE, label='accuracy')  # fmt: skip
+  axis.plot((0, 1), (0, 1), color=drawing.GREY, linewidth=1, linestyle='--')
+  have = found.counts > 0
+  axis.plot(
+    places[have], found.confidences[have], 'o', color=drawing.ORANGE,
+    markersize=4, label='mean confidence',
+  )  # fmt: skip
+  axis.set_xlim(0, 1)
+  axis.set_ylim(0, 1.02)
+  below.bar(places, found.counts, width, color=drawing.GREY)
+  below.set_xlabel('confidence')
+  for each in (axis.xaxis, axis.yaxis, below.xaxis):
+    drawing.percent(each)
+  drawing.counts(below.yaxis, 4)
+
+
+def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
+  """Draws the accuracy of classes over the images they were trained on.
+
+  Args:
+    path: of the PNG.
+    part: the classes.
+    training: (classes,) int.
+  """
+  have = part.counts > 0
+  images, recalls = training[have], part.recalls[have]
+  with drawing.figure(path, 7.5, 4.2) as figure:
+    axis = figure.subplots()
+    drawing.percent(axis.yaxis)
+    if images.min() == images.max():
+      axis.set_title(
+        f'Accuracy of the classes, each with {images[0]:,} training images'
+      )
+      ranked = np.sort(recalls)[::-1]
+      axis.plot(np.arange(1, len(ranked) + 1), ranked, 'o-', color=drawing.BLUE)
+      drawing.counts(axis.xaxis)
+      axis.set_xlabel('rank of the class (all sizes are equal)')
+    else:
+      axis.set_title('Accuracy by size of the class')
+      # 0 has no place on a log axis: half an image stands for it.
+      x = np.maximum(images, 0.5)
+      axis.plot(x, recalls, 'o', color=drawing.BLUE, alpha=0.5, label='a class',
+                markeredgewidth=0)  # fmt: skip
+      axis.plot(
+        *_means(x, recalls), 's-', color=drawing.ORANGE,
+        label='mean of the classes of like size',
+      )  # fmt: skip
+      _size_axis(axis, x)
+      axis.set_xlabel('training images of the class')
+      axis.legend()
+    axis.set_ylabel('images named right')
+    axis.set_ylim(-0.03, 1.03)
+
+
+def _size_axis(axis, sizes):
+  """An axis of sizes: logarithmic where they are far apart."""
+  low, high = sizes.min(), sizes.max()
+  if low >= 1 and high < _FAR * low:
+    drawing.counts(axis.xaxis, 6)
+    return
+  axis.set_xscale('log')
+  # Their labels are markup, which STYLE leaves as it is for names with dollars.
+  axis.minorticks_off()
+  powers = 10 ** np.arange(np.ceil(np.log10(high)) + 1)
+  # Between two powers there may be a single tick or none.
+  ticks = powers if high > 1000 * low else np.outer(powers, (1, 2, 5)).ravel()
+  ticks = [0.5, *ticks] if low < 1 else ticks
+  axis.set_xticks(ticks, [f'{int(v):,}' for v in ticks])
+  axis.set_xlim(0.8 * low, 1.25 * high)
+
+
+def _means(sizes, recalls):
+  """Of classes between powers of 2: mean size (geometric), mean recall."""
+  octave = np.floor(np.log2(sizes)).astype(int)
+  own = [octave == value for value in np.unique(octave)]
+  return (
+    [np.exp(np.log(sizes[o]).mean()) for o in own],
+    [recalls[o].mean() for o in own],
+  )

@@ -1,0 +1,137 @@
+"""The page of an evaluation as Markdown, and what other pages take of it."""
+
+import json
+import os
+
+from anp_jax.data import vocabulary
+from anp_jax.reporting import telemetry
+
+FOLDER = 'evaluation'  # in a workdir, with a folder for each
+# Of an evaluation's folder.
+SCORES, PAGE, EXAMPLES = 'scores.json', 'evaluation.md', 'examples'
+_EACH = 10  # classes in the tables of the best and the worst
+
+LABELS = {
+  'macro_accuracy': 'macro accuracy', 'ece': 'calibration error',
+  'adjective_macro_accuracy': 'adjective, macro',
+  'adjective_ece': 'adjective, calibration error',
+  'noun_macro_accuracy': 'noun, macro',
+  'noun_ece': 'noun, calibration error',
+  'seen_classes': 'classes trained on',
+  'held_out_classes': 'classes held out',
+  'held_out_among_themselves': 'held out, among themselves',
+}  # fmt: skip
+
+_FIGURES = (
+  ('confusion_classes', 'Confusion of classes'),
+  ('confusion_adjectives', 'Confusion of adjectives'),
+  ('confusion_nouns', 'Confusion of nouns'),
+  ('pairs', 'Most confused pairs'),
+  ('calibration', 'Calibration'),
+  ('sizes', 'Accuracy by class size'),
+)
+
+
+def load(folder: str) -> dict:
+  """What `files.write` returned; {} where there is no whole evaluation."""
+  path = os.path.join(folder, SCORES)
+  try:
+    with open(path) as f:
+      return json.load(f)
+  except (OSError, ValueError):
+    return {}
+
+
+def lines(scores: dict) -> list[tuple[str, str]]:
+  """(label, value) of an evaluation's scores, as people read them."""
+  found = []
+  for name, label in (telemetry.labels(scores) | LABELS).items():
+    if scores.get(name) is not None:
+      found.append((label, score(name, scores[name])))
+  return found
+
+
+def score(name: str, value: float) -> str:
+  """A score's value for people."""
+  if name in LABELS:
+    return f'{100 * value:.1f}%'
+  return telemetry.score(name, value)
+
+
+def figures(files: dict) -> list[tuple[str, str]]:
+  """(title, file) of the figures among an evaluation's files."""
+  return [(title, files[what]) for what, title in _FIGURES if what in files]
+
+
+def text(said: dict, results) -> str:
+  """The text of the page.
+
+  Args:
+    said: what scores.json holds.
+    results: `results.Results`.
+  """
+  what = f'Checkpoint of step {said["step"]}'
+  if said.get('weights'):
+    what = f'Weights of {_plain(said["weights"])}'
+  images = vocabulary.counted(said['scores']['examples'], 'image')
+  parts = [
+    f'# {_plain(said["data"])}',
+    f'{what}, {images}'
+    + (f', {said["damaged"]:,} of which could not be read'
+       if said['damaged'] else ''),
+    _table(('', ''), lines(said['scores'])),
+    'Macro accuracy is the mean of the accuracies of the classes, whatever '
+    'their sizes. The calibration error (ECE) is the mean distance between '
+    'confidence and accuracy over 15 bins of equal width (Guo et al., 2017).',
+  ]  # fmt: skip
+  if said['confusions']:
+    parts += ['## Most confused', _table(
+      ('class', 'called', 'times'),
+      [(a, b, str(n)) for a, b, n in said['confusions'][:_EACH]],
+    )]  # fmt: skip
+  parts += _best_and_worst(results)
+  for title, file in figures(said['files']):
+    parts += [f'## {title}', f'![{title}]({file})']
+  parts.append(
+    'All classes: [classes.csv](classes.csv). All images: '
+    '[predictions.csv](predictions.csv).'
+  )
+  return '\n\n'.join(parts) + '\n'
+
+
+def _best_and_worst(results):
+  rows = [r for r in results.classes() if r['images']]
+  rows.sort(key=lambda r: (r['recall'], r['f1']))
+  if not rows:
+    return []
+  head = ('class', 'images', 'top-1', 'top-5', 'precision', 'confused with')
+
+  def table(chosen):
+    return _table(head, [
+      (r['class'], str(r['images']), _percent(r['top1']), _percent(r['top5']),
+       _percent(r['precision']), r['most_confused_with'])
+      for r in chosen
+    ])  # fmt: skip
+
+  if len(rows) <= 2 * _EACH:
+    return ['## Classes, the hardest first', table(rows)]
+  return [
+    f'## The {_EACH} hardest classes', table(rows[:_EACH]),
+    f'## The {_EACH} easiest classes', table(rows[: -_EACH - 1 : -1]),
+  ]  # fmt: skip
+
+
+def _percent(value):
+  return '-' if value is None else f'{100 * value:.1f}%'
+
+
+def _table(head, rows):
+  every = [head, ['---'] * len(head), *[map(_plain, row) for row in rows]]
+  return '\n'.join(f'| {" | ".join(row)} |' for row in every)
+
+
+def _plain(text):
+  """A name that Markdown takes for no markup."""
+  for c in '\\`*_[]<>|#':
+    text = text.replace(c, '\\' + c)
+  return text.replace('\n', ' ')

@@ -1,0 +1,206 @@
+"""Examples to look at: which ones, read again as the network saw them."""
+
+import dataclasses
+import os
+
+import numpy as np
+from PIL import Image
+from PIL import ImageDraw
+
+from anp_jax.data.input import pipeline
+from anp_jax.reporting.analysis import results as results_lib
+from anp_jax.system import drawing
+
+_PAIRS = 8  # of the sheet
+_WRONG, _OTHERS = 5, 3  # images of a pair: confused ones, and of the other name
+_EXAMPLES = 12  # right ones, and as many wrong ones
+# Of the sheet, in pixels.
+_MARGIN, _GAP, _LINE, _SMALL, _LARGE = 16, 6, 20, 72, 112
+_NAME = 24  # letters of a name above images
+_GREY = '#666666'
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """Which examples are shown.
+
+  Attributes:
+    pairs: (label, predicted, count, indices confused so, indices of what
+      predicted looks like), the most frequent first.
+    right: indices of examples that are named right, from all over the set.
+    wrong: indices of the wrong ones that the network is surest of, one of each
+      pair of label and prediction.
+  """
+
+  pairs: list[tuple]
+  right: list[int]
+  wrong: list[int]
+
+  @property
+  def indices(self) -> np.ndarray:
+    """All of them, ascending, each once."""
+    found = {*self.right, *self.wrong}
+    for *_, confused, others in self.pairs:
+      found |= {*confused, *others}
+    return np.array(sorted(found), np.int64)
+
+
+def choose(results: results_lib.Results) -> Choice:
+  """The examples that say most; a function of the rows alone."""
+  part, seen = results.parts[0], results.seen
+  by_confidence = np.argsort(-np.nan_to_num(part.confidence), kind='stable')
+  wrong = by_confidence[~part.hits[by_confidence]]
+  right = np.flatnonzero(part.hits)
+  count = min(_EXAMPLES, len(right))
+  right = right[(np.arange(count) + 0.5).astype(int) * len(right) // max(
+    count, 1)]  # fmt: skip
+  pairs = []
+  for label, predicted, times in part.confusions[:_PAIRS]:
+    both = (part.labels == label) & (part.predicted == predicted)
+    confused = by_confidence[both[by_confidence]][:_WRONG]
+    # As it is where the network knows it.
+    is_other = part.labels == predicted
+    known = by_confidence[(is_other & part.hits)[by_confidence]]
+    others = known if len(known) else np.flatnonzero(is_other)
+    pairs.append(
+      (label, predicted, times, seen[confused].tolist(),
+       seen[others[:_OTHERS]].tolist())
+    )  # fmt: skip
+  # One of each pair, or a frequent confusion would be all there is.
+  _, firsts = np.unique(
+    np.stack((part.labels[wrong], part.predicted[wrong])), axis=1,
+    return_index=True,
+  )  # fmt: skip
+  wrong = wrong[np.sort(firsts)[:_EXAMPLES]]
+  return Choice(
+    pairs, seen[right].tolist(), seen[wrong].tolist()
+  )  # fmt: skip
+
+
+def read(config, source, indices: np.ndarray) -> dict[int, np.ndarray]:
+  """Examples as evaluation cuts them.
+
+  Args:
+    config: the run's config.
+    source: 'encoded' or 'pixels'.
+    indices: (n,) int64.
+
+  Returns:
+    Index to (size, size, 3) uint8.
+  """
+  if not len(indices):
+    return {}
+  plan = _Chosen(
+    config, len(source), len(indices), np.arange(len(indices)), training=False,
+    chosen=tuple(indices.tolist()),
+  )  # fmt: skip
+  (batch,) = pipeline.batches(source, plan)
+  return dict(zip(indices.tolist(), batch['image']))
+
+
+def pairs(path: str, results, choice: Choice, images: dict) -> None:
+  """Writes the most confused pairs, a row each, with images of both.
+
+  Args:
+    path: of the PNG.
+    results: `results.Results`.
+    choice: from `choose`, with at least one pair.
+    images: from `read`.
+  """
+  names = results.vocabulary.names
+  totals = results.parts[0].counts
+  own = next(iter(images.values())).shape[0]
+  side = own * -(-_SMALL // own) if own < _SMALL else min(own, _LARGE)
+  columns = _WRONG + _OTHERS
+  width = 2 * _MARGIN + columns * (side + _GAP) + 2 * _GAP
+  pitch = side + _LINE + 2 * _GAP
+  top = _MARGIN + 2 * _LINE
+  height = top + len(choice.pairs) * pitch + _MARGIN
+  canvas = Image.new('RGB', (width, height), 'white')
+  draw = ImageDraw.Draw(canvas)
+  bold, plain = (
+    drawing.typeface('DejaVuSans-Bold', 15),
+    drawing.typeface('DejaVuSans', 12),
+  )
+  draw.text((_MARGIN, _MARGIN), 'Most confused pairs', drawing.INK, bold)
+  for row, (label, predicted, times, confused, others) in enumerate(
+    choice.pairs
+  ):
+    y = top + row * pitch
+    named = names[label], names[predicted]
+    called = f'{{}}, called {{}}: {times:,} of {totals[label]:,}'
+    second = _MARGIN + _WRONG * (side + _GAP) + 2 * _GAP
+    for x, form, words, count, color, shown in (
+      (_MARGIN, called, named, _WRONG, drawing.INK, confused),
+      (second, '{}', named[1:], _OTHERS, _GREY, others),
+    ):
+      text = _fitted(form, words, count * (side + _GAP), plain)
+      draw.text((x, y), text, color, plain)
+      for i, index in enumerate(shown):
+        canvas.paste(
+          _resized(images[index], side), (x + i * (side + _GAP), y + _LINE)
+        )
+  canvas.save(path, optimize=True)
+
+
+def save(folder: str, results, source, choice: Choice, images: dict) -> list:
+  """Writes the right and the wrong examples as files of their own.
+
+  Args:
+    folder: where they go; made if it is missing.
+    results: `results.Results`.
+    source: of the examples.
+    choice: from `choose`.
+    images: from `read`.
+
+  Returns:
+    A dict each: file, where, label, predicted, probability, right.
+  """
+  os.makedirs(folder, exist_ok=True)
+  names, rows = results.vocabulary.names, results.rows
+  found = []
+  for index in (*choice.right, *choice.wrong):
+    file = f'{index}.png'
+    Image.fromarray(images[index]).save(os.path.join(folder, file))
+    found.append({
+      'file': file,
+      'where': source.where(index),
+      'label': names[rows['label'][index]],
+      'predicted': names[rows['classes'][index, 0]],
+      'probability': float(rows['probabilities'][index, 0]),
+      'right': index in choice.right,
+    })  # fmt: skip
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen(pipeline.Plan):
+  """One batch of examples that are named."""
+
+  chosen: tuple[int, ...] = ()
+
+  @property
+  def steps(self):
+    return 1
+
+  def indices(self, count):
+    """See `pipeline.Plan.indices`."""
+    chosen = np.array(self.chosen, np.int64)
+    return np.arange(len(chosen)), chosen, np.ones(len(chosen), np.float32)
+
+
+def _fitted(form, names, width, font):
+  """A text of names that are as long as the width, in pixels, has room for."""
+  for most in range(_NAME, 2, -1):
+    text = form.format(*(drawing.shortened(name, most) for name in names))
+    if font.getlength(text) <= width:
+      break
+  return text
+
+
+def _resized(image, side):
+  """Small ones pixel by pixel, so that they look as they are."""
+  how = Image.Resampling.LANCZOS
+  if side >= image.shape[0]:
+    how = Image.Resampling.NEAREST
+  return Image.fromarray(image).resize((side, side), how)

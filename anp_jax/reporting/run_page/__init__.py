@@ -1,0 +1,123 @@
+"""The page of a run: curves, scores, speed, config, from metrics.jsonl."""
+
+import json
+import os
+
+from anp_jax.reporting.run_page import curves
+from anp_jax.reporting.run_page import html
+from anp_jax.reporting.run_page import tables
+
+_FOLDER = 'report'
+_FACTS = 'run.json'  # what a later page needs to know of the training
+_CURVES = 'curves.png'
+
+
+def write(
+  workdir: str, config_text: str, summary: dict, hardware: dict | None = None
+) -> str:
+  """Writes workdir/report/: report.md, curves.png and index.html.
+
+  Args:
+    workdir: the folder of the run, with metrics.jsonl.
+    config_text: the resolved config, shown as it is.
+    summary: what else is to be said, name to value, in this order.
+    hardware: what it ran on, likewise; for index.html.
+
+  Returns:
+    The scores and the speed as plain aligned text for the terminal.
+  """
+  train, validation = tables.load(workdir)
+  scores = tables.scores(train, validation)
+  facts = tables.facts(train, validation) + _pairs(summary)
+  folder = os.path.join(workdir, _FOLDER)
+  os.makedirs(folder, exist_ok=True)
+  curves.plot(os.path.join(folder, _CURVES), train, validation)
+  text = _page(_name(workdir), scores, facts, config_text)
+  _write(os.path.join(folder, 'report.md'), text)
+  known = {
+    'config': config_text,
+    'summary': _pairs(summary),
+    'hardware': _pairs(hardware or {}),
+  }
+  _write(os.path.join(folder, _FACTS), json.dumps(known, indent=1))
+  again(workdir, html.newest_evaluation(workdir))
+  shown = [tables.text(rows) for rows in (scores, facts) if rows]
+  return '\n\n'.join(shown or ['nothing was recorded']) + '\n'
+
+
+def exists(workdir: str) -> bool:
+  """Whether the run's page was written."""
+  return os.path.exists(path(workdir))
+
+
+def path(workdir: str) -> str:
+  """Of the run's page."""
+  return os.path.join(workdir, _FOLDER, 'index.html')
+
+
+def again(workdir: str, evaluation: str) -> bool:
+  """Writes index.html once more, with an evaluation.
+
+  Args:
+    workdir: of the run.
+    evaluation: its folder; '': none.
+
+  Returns:
+    Whether there is a page: a run that has not ended has none.
+  """
+  folder = os.path.join(workdir, _FOLDER)
+  known = os.path.join(folder, _FACTS)
+  if not os.path.exists(known):
+    return False
+  with open(known) as f:
+    known = json.load(f)
+  train, validation = tables.load(workdir)
+  text = html.page(
+    _name(workdir),
+    tables.scores(train, validation),
+    tables.facts(train, validation) + known['summary'],
+    known['hardware'],
+    known['config'],
+    os.path.join(folder, _CURVES),
+    tables.times(workdir, train),
+    evaluation,
+  )
+  _write(path(workdir), text)
+  return True
+
+
+def _write(name, text):
+  """A page that is open in a browser is whole at any time."""
+  # A folder's name that is not UTF-8 holds surrogates.
+  with open(
+    name + '.new', 'w', encoding='utf-8', errors='backslashreplace'
+  ) as f:
+    f.write(text)
+  os.replace(name + '.new', name)
+
+
+def _pairs(facts):
+  return [
+    (str(name).replace('_', ' '), tables.fact(value))
+    for name, value in facts.items()
+  ]
+
+
+def _name(workdir):
+  return os.path.basename(os.path.abspath(workdir))
+
+
+def _page(name, scores, facts, config_text):
+  """The text of report.md."""
+  fence = '```'
+  parts = [f'# {name}']
+  if scores:
+    parts.append(tables.markdown(scores))
+  if facts:
+    parts.append(tables.markdown([('run', ''), *facts]))
+  parts += [
+    '![Loss, accuracy, learning rate and images/s over the epochs](curves.png)',
+    '## Config',
+    f'{fence}\n{config_text.rstrip()}\n{fence}',
+  ]
+  return '\n\n'.join(parts) + '\n'

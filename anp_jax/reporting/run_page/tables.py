@@ -1,0 +1,117 @@
+"""Tables of a run: its scores and its speed, from metrics.jsonl."""
+
+import math
+import statistics
+
+from anp_jax.reporting import telemetry
+
+
+def load(workdir: str) -> tuple[list[dict], list[dict]]:
+  """The lines of training and of validation, each step once, in order."""
+  found = {'train': {}, 'validation': {}}
+  for record in telemetry.read(workdir):
+    # The last line counts: a resumed run may evaluate its first step again.
+    found.setdefault(record['kind'], {})[record['step']] = record
+  return tuple(
+    [steps[s] for s in sorted(steps)]
+    for steps in (found['train'], found['validation'])
+  )
+
+
+def scores(train: list[dict], validation: list[dict]) -> list[list[str]]:
+  """Rows of the table of scores, the first one its head; [] if none."""
+  have = set().union(*train[-1:], *validation)
+  rows = []
+  for name, label in telemetry.labels(have).items():
+    best = _best(name, validation)
+    row = [label, _value(name, best), _where(best)]
+    row += [_value(name, _last(name, lines)) for lines in (validation, train)]
+    rows.append(row)
+  head = ['', 'best validation', 'at', 'last validation', 'last training']
+  if not validation:
+    return [[r[0], r[-1]] for r in [head, *rows]] if rows else []
+  return [head, *rows]
+
+
+def facts(train: list[dict], validation: list[dict]) -> list[tuple]:
+  """Speed and time as (name, text) rows."""
+  if not train:
+    return []
+  ends = train[-1:] + validation[-1:]
+  rows = [('trained', _where(max(ends, key=lambda r: r['step'])))]
+  seconds = sum(r.get('seconds', 0) for r in train)
+  rows.append(('training time', f'{telemetry.elapsed(seconds)} without pauses'))
+  # The median: the first interval may hold a compilation.
+  for name, label, form in (
+    ('images_per_second', 'images/s (median)', '{:.0f}'),
+    ('input_wait', 'input wait (median)', '{:.1%}'),
+    ('mfu', 'MFU (median)', '{:.1%}'),
+  ):
+    values = [r[name] for r in train if name in r]
+    if values:
+      rows.append((label, form.format(statistics.median(values))))
+  return rows
+
+
+def times(workdir: str, train: list[dict]) -> dict[str, float]:
+  """Where the time of a run went: seconds, in the order they are drawn.
+
+  Args:
+    workdir: of the run.
+    train: lines of training, from `load`.
+  """
+  seconds = sum(r.get('seconds', 0) for r in train)
+  waited = sum(r.get('seconds', 0) * r.get('input_wait', 0) for r in train)
+  beside = telemetry.times(workdir)
+  found = {
+    'start': beside.pop('start', 0.0),
+    'compiling': beside.pop('compiling', 0.0),
+    'steps': seconds - waited,
+    'waiting for input': waited,
+  }
+  return {k: v for k, v in (found | beside).items() if v > 0}
+
+
+def fact(value) -> str:
+  """A value for people."""
+  return f'{value:.6g}' if isinstance(value, float) else str(value)
+
+
+def text(rows: list) -> str:
+  """Rows as aligned columns, to the right below a head (first cell empty)."""
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  right = not rows[0][0]
+  lines = []
+  for row in rows:
+    cells = [row[0].ljust(widths[0])]
+    for cell, width in zip(row[1:], widths[1:]):
+      cells.append(cell.rjust(width) if right else cell.ljust(width))
+    lines.append('  '.join(cells).rstrip())
+  return '\n'.join(lines)
+
+
+def markdown(rows: list) -> str:
+  """Rows as a Markdown table, aligned like `text`."""
+  lines = [[cell.replace('|', '\\|') for cell in row] for row in rows]
+  side = '---' if rows[0][0] else '---:'
+  lines.insert(1, ['---'] + [side] * (len(rows[0]) - 1))
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def _best(name, lines):
+  """The first line with the best finite value; {} if there is none."""
+  lines = [r for r in lines if math.isfinite(r.get(name, math.nan))]
+  sign = 1 if name == 'loss' else -1
+  return min(lines, key=lambda r: sign * r[name], default={})
+
+
+def _last(name, lines):
+  return next((r for r in reversed(lines) if name in r), {})
+
+
+def _value(name, line):
+  return telemetry.score(name, line[name]) if line else '-'
+
+
+def _where(line):
+  return f'epoch {line["epoch"]:.4g}, step {line["step"]}' if line else '-'

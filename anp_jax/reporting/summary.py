@@ -1,0 +1,196 @@
+"""What a run says of itself, at its start and at its end."""
+
+import collections
+import functools
+import platform
+import time
+
+from absl import logging
+import jax
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.checkpoint import manager
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.data.sources import scenes
+from anp_jax.reporting import run_page
+from anp_jax.reporting import telemetry as telemetry_lib
+from anp_jax.reporting import weights_and_biases
+from anp_jax.reporting.analysis import page as evaluation_page
+from anp_jax.system import cores as cores_lib
+from anp_jax.system import drawing
+
+_NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
+
+
+def telemetry(
+  config, workdir, mesh, total, batch_size, examples, step,
+  clock=time.monotonic,
+) -> telemetry_lib.Telemetry:  # fmt: skip
+  """The telemetry of a run that goes on from `step`."""
+  device = mesh.devices.flat[0]
+  peak = telemetry_lib.peak_flops(device.device_kind, config.model.dtype)
+  return telemetry_lib.Telemetry(
+    workdir,
+    total_steps=total,
+    steps_per_epoch=examples / batch_size,
+    batch_size=batch_size,
+    start_step=step,
+    peak_flops=peak * mesh.size,
+    tensorboard=config.log.tensorboard,
+    writer=config.log.wandb
+    and functools.partial(weights_and_biases.Writer, workdir, config),
+    primary=jax.process_index() == 0,
+    clock=clock,
+  )
+
+
+def introduce(
+  to, config, mesh, like, train, evaluated, class_sizes=None
+) -> None:  # fmt: skip
+  """Says what this run is, in a few lines, to its telemetry.
+
+  Args:
+    to: telemetry.
+    config: of the run.
+    mesh: of the run.
+    like: the state of one device, or its shapes.
+    train: source of the training examples.
+    evaluated: source of the validation examples.
+    class_sizes: (classes,) training images of each; None: not counted.
+  """
+  vocabulary = train.vocabulary
+  classes = vocabulary.text()
+  devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
+  # Of this process: what feeds its devices.
+  count = cores_lib.count()
+  cores = f'{count} core' + 's' * (count > 1)
+  size = f'{_count(like.params) / 1e6:.2f} M parameters'
+  head, balance = config.model.head, config.data.balance
+  head = '' if head == 'joint' else f', head {head}'
+  if balance != 'none':
+    classes += f', balanced by {balance}'
+  for text in (
+    f'model    {config.model.name}, {size}, {config.model.dtype}{head}',
+    f'data     {config.data.source}: {len(train):,} training and '
+    f'{len(evaluated):,} validation images, {classes}',
+    f'devices  {devices}, {config.batch_size} images a step, {cores}',
+    f'scores   {_scored_weights(config)}',
+    *cautions(config, train, config.batch_size, len(train), class_sizes),
+  ):
+    to.note(text)
+
+
+def cautions(
+  config, train, batch_size: int, examples: int, class_sizes=None
+) -> list[str]:  # fmt: skip
+  """Lines about training data that are hardly meant as they are.
+
+  Args:
+    config: of the run.
+    train: source of the training examples.
+    batch_size: images of a step.
+    examples: that it draws from.
+    class_sizes: (classes,) training images of each; None: not counted.
+  """
+  lines = []
+  if batch_size > examples:
+    lines.append(
+      f'a batch of {batch_size} images is drawn from {examples}: images repeat '
+      f'within it; expected config.batch_size of at most {examples}'
+    )
+  side = config.data.image_size
+  if config.data.source == 'anp_shapes' and side > scenes.IMAGE_SIZE:
+    lines.append(
+      f'the embedded drawings of {scenes.IMAGE_SIZE} px are enlarged to '
+      f'{side}: that only tries a recipe out; expected photographs, '
+      '--config.data.source=folder --config.data.path=DIR'
+    )
+  names = train.vocabulary.names
+  if len(names) == 1:
+    name = drawing.shortened(names[0], _LETTERS)
+    lines.append(
+      f'the data have one class only, {name}: there is nothing to tell it from'
+    )
+  empty = [
+    drawing.shortened(name, _LETTERS)
+    for name, size in zip(names, () if class_sizes is None else class_sizes)
+    if not size and name not in config.data.held_out
+  ]
+  if empty:
+    more = len(empty) - _NAMED
+    lines.append(
+      f'without a training image: {len(empty)} of {len(names)} classes, '
+      f'{", ".join(empty[:_NAMED])}' + (f' and {more} more' if more > 0 else '')
+    )
+  return [f'caution  {line}' for line in lines]
+
+
+def is_scored(workdir: str, step: int) -> bool:
+  """Whether this step's evaluation is in metrics.jsonl."""
+  return any(
+    r['kind'] == 'validation' and r['step'] == step
+    for r in telemetry_lib.read(workdir)
+  )
+
+
+def last_scores(workdir: str) -> dict:
+  """The last evaluation in metrics.jsonl; {} if there is none."""
+  lines = [r for r in telemetry_lib.read(workdir) if r['kind'] == 'validation']
+  return lines[-1] if lines else {}
+
+
+def print_scores(step: int, scores: dict, weights: str = '') -> None:
+  """Prints the scores of a checkpoint, or of weights, on one process."""
+  if jax.process_index() == 0:
+    what = f'weights of {weights}' if weights else f'checkpoint of step {step}'
+    print(f'{what}, {vocabulary_lib.counted(scores["examples"], "image")}')
+    known = (*telemetry_lib.LABELS, *evaluation_page.LABELS)
+    names = telemetry_lib.names(scores)
+    width = max(len(names[key]) for key in known if key in scores)
+    for key in known:
+      if key in scores:
+        value = evaluation_page.score(key, scores[key])
+        print(f'  {names[key]:{width}}  {value}')
+
+
+def report(config, workdir: str, mesh, like) -> None:
+  """Writes the run's page and prints its tables."""
+  facts = {
+    'network': config.model.name,
+    'parameters': f'{_count(like.params):,}',
+    'devices': f'{mesh.size} x {mesh.devices.flat[0].device_kind}',
+    'scores': _scored_weights(config),
+  }
+  text = config_lib.golden(config)
+  try:
+    print(run_page.write(workdir, text, facts, _hardware(mesh)))
+    print(f'report: {run_page.path(workdir)}')
+  except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
+    logging.error('%s: no report: %s: %s', workdir, type(e).__name__, e)
+
+
+def _count(params) -> int:
+  return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(params))
+
+
+def _hardware(mesh):
+  """What a run was computed on, and with what, name to text."""
+  kinds = collections.Counter(d.device_kind for d in mesh.devices.flat)
+  return {
+    'devices': ', '.join(f'{n} x {kind}' for kind, n in kinds.items()),
+    'processes': jax.process_count(),
+    'host': f'{platform.node()}, {platform.platform()}',
+    'cores': f'{cores_lib.count()} of {platform.machine()}',
+    'Python': platform.python_version(),
+  } | manager.versions()
+
+
+def _scored_weights(config):
+  if config.ema:
+    text = f'of weights and batch statistics averaged with decay {config.ema:g}'
+  else:
+    text = 'of the current weights and running batch statistics'
+  if config.strategy.name == 'local':
+    text += f', the mean of {config.strategy.groups} groups'
+  return text

@@ -1,0 +1,1 @@
+"""Strategies that start processes or threads of their own."""

@@ -1,0 +1,1 @@
+"""What the devices take for a split convolution, and the plan made of it."""

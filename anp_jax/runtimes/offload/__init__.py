@@ -1,0 +1,1 @@
+"""Devices outside the mesh that compute channels of convolutions."""

@@ -1,0 +1,357 @@
+"""What travels between processes beside JAX's own sums: Apache Arrow Flight.
+
+Vectors go as streams of record batches of one column of bytes, a few megabytes
+each; small requests as JSON. Every call carries the run's token.
+"""
+
+import collections
+import contextlib
+import ctypes
+import fcntl
+import functools
+import hmac
+import json
+import socket
+import struct
+import weakref
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cluster_env
+
+# Bytes of a record batch: below 1 MB each costs too much, above 10 MB nothing
+# overlaps any more.
+BATCH = 4 * 2**20
+_SPARE = 4  # buffers of one size that wait to be used again
+_HEADER = 'authorization'
+_SIOCGIFADDR = 0x8915  # Linux's question for an interface's IPv4 address
+_SCHEMA = pa.schema([('bytes', pa.uint8())])
+
+
+class Gate(flight.ServerMiddlewareFactory):
+  """Refuses, before anything is read, a call without the token."""
+
+  def __init__(self, token: str):
+    self._expected = f'Bearer {token}'
+
+  def start_call(self, info, headers):
+    """Called by Flight for each call; header names are in lower case."""
+    del info
+    for shown in headers.get(_HEADER, ()):
+      if hmac.compare_digest(shown.encode(), self._expected.encode()):
+        return
+    raise flight.FlightUnauthenticatedError('wrong token: not of this run')
+
+
+class Port(flight.FlightServerBase):
+  """Where a process is called; its calls are written by those who inherit.
+
+  Attributes:
+    address: for others, such as 'grpc://10.0.0.3:40123'.
+  """
+
+  def __init__(self, config, place: cluster_env.Place, token: str, who: str):
+    """Opens a free port.
+
+    Args:
+      config: the run's config.
+      place: of this process.
+      token: of the run: a call without it is refused.
+      who: listens, for people, such as 'a server'.
+
+    Raises:
+      ConfigError: if it cannot be opened.
+    """
+    host = own_address(config.strategy.bind, place)
+    pair = tls(config)
+    scheme = 'grpc+tls' if pair else 'grpc'
+    shown = f'[{host}]' if ':' in host else host
+    more = {'tls_certificates': [pair]} if pair else {}
+    try:
+      super().__init__(
+        f'{scheme}://{shown}:0', middleware={'gate': Gate(token)}, **more
+      )
+    except (OSError, pa.ArrowException) as e:
+      raise config_lib.ConfigError(
+        f'config.strategy.bind={config.strategy.bind!r}: {who} cannot listen '
+        f'on {host} ({str(e).splitlines()[0]})'
+      ) from e
+    self.address = f'{scheme}://{shown}:{self.port}'
+
+
+class Client:
+  """One server, as seen from another process."""
+
+  def __init__(
+    self, address: str, token: str, certificate: bytes | None = None,
+    timeout: float = 60.0,
+  ):  # fmt: skip
+    """Connects when it is first used.
+
+    Args:
+      address: 'grpc://host:port', or grpc+tls.
+      token: of the run.
+      certificate: PEM, that a server with TLS must show.
+      timeout: seconds of each call.
+    """
+    more = {'tls_root_certs': certificate} if certificate else {}
+    # A connection each way: one would push and pull in turns.
+    self._down, self._up = (
+      flight.FlightClient(
+        address,
+        generic_options=[
+          ('grpc.max_receive_message_length', -1),
+          # A server that has gone is asked again soon after it came back.
+          ('grpc.max_reconnect_backoff_ms', 1000),
+          # Else gRPC joins clients of one address in one connection.
+          ('grpc.use_local_subchannel_pool', 1),
+        ],
+        **more,
+      )
+      for _ in range(2)
+    )
+    self._options = flight.FlightCallOptions(
+      timeout=timeout,
+      headers=[(_HEADER.encode(), f'Bearer {token}'.encode())],
+    )
+
+  def ask(self, name: str, **request) -> dict:
+    """A request and its answer, both JSON."""
+    action = flight.Action(name, json.dumps(request).encode())
+    (result,) = self._down.do_action(action, self._options)
+    return json.loads(result.body.to_pybytes())
+
+  def get(self, name: str, **request) -> tuple[dict, np.ndarray]:
+    """Asks for bytes.
+
+    Returns:
+      what is said beside them, and (n,) uint8.
+    """
+    ticket = flight.Ticket(json.dumps({'name': name, **request}).encode())
+    reader = self._down.do_get(ticket, self._options)
+    said = json.loads(reader.schema.metadata[b'said'])
+    return said, _received(reader, said['bytes'])
+
+  def put(self, request: dict, parts) -> None:
+    """Sends arrays; returns once the server has taken them.
+
+    Args:
+      request: JSON.
+      parts: arrays, of which the bytes follow one another.
+    """
+    said = {**request, 'bytes': sum(p.nbytes for p in parts)}
+    descriptor = flight.FlightDescriptor.for_command(json.dumps(said))
+    writer, reader = self._up.do_put(descriptor, _SCHEMA, self._options)
+    with writer:
+      for batch in _batches(parts):
+        writer.write_batch(batch)
+      writer.done_writing()
+      reader.read()  # an answer, or the server's error
+
+  def close(self) -> None:
+    """Hangs up."""
+    self._down.close()
+    self._up.close()
+
+
+def connect(config, address: str, token: str, timeout: float = 60.0) -> Client:
+  """A client of another process's `Port`.
+
+  Args:
+    config: the run's config.
+    address: of the port.
+    token: of the run.
+    timeout: seconds of each call.
+  """
+  pair = tls(config)
+  return Client(address, token, pair and pair[0], timeout)
+
+
+def own_address(bind: str, place: cluster_env.Place) -> str:
+  """Where the other processes of a run find this host.
+
+  Args:
+    bind: config.strategy.bind.
+    place: of this process.
+
+  Raises:
+    ConfigError: if only this host would find that address.
+  """
+  if bind in [name for _, name in socket.if_nameindex()]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+      asked = struct.pack('256s', bind.encode())
+      try:
+        answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, asked)
+      except OSError as e:
+        raise config_lib.ConfigError(
+          f'config.strategy.bind={bind!r}: this interface has no IPv4 address'
+        ) from e
+    return socket.inet_ntoa(answer[20:24])
+  if bind:
+    return bind
+  host = ''
+  if place.coordinator:
+    host, _ = cluster_env.split_address(place.coordinator)
+  if place.count == 1 or place.hosts == 1 or cluster_env.is_loopback_name(host):
+    return '127.0.0.1'
+  name = socket.gethostname()
+  # Debian's own /etc/hosts has 127.0.1.1 for it.
+  found = _resolved(name) or _route(place.coordinator)
+  if not found:
+    raise config_lib.ConfigError(
+      f"config.strategy.bind='': {name}, the name of this host, and its way to "
+      f'the coordinator {place.coordinator} have no address where other hosts '
+      "find it; expected an interface, such as 'eth0', or --coordinator="
+      '127.0.0.1:PORT where all processes are on one host'
+    )
+  return found
+
+
+def tls(config) -> tuple[bytes, bytes] | None:
+  """(certificate, key) as PEM, or None where nothing is encrypted."""
+  if not config.strategy.tls_key:
+    return None
+  texts = []
+  for path in (config.strategy.tls_certificate, config.strategy.tls_key):
+    with open(path, 'rb') as f:
+      texts.append(f.read())
+  return tuple(texts)
+
+
+def stream(said: dict, parts) -> flight.RecordBatchStream:
+  """The answer to a `get`."""
+  said = {**said, 'bytes': sum(p.nbytes for p in parts)}
+  schema = _SCHEMA.with_metadata({'said': json.dumps(said)})
+  batches = list(_batches(parts, schema))
+  # Arrow's own reader: Python is not asked for each batch.
+  reader = pa.RecordBatchReader.from_batches(schema, batches)
+  return flight.RecordBatchStream(reader)
+
+
+def taken(reader, size: int) -> np.ndarray:
+  """What a `put` sends, (size,) uint8; ValueError for any other size."""
+  return _received(reader, size)
+
+
+def split(data: np.ndarray, likes) -> list[np.ndarray]:
+  """Bytes as the arrays that they were.
+
+  Args:
+    data: (n,) uint8.
+    likes: shapes and dtypes.
+
+  Raises:
+    ValueError: if they have another size.
+  """
+  want = sum(nbytes(like) for like in likes)
+  if data.nbytes != want:
+    raise ValueError(f'{data.nbytes} bytes, expected {want}')
+  arrays, at = [], 0
+  for like in likes:
+    part = data[at : at + nbytes(like)]
+    arrays.append(part.view(like.dtype).reshape(like.shape))
+    at += nbytes(like)
+  return arrays
+
+
+@contextlib.contextmanager
+def answering():
+  """Turns what goes wrong into an answer for the caller."""
+  try:
+    yield
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    raise flight.FlightServerError(f'refused: {e}') from None
+  except TimeoutError as e:
+    raise flight.FlightTimedOutError(str(e)) from None
+
+
+def nbytes(like) -> int:
+  """Of an array with this shape and dtype."""
+  return int(np.prod(like.shape)) * np.dtype(like.dtype).itemsize
+
+
+def _resolved(name):
+  """A host's IPv4 address; '' where it is a loopback address, or none."""
+  try:
+    found = socket.gethostbyname(name)
+  except OSError:
+    return ''
+  return '' if cluster_env.is_loopback_name(found) else found
+
+
+def _route(coordinator):
+  """This host's address on the way to the coordinator; '' as `_resolved`."""
+  host, port = cluster_env.split_address(coordinator)
+  try:
+    family, *_, address = socket.getaddrinfo(
+      host, port, type=socket.SOCK_DGRAM
+    )[0]
+    # Nothing is sent: the system only looks for the way.
+    with socket.socket(family, socket.SOCK_DGRAM) as s:
+      s.connect(address)
+      found = s.getsockname()[0]
+  except OSError:
+    return ''
+  return '' if cluster_env.is_loopback_name(found) else found
+
+
+class _Buffers:
+  """Memory for what comes, used again once nobody holds an array of it.
+
+  Of fresh memory the kernel has to zero every page, which took as long as the
+  copy into it.
+  """
+
+  def __init__(self):
+    # By size. A deque's own methods need no lock, which could be held where
+    # the collector calls `_give_back`.
+    self._free = collections.defaultdict(
+      functools.partial(collections.deque, maxlen=_SPARE)
+    )
+
+  def take(self, size: int) -> np.ndarray:
+    """(size,) uint8 of any content."""
+    try:
+      memory = self._free[size].pop()
+    except IndexError:
+      memory = np.empty(size, np.uint8)
+    # Arrays made of an array hold on to what that was made of: not to the array
+    # itself, but to one that is not NumPy's.
+    lease = (ctypes.c_uint8 * size).from_buffer(memory)
+    weakref.finalize(lease, self._free[size].append, memory).atexit = False
+    return np.frombuffer(lease, np.uint8)
+
+
+_buffers = _Buffers()
+
+
+def _batches(parts, schema=_SCHEMA):
+  for part in parts:
+    # Views: nothing is copied before the socket.
+    data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    column = pa.Array.from_buffers(
+      pa.uint8(), data.size, [None, pa.py_buffer(data)]
+    )
+    for start in range(0, data.size, BATCH):
+      yield pa.RecordBatch.from_arrays(
+        [column.slice(start, BATCH)], schema=schema
+      )
+
+
+def _received(reader, size):
+  data = _buffers.take(size)
+  at = 0
+  for chunk in reader:
+    column = chunk.data.column(0)
+    if column.type != pa.uint8() or column.null_count:
+      raise ValueError(f'a column of {column.type}, expected bytes')
+    if at + len(column) > size:
+      raise ValueError(f'more than the {size} bytes announced')
+    data[at : at + len(column)] = column.to_numpy()
+    at += len(column)
+  if at != size:
+    raise ValueError(f'{at} bytes came, expected {size}')
+  return data

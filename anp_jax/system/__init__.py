@@ -1,0 +1,1 @@
+"""The process, its machine and its files."""

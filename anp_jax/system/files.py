@@ -1,0 +1,77 @@
+"""Files that are whole or not there, and lines of JSON that may be torn."""
+
+import json
+import os
+import tempfile
+
+
+def write_atomic(path: str, content: str | bytes) -> None:
+  """Writes a file that a reader, or a crash, never sees half written.
+
+  Args:
+    path: of the file; one that exists is replaced.
+    content: text, which is written as UTF-8, or bytes.
+
+  Raises:
+    OSError: if it cannot be written; what was at the path stays.
+  """
+  data = content.encode() if isinstance(content, str) else content
+  folder, name = os.path.split(path)
+  # Two processes may write the same path: each has a temporary file of its own.
+  handle, temporary = tempfile.mkstemp(prefix=f'.{name}.', dir=folder or '.')
+  try:
+    with open(handle, 'wb') as file:
+      file.write(data)
+    # mkstemp's files are for their owner alone; these are for all who may read.
+    os.chmod(temporary, 0o666 & ~_umask())
+    os.replace(temporary, path)
+  except BaseException:
+    os.unlink(temporary)
+    raise
+
+
+def write_json(path: str, value) -> None:
+  """Writes a value as indented JSON; see `write_atomic`."""
+  write_atomic(path, json.dumps(value, indent=1) + '\n')
+
+
+def append_json_line(path: str, record: dict) -> None:
+  """Appends a record as one line of JSON.
+
+  A line that a killed process left unfinished is ended first.
+  """
+  with open(path, 'ab+') as file:
+    if file.tell():
+      file.seek(-1, os.SEEK_END)
+      if file.read(1) != b'\n':
+        file.write(b'\n')
+    file.write(json.dumps(record).encode() + b'\n')
+
+
+def read_json_lines(path: str) -> list[dict]:
+  """The records of a file of JSON lines, in order; torn lines are left out.
+
+  Args:
+    path: of the file; if it is missing, there are no records.
+  """
+  try:
+    with open(path, 'rb') as file:
+      lines = file.read().split(b'\n')
+  except FileNotFoundError:
+    return []
+  records = []
+  for line in lines:
+    try:
+      record = json.loads(line)
+    except ValueError:
+      continue
+    if isinstance(record, dict):
+      records.append(record)
+  return records
+
+
+def _umask() -> int:
+  """The process's umask, which can be read only by setting it."""
+  mask = os.umask(0o077)
+  os.umask(mask)
+  return mask

@@ -1,0 +1,354 @@
+"""What XLA and the memory allocators are told, before JAX starts.
+
+XLA reads XLA_FLAGS once, when the first device is opened, and ends the process
+on a flag that it does not know. So each flag is one that jaxlib 0.10.2 and
+0.12.0 take (a test tries all of them on the jaxlib that is installed), and only
+a run on its platform gets it. What a user has set is never changed. docs/gpu.md
+says what was left out.
+"""
+
+from collections.abc import Callable
+from collections.abc import MutableMapping
+import contextlib
+import glob
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from typing import NamedTuple
+
+from anp_jax.system import cores
+
+
+class Setting(NamedTuple):
+  """A flag of XLA, or an environment variable."""
+
+  name: str
+  value: str
+  platform: str  # 'cpu', 'gpu' or 'tpu'
+  reason: str
+
+
+FLAGS = (
+  Setting(
+    'xla_cpu_experimental_ynn_fusion_type', 'LIBRARY_FUSION_TYPE_DOT', 'cpu',
+    "matrix products alone go to XLA's YNNPACK: by default sums do too, and "
+    'what produces their terms is computed once for each of them; ResNet-50 '
+    'steps take half the time',
+  ),
+  Setting(
+    'xla_gpu_enable_latency_hiding_scheduler', 'true', 'gpu',
+    'gradient sums run beside the backward pass; Hopper and newer do it anyway',
+  ),
+  Setting(
+    'xla_gpu_all_reduce_combine_threshold_bytes', '1048576', 'gpu',
+    'gradients are joined already (strategies/buckets.py); joined once more, '
+    'the last of them, which nothing hides, would be 30 MB',
+  ),
+)  # fmt: skip
+
+# For runs that promise bits, see strategies/invariant.py.
+DETERMINISTIC = (
+  Setting(
+    'xla_gpu_deterministic_ops', 'true', 'gpu',
+    'no algorithm that adds in the order of arrival, and none chosen by trying '
+    'out, which may choose another one next time',
+  ),
+)  # fmt: skip
+
+VARIABLES = (
+  Setting(
+    'XLA_CLIENT_MEM_FRACTION', '0.85', 'gpu',
+    'training owns the GPU: 0.75, the default, leaves a quarter of it unused',
+  ),
+)  # fmt: skip
+
+# JAX refuses to start with both names of one variable.
+_OLD_NAMES = {'XLA_CLIENT_MEM_FRACTION': 'XLA_PYTHON_CLIENT_MEM_FRACTION'}
+_CUDA_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin')
+_NVIDIA, _GOOGLE = '0x10de', '0x1ae0'  # as PCI numbers their makers
+_HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
+# How many threads XLA's CPU devices share, all of a process; by default as many
+# as there are cores. A callback that waits holds one, and would wait for ever
+# once all do. XLA looks at the first of these names first.
+_THREADS, _SPARE_THREADS = ('PJRT_NPROC', 'NPROC'), 8
+_PLATFORMS = {'cuda': 'gpu', 'gpu': 'gpu', 'cpu': 'cpu', 'tpu': 'tpu'}
+
+
+def enable(
+  environment: MutableMapping[str, str] = os.environ,
+  deterministic: bool = False,
+  waiting: bool = False,
+  threads: int = 0,
+) -> list[str]:
+  """Sets what this machine's platform gets; a second call sets nothing.
+
+  Nothing is set either where JAX has opened its devices already: it would be
+  too late.
+
+  Args:
+    environment: where variables are read and set.
+    deterministic: whether the run promises bits.
+    waiting: whether programs wait for what the same CPU devices compute.
+    threads: size of the pool that the CPU devices share; 0: as many as cores.
+
+  Returns:
+    What was set: '--flag=value' and 'VARIABLE=value'.
+  """
+  if _devices_are_open():
+    return []
+  here = platform(environment)
+  variables = {
+    s.name: s.value
+    for s in VARIABLES
+    if s.platform == here
+    and not {s.name, _OLD_NAMES.get(s.name)} & environment.keys()
+  }
+  if waiting and not threads:
+    threads = (os.cpu_count() or 1) + _SPARE_THREADS
+  if threads and here == 'cpu' and not any(n in environment for n in _THREADS):
+    variables[_THREADS[-1]] = str(threads)
+  environment.update(variables)
+  wanted = FLAGS + DETERMINISTIC * deterministic
+  flags = _missing_flags(wanted, here, environment.get('XLA_FLAGS', ''))
+  if flags:
+    parts = [*flags, environment.get('XLA_FLAGS', '')]
+    environment['XLA_FLAGS'] = ' '.join(parts).strip()
+  return flags + [f'{name}={value}' for name, value in variables.items()]
+
+
+def enable_for(
+  config, environment: MutableMapping[str, str] = os.environ
+) -> list[str]:
+  """`enable`, for a run of a config."""
+  is_invariant = config.strategy.name == 'invariant'
+  return enable(
+    environment,
+    deterministic=is_invariant,
+    waiting=any(h.startswith('cpu:') for h in config.strategy.helpers),
+    threads=config.strategy.threads if is_invariant else 0,
+  )
+
+
+def use_huge_pages(
+  environment: MutableMapping[str, str] = os.environ,
+  restart: Callable = os.execve,
+) -> None:
+  """Starts this process anew, once, with large arrays on huge pages, on a CPU.
+
+  A step allocates and frees its intermediate results: at 4 KB a page the kernel
+  clears 200,000 pages a step of ResNet-50, an eighth of the time. The allocator
+  reads its settings when a process starts and never again; the new process has
+  the old one's number, files and arguments.
+
+  Args:
+    environment: where variables are read and set.
+    restart: called (program, arguments, environment).
+  """
+  tunables = environment.get('GLIBC_TUNABLES', '')
+  if 'glibc.malloc.hugetlb' in tunables or not _can_start_anew():
+    return
+  # [always]: there is nothing to do; [never]: nothing can be done.
+  if platform(environment) != 'cpu' or '[madvise]' not in _read(_HUGE_PAGES):
+    return
+  tunables = [tunables] * bool(tunables) + ['glibc.malloc.hugetlb=1']
+  environment['GLIBC_TUNABLES'] = ':'.join(tunables)
+  # A Ctrl-C that comes now waits for the new process; see `interrupts.watch`.
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+  # Without it a step is slower, and no less right.
+  with contextlib.suppress(OSError):
+    restart(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+  signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _can_start_anew():
+  """Whether this process's arguments would do the same again."""
+  # A debugger would be lost.
+  monitoring = getattr(sys, 'monitoring', None)
+  if sys.gettrace() or (
+    monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
+  ):
+    return False
+  # Not a script that another runs, and not one that came on standard input.
+  named = sys.argv[0] in sys.orig_argv or '-m' in sys.orig_argv
+  return bool(sys.executable and named and os.path.isfile(sys.argv[0]))
+
+
+def platform(environment: MutableMapping[str, str] = os.environ) -> str:
+  """Where JAX will compute, found out without importing it.
+
+  Returns:
+    'cpu', 'gpu' (NVIDIA's), 'tpu', or another name that JAX_PLATFORMS has.
+  """
+  named = environment.get('JAX_PLATFORMS', '').split(',')[0].strip().lower()
+  if named:
+    return _PLATFORMS.get(named, named)
+  # A build of JAX without a plugin computes on the CPU, whatever is plugged in.
+  if _installed('libtpu') and _exists('/dev/accel[0-9]*', '/dev/vfio/[0-9]*'):
+    return 'tpu'
+  hidden = environment.get('CUDA_VISIBLE_DEVICES', '0').strip() in ('', '-1')
+  if (
+    not hidden
+    and _installed(*_CUDA_PLUGINS)
+    # The last two: a container that hides /proc, and WSL.
+    and _exists('/proc/driver/nvidia', '/dev/nvidiactl', '/dev/dxg')
+  ):
+    return 'gpu'
+  return 'cpu'
+
+
+def cpu_threads(
+  devices: int, environment: MutableMapping[str, str] = os.environ
+) -> int:
+  """The number of threads in the pool that XLA's CPU devices share.
+
+  Args:
+    devices: CPU devices of this process; the pool has a thread for each.
+    environment: as it was when JAX opened them.
+  """
+  text = named_threads(environment)
+  # XLA takes what is no number, or none, for a variable that is not set.
+  named = int(text) if text.isdecimal() else 0
+  return max(named or cores.count(), devices)
+
+
+def named_threads(environment: MutableMapping[str, str] = os.environ) -> str:
+  """The text that names the pool's size to XLA; '' where nothing does."""
+  return next((environment[n] for n in _THREADS if n in environment), '')
+
+
+def missing_plugin(
+  environment: MutableMapping[str, str] = os.environ, root: str = '/'
+) -> str:
+  """What to install where JAX cannot use an accelerator of this host.
+
+  JAX itself says nothing, or only warns, and computes on the CPU.
+
+  Args:
+    environment: variables; one that names the platform, or hides the devices,
+      says that the CPU is meant.
+    root: of the file system to look at.
+
+  Returns:
+    One line; '' where nothing is missing.
+  """
+  if environment.get('JAX_PLATFORMS', '').strip():
+    return ''
+  hidden = environment.get('CUDA_VISIBLE_DEVICES', '0').strip() in ('', '-1')
+  gpu = '' if hidden or _installed(*_CUDA_PLUGINS) else _nvidia(root)
+  tpu = '' if _installed('libtpu') else _tpu(root, environment)
+  if gpu:
+    what, install = (
+      f'an NVIDIA GPU ({gpu})',
+      (
+        'make setup ACCELERATOR=cuda13 (cuda12 below driver 580 or Turing), or '
+        'pip install -r requirements-cuda.txt'
+      ),
+    )
+  elif tpu:
+    what, install = (
+      f'a TPU ({tpu})',
+      ("make setup ACCELERATOR=tpu, or pip install 'jax[tpu]'"),
+    )
+  else:
+    return ''
+  return (
+    f'this host has {what}, but JAX has no plugin for it: {install}; '
+    'JAX_PLATFORMS=cpu to compute on the CPU'
+  )
+
+
+def _nvidia(root):
+  """By what an NVIDIA GPU is seen; '' if there is none."""
+  for pattern in ('dev/nvidia[0-9]*', 'proc/driver/nvidia/gpus/*'):
+    paths = sorted(glob.glob(os.path.join(root, pattern)))
+    if paths:
+      return paths[0]
+  for device, vendor in _pci(root):
+    kind = _read(os.path.join(device, 'class'))
+    # A display or 3D controller: NVIDIA's network cards have its number too.
+    if vendor == _NVIDIA and kind.startswith('0x03'):
+      return device
+  return _listed_by_nvidia_smi()
+
+
+def _listed_by_nvidia_smi():
+  """The first GPU that NVIDIA's tool lists; all that WSL shows of one."""
+  try:
+    text = subprocess.run(
+      ['nvidia-smi', '--list-gpus'],
+      capture_output=True, text=True, timeout=30, check=True,
+    ).stdout  # fmt: skip
+  except (OSError, subprocess.SubprocessError):
+    return ''
+  line = text.partition('\n')[0]
+  return line.partition(' (UUID')[0] if line.startswith('GPU ') else ''
+
+
+def _tpu(root, environment):
+  """By what a TPU is seen; '' if there is none. See scripts/hardware.py."""
+  for pattern in ('dev/accel[0-9]*', 'dev/vfio/[0-9]*'):
+    paths = sorted(glob.glob(os.path.join(root, pattern)))
+    # vfio is for any device that a virtual machine is given.
+    if paths and (
+      'accel' in pattern
+      or environment.get('TPU_ACCELERATOR_TYPE')
+      or environment.get('TPU_NAME')
+      or any(vendor == _GOOGLE for _, vendor in _pci(root))
+    ):
+      return paths[0]
+  return ''
+
+
+def _pci(root):
+  """The folder and the vendor of each PCI device."""
+  devices = os.path.join(root, 'sys/bus/pci/devices/*')
+  for device in sorted(glob.glob(devices)):
+    yield device, _read(os.path.join(device, 'vendor')).strip()
+
+
+def not_deterministic(
+  platform: str, environment: MutableMapping[str, str] = os.environ
+) -> list[str]:
+  """The flags that a run which promises bits needs and XLA was not given."""
+  given = environment.get('XLA_FLAGS', '').split()
+  flags = [
+    f'--{s.name}={s.value}' for s in DETERMINISTIC if s.platform == platform
+  ]
+  return [flag for flag in flags if flag not in given]
+
+
+def _missing_flags(wanted, here, text):
+  """The flags of a platform that the text of XLA_FLAGS does not name."""
+  # Anything else is the path of a file with flags, which stands alone.
+  if text.strip() and not text.lstrip().startswith('-'):
+    return []
+  named = {word.partition('=')[0].lstrip('-') for word in text.split()}
+  return [
+    f'--{s.name}={s.value}'
+    for s in wanted
+    if s.platform == here and s.name not in named
+  ]
+
+
+def _devices_are_open():
+  # There is no public name for it; a JAX without this one is not asked.
+  bridge = sys.modules.get('jax._src.xla_bridge')
+  return bool(getattr(bridge, 'backends_are_initialized', bool)())
+
+
+def _installed(*modules):
+  return any(importlib.util.find_spec(name) for name in modules)
+
+
+def _exists(*patterns):
+  return any(glob.glob(pattern) for pattern in patterns)
+
+
+def _read(path):
+  try:
+    with open(path) as f:
+      return f.read()
+  except OSError:
+    return ''

@@ -1,0 +1,1 @@
+"""A training step: loss, gradient, update, and the same without them."""

@@ -1,0 +1,190 @@
+"""Learning-rate multipliers by rules, and what a multiplier of 0 freezes.
+
+Rules are those of sharding: an ordered list of (regex, value), the regex
+searched for in the parameter's path; the first that matches wins. A frozen
+parameter stays as it is to the bit, weight decay and averages included, and a
+batch norm all of whose parameters are frozen normalises with its running
+statistics and leaves these as they are.
+"""
+
+import contextlib
+import re
+
+from flax import linen as nn
+import jax
+from jax import lax
+import jax.numpy as jnp
+import optax
+
+from anp_jax import config as config_lib
+from anp_jax.models import layers
+from anp_jax.parallel import mesh as mesh_lib
+
+_KEY = 'config.optimizer.multipliers'
+
+
+def factor(rules, name: str) -> float:
+  """What the learning rate of a parameter is multiplied by.
+
+  Args:
+    rules: pairs of regex and value.
+    name: the parameter's path, as `mesh.path_name` gives it.
+  """
+  for pattern, value in rules:
+    if re.search(pattern, name):
+      return float(value)
+  return 1.0
+
+
+def scaled(rules) -> optax.GradientTransformation:
+  """Multiplies the update of each parameter, as the last effect of a chain."""
+
+  def one(path, update):
+    value = factor(rules, mesh_lib.path_name(path))
+    if not value:  # also of an update that is not finite
+      return jnp.zeros_like(update)
+    return update if value == 1 else update * jnp.asarray(value, update.dtype)
+
+  return optax.stateless(
+    lambda updates, _: jax.tree_util.tree_map_with_path(one, updates)
+  )
+
+
+def check(rules, params) -> None:
+  """Refuses a rule that no parameter matches, and that nothing trains.
+
+  Args:
+    rules: pairs of regex and value.
+    params: pytree of arrays or shapes.
+
+  Raises:
+    ConfigError: naming the rule, with the nearest path or the modules.
+  """
+  names = list(_paths(params))
+  modules = sorted({name.partition('/')[0] for name in names})
+  for pattern, _ in rules:
+    if not any(re.search(pattern, name) for name in names):
+      near = config_lib.nearest(pattern, [*modules, *names])
+      raise config_lib.ConfigError(
+        f'{_KEY}: {pattern!r} matches no parameter'
+        + (near or f'; the modules are {", ".join(modules)}')
+      )
+  if rules and not any(factor(rules, name) for name in names):
+    raise config_lib.ConfigError(
+      f'{_KEY}={rules!r}: expected a value above 0 for some parameter, or '
+      'nothing trains'
+    )
+
+
+class Frozen:
+  """What a step leaves as it is; where nothing is frozen, it changes no step.
+
+  Attributes:
+    norms: paths of the modules all of whose parameters are frozen.
+  """
+
+  def __init__(self, rules, params):
+    """Finds it.
+
+    Args:
+      rules: pairs of regex and value.
+      params: pytree of arrays or shapes.
+    """
+    free = {name: bool(factor(rules, name)) for name in _paths(params)}
+    self._names = {name for name, trains in free.items() if not trains}
+    modules = {name.rpartition('/')[0] for name in self._names}
+    self.norms = modules - {
+      name.rpartition('/')[0] for name, trains in free.items() if trains
+    }
+
+  def hold(self, params):
+    """The same parameters; of those that are frozen no gradient is computed."""
+    return self._params(lax.stop_gradient, params)
+
+  def mask(self, gradients):
+    """The same gradients, zero where frozen, whoever has computed them."""
+    return self._params(jnp.zeros_like, gradients)
+
+  def is_kept(self, statistic: str) -> bool:
+    """Whether a norm's running statistic stays as it is.
+
+    Args:
+      statistic: its path, such as 'batch_stats/stem_norm/mean'.
+    """
+    return statistic.partition('/')[2].rpartition('/')[0] in self.norms
+
+  def keeping(self, update):
+    """An update that leaves what is frozen as it was.
+
+    Sums over devices, and means over groups, may round what does not change.
+
+    Args:
+      update: (state, reduced) -> (state, values).
+    """
+    if not self._names:
+      return update
+
+    def kept(state, reduced):
+      new, values = update(state, reduced)
+      average = {}
+      if new.average:
+        average = self._both(new.average, state.average)
+      both = self._both(
+        {'params': new.params, 'stats': new.stats},
+        {'params': state.params, 'stats': state.stats},
+      )
+      return new.replace(**both, average=average), values
+
+    return kept
+
+  @contextlib.contextmanager
+  def applied(self):
+    """In this context, frozen norms of a model use their running statistics."""
+    if not self.norms:
+      yield
+      return
+    with nn.intercept_methods(self._intercept):
+      yield
+
+  def _intercept(self, following, arguments, keywords, context):
+    module = context.module
+    is_norm = isinstance(module, layers.BatchNorm | nn.BatchNorm)
+    frozen = is_norm and '/'.join(module.path) in self.norms
+    if not frozen or context.method_name != '__call__':
+      return following(*arguments, **keywords)
+    if isinstance(module, layers.BatchNorm):
+      return following(arguments[0], False)
+    # Flax refuses a value both here and in the field.
+    own = module.use_running_average
+    object.__setattr__(module, 'use_running_average', None)
+    try:
+      given = {**keywords, 'use_running_average': True}
+      return following(arguments[0], **given)
+    finally:  # the layer may be called again
+      object.__setattr__(module, 'use_running_average', own)
+
+  def _both(self, new, old):
+    """Of parameters and statistics what is frozen from the second."""
+    stats = jax.tree_util.tree_map_with_path(
+      lambda path, n, o: o if self.is_kept(mesh_lib.path_name(path)) else n,
+      new['stats'], old['stats'],
+    )  # fmt: skip
+    params = self._params(lambda _, o: o, new['params'], old['params'])
+    return {'params': params, 'stats': stats}
+
+  def _params(self, function, tree, *others):
+    """A tree like the parameters, with a function of what is frozen there."""
+
+    def one(path, leaf, *more):
+      if mesh_lib.path_name(path) in self._names:
+        return function(leaf, *more)
+      return leaf
+
+    return jax.tree_util.tree_map_with_path(one, tree, *others)
+
+
+def _paths(params):
+  return [
+    mesh_lib.path_name(path)
+    for path, _ in jax.tree_util.tree_leaves_with_path(params)
+  ]

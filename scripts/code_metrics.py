@@ -1,0 +1,155 @@
+"""Counts what makes a file easy or hard to enter: lines, arguments, branches.
+
+  python -m scripts.code_metrics anp_jax/train.py ../nanodo/nanodo/train.py
+  python -m scripts.code_metrics --rules anp_jax scripts
+
+The first form prints a table of the files named, a row each; the second prints
+the places that break the rules of docs/architecture.md (Language and size), and
+ends with status 1 if there are any.
+"""
+
+import ast
+from collections.abc import Iterator
+import dataclasses
+import os
+import re
+import sys
+
+MAX_ARGUMENTS = 6
+MAX_LINES = 60  # of a function's body, without its docstring
+# A variable is a noun of the domain: no bare participle, no pronoun.
+_NOT_NOUNS = frozenset(
+  'asked begun both found given have heard held kept known lacking like made '
+  'mine one others own said seen shown taken theirs these this those told '
+  'wanted whole whose'.split()
+)
+_PHRASES = re.compile(
+  r'\banew\b|\bbesides?\b|\bof which\b|\bwho asks?\b|\b[Aa]s of\b|'
+  r'\bof those that\b'
+)
+_DOCSTRING = re.compile(r'(Of|See|As|Makes it)\b')
+_BRANCHES = (
+  ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.BoolOp,
+  ast.comprehension, ast.Match,
+)  # fmt: skip
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+  """Counts of one file.
+
+  Attributes:
+    lines: of the file, blank ones and comments too.
+    functions: in it, methods and inner ones too.
+    longest: lines of the longest function's body.
+    most_arguments: of a function, without self and cls.
+    branches: if, for, while, except, and, or, and loops of comprehensions.
+  """
+
+  lines: int
+  functions: int
+  longest: int
+  most_arguments: int
+  branches: int
+
+
+def count(path: str) -> Counts:
+  """The counts of a Python file."""
+  text = _read(path)
+  nodes = list(ast.walk(ast.parse(text)))
+  functions = [n for n in nodes if isinstance(n, _FUNCTIONS)]
+  return Counts(
+    lines=len(text.splitlines()),
+    functions=len(functions),
+    longest=max(map(body_lines, functions), default=0),
+    most_arguments=max(map(arguments, functions), default=0),
+    branches=sum(isinstance(n, _BRANCHES) for n in nodes),
+  )
+
+
+def arguments(function: ast.FunctionDef) -> int:
+  """The arguments of a function, without self and cls."""
+  names = function.args.posonlyargs + function.args.args
+  bound = bool(names) and names[0].arg in ('self', 'cls')
+  return len(names) + len(function.args.kwonlyargs) - bound
+
+
+def body_lines(function: ast.FunctionDef) -> int:
+  """The lines of a function's body, without its docstring."""
+  body = function.body
+  if len(body) > 1 and ast.get_docstring(function) is not None:
+    body = body[1:]
+  return body[-1].end_lineno - body[0].lineno + 1
+
+
+def breaches(path: str) -> Iterator[str]:
+  """Each place of a Python file that breaks a rule, as 'path:line: what'."""
+  text = _read(path)
+  for node in ast.walk(ast.parse(text)):
+    if isinstance(node, _FUNCTIONS):
+      if arguments(node) > MAX_ARGUMENTS:
+        yield f'{path}:{node.lineno}: {node.name}: {arguments(node)} arguments'
+      if body_lines(node) > MAX_LINES:
+        yield f'{path}:{node.lineno}: {node.name}: {body_lines(node)} lines'
+    if isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Module)):
+      docstring = ast.get_docstring(node) or ''
+      if _DOCSTRING.match(docstring):
+        line = getattr(node, 'lineno', 1)
+        yield f'{path}:{line}: docstring begins {docstring[:20]!r}'
+    name = _assigned(node)
+    if name in _NOT_NOUNS:
+      yield f'{path}:{node.lineno}: variable {name!r} is no noun'
+  for number, line in enumerate(text.splitlines(), 1):
+    phrase = _PHRASES.search(line)
+    if phrase:
+      yield f'{path}:{number}: phrase {phrase[0]!r}'
+
+
+def python_files(path: str) -> list[str]:
+  """The Python files of a folder and those below it, or the file itself."""
+  if os.path.isfile(path):
+    return [path]
+  return sorted(
+    os.path.join(folder, name)
+    for folder, _, names in os.walk(path)
+    for name in names
+    if name.endswith('.py')
+  )
+
+
+def _assigned(node) -> str | None:
+  """The name that a node gives to a variable or an argument."""
+  if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+    return node.id
+  return node.arg if isinstance(node, ast.arg) else None
+
+
+def _read(path):
+  with open(path, encoding='utf-8') as file:
+    return file.read()
+
+
+def main(argv: list[str]) -> int:
+  """Prints the table, or the breaches; gives the exit status."""
+  only_rules, paths = argv[1:2] == ['--rules'], argv[1:]
+  if only_rules:
+    paths = paths[1:]
+  if not paths:
+    print(__doc__)
+    return 2
+  files = [file for path in paths for file in python_files(path)]
+  if only_rules:
+    lines = [line for file in files for line in breaches(file)]
+    print(*lines, sep='\n')
+    return int(bool(lines))
+  names = [field.name for field in dataclasses.fields(Counts)]
+  print('| file |', ' | '.join(n.replace('_', ' ') for n in names), '|')
+  print('|---' * (1 + len(names)) + '|')
+  for file in files:
+    print(f'| {file} |', *map('{} |'.format, dataclasses.astuple(count(file))))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv))

@@ -1,0 +1,491 @@
+"""Tests of checkpoint: keeping, falling back, refusing, checking bytes."""
+
+import asyncio
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint._src.path import atomicity
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.checkpoint import checksums
+from anp_jax.checkpoint import manager
+from anp_jax.parallel import mesh as mesh_lib
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+DATA = {'examples': 64, 'classes': 12, 'names': 'abc'}
+
+
+def _state(step, mesh=None, axis=None):
+  """A state whose values are known in closed form from its step."""
+  mesh = mesh or _mesh(1)
+  numbers = np.arange(64 * 32, dtype=np.float32).reshape(64, 32) + step
+  values = {
+    'kernel': numbers,
+    'half': numbers.astype(jax.numpy.bfloat16),
+    'step': np.int32(step),
+    'flag': np.array([True, False]),
+  }
+  specs = dict.fromkeys(('kernel', 'half'), mesh_lib.P(axis))
+  return {
+    name: jax.device_put(
+      value, jax.NamedSharding(mesh, specs.get(name, mesh_lib.P()))
+    )
+    for name, value in values.items()
+  }
+
+
+def _mesh(count):
+  config = config_lib.base()
+  return mesh_lib.create(config, jax.devices()[:count])
+
+
+def _like(state):
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+  )
+
+
+def _open(workdir, config, data=DATA, like=None):
+  return manager.Checkpoints(
+    str(workdir), config, data, like or _like(_state(0))
+  )
+
+
+def _write(workdir, config, steps):
+  found = _open(workdir, config)
+  for step in steps:
+    found.save(step, _state(step))
+  found.wait()
+  found.close()
+
+
+def _folders(workdir, kind):
+  return sorted(
+    int(p.name) for p in (workdir / kind).iterdir() if p.name.isdigit()
+  )
+
+
+def _equal(state, step):
+  for name, value in _state(step).items():
+    np.testing.assert_array_equal(
+      np.asarray(state[name]), np.asarray(value), err_msg=name
+    )
+
+
+def _largest_file(folder):
+  files = [p for p in pathlib.Path(folder).rglob('*') if p.is_file()]
+  return max(files, key=lambda p: p.stat().st_size)
+
+
+def test_restores_what_was_saved(tmp_path, config):
+  _write(tmp_path, config, [3])
+  found = _open(tmp_path, config)
+  state, step = found.restore()
+  assert step == 3
+  _equal(state, 3)
+  assert _open(tmp_path / 'new', config).restore() is None
+
+
+def test_saved_state_survives_donation(tmp_path, config):
+  found = _open(tmp_path, config)
+  state = _state(5)
+  found.save(5, state)
+  spoil = jax.jit(lambda s: jax.tree.map(lambda x: x * 0, s), donate_argnums=0)
+  jax.block_until_ready(spoil(state))
+  found.wait()
+  _equal(found.restore()[0], 5)
+
+
+def test_keeps_newest_and_best_and_no_more(tmp_path, config):
+  config.checkpoint.keep = 2
+  config.checkpoint.keep_best = 2
+  found = _open(tmp_path, config)
+  scores = {4: 0.3, 8: 0.7, 12: 0.5, 16: 0.1, 20: 0.6}
+  for step in range(1, 25):
+    found.save(step, _state(step))
+    if step in scores:
+      found.save_best(step, _state(step), {'anp_top1': scores[step]})
+  found.wait()
+  found.close()
+  assert _folders(tmp_path, 'checkpoints') == [23, 24]
+  assert _folders(tmp_path, 'best') == [8, 20]
+  # Nothing else is left behind either.
+  assert len(list((tmp_path / 'checkpoints').iterdir())) <= 3
+  config.checkpoint.best_metric = 'class_top1'  # another name of it
+  state, step = _open(tmp_path, config).restore('best')
+  assert step == 8
+  _equal(state, 8)
+
+
+def test_best_by_loss_is_the_lowest(tmp_path, config):
+  config.checkpoint.best_metric = 'loss'
+  found = _open(tmp_path, config)
+  for step, loss in ((1, 2.0), (2, 1.0), (3, 1.5)):
+    found.save_best(step, _state(step), {'loss': loss})
+  found.wait()
+  assert _folders(tmp_path, 'best') == [2]
+
+
+def test_best_metric_that_evaluation_lacks(config):
+  config.checkpoint.best_metric = 'noun_top1'
+  with pytest.raises(config_lib.ConfigError, match='noun_top1.*class_top1'):
+    manager.check_best_metric(config, ('loss', 'anp_top1'))
+  config.checkpoint.best_metric = 'anp_top5'
+  with pytest.raises(config_lib.ConfigError, match='gives anp_top1, noun_top1'):
+    manager.check_best_metric(config, ('anp_top1', 'noun_top1'))
+  config.checkpoint.best_metric = 'class_top1'
+  manager.check_best_metric(config, ('loss', 'anp_top1'))
+
+
+@pytest.mark.parametrize('writer', [1, 2, 4, 8])
+@pytest.mark.parametrize('reader', [1, 4])
+def test_restores_on_another_number_of_devices(
+  tmp_path, config, writer, reader
+):  # fmt: skip
+  saved = _state(7, _mesh(writer), 'data')
+  found = _open(tmp_path, config, like=_like(saved))
+  found.save(7, saved)
+  found.wait()
+  like = _like(_state(0, _mesh(reader), 'data'))
+  state, _ = _open(tmp_path, config, like=like).restore()
+  _equal(state, 7)
+  assert len(state['kernel'].sharding.device_set) == reader
+
+
+def _flip(folder):
+  file = _largest_file(folder / 'state')
+  data = bytearray(file.read_bytes())
+  # Stored compressed: near the end of the largest array's own bytes.
+  data[len(data) // 2] ^= 0x10
+  file.write_bytes(bytes(data))
+
+
+def _truncate(folder):
+  file = _largest_file(folder / 'state')
+  file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _remove(folder):
+  _largest_file(folder / 'state').unlink()
+
+
+def _empty(folder):
+  shutil.rmtree(folder)
+  folder.mkdir()
+
+
+def _no_meta(folder):
+  shutil.rmtree(folder / 'meta')
+
+
+@pytest.mark.parametrize(
+  'damage', [_flip, _truncate, _remove, _empty, _no_meta]
+)
+def test_damaged_newest_is_set_aside(tmp_path, config, damage, caplog):
+  _write(tmp_path, config, [1, 2])
+  damage(tmp_path / 'checkpoints' / '2')
+  state, step = _open(tmp_path, config).restore()
+  assert step == 1
+  _equal(state, 1)
+  assert _folders(tmp_path, 'checkpoints') == [1]
+  (aside,) = (tmp_path / 'damaged').iterdir()
+  assert aside.name.startswith('2-')
+  assert 'checkpoint 2 is damaged' in caplog.text
+
+
+def test_step_can_be_saved_again_after_damage(tmp_path, config):
+  _write(tmp_path, config, [1, 2])
+  _empty(tmp_path / 'checkpoints' / '2')
+  found = _open(tmp_path, config)
+  found.restore()
+  found.save(2, _state(2))
+  found.wait()
+  state, step = _open(tmp_path, config).restore()
+  assert step == 2
+  _equal(state, 2)
+
+
+def test_wrong_values_behind_right_bytes_are_seen(tmp_path, config):
+  """Bytes that decode well but are not those that were saved."""
+  _write(tmp_path, config, [1, 2])
+  path = tmp_path / 'checkpoints' / '2' / 'state'
+  with ocp.StandardCheckpointer() as raw:
+    tree = raw.restore(path)
+    tree['state']['kernel'] = np.asarray(tree['state']['kernel']).copy()
+    tree['state']['kernel'][40, 3] += 1
+    shutil.rmtree(path)
+    raw.save(path, tree)
+  assert _open(tmp_path, config).restore()[1] == 1
+
+
+def test_all_damaged_is_an_error_not_a_new_run(tmp_path, config):
+  _write(tmp_path, config, [1, 2])
+  for step in (1, 2):
+    _empty(tmp_path / 'checkpoints' / str(step))
+  with pytest.raises(config_lib.ConfigError, match='none of the checkpoints'):
+    _open(tmp_path, config).restore()
+
+
+def test_unfinished_save_is_no_checkpoint(tmp_path, config):
+  _write(tmp_path, config, [1])
+  source = tmp_path / 'checkpoints' / '1'
+  shutil.copytree(source, tmp_path / 'checkpoints/2.orbax-checkpoint-tmp')
+  assert _open(tmp_path, config).restore()[1] == 1
+
+
+def _all_files(workdir):
+  return {
+    str(p): None if p.is_dir() else p.read_bytes() for p in workdir.rglob('*')
+  }
+
+
+def test_what_only_reads_changes_nothing(tmp_path, config, caplog):
+  """The run that owns the folder may be in the midst of a save."""
+  _write(tmp_path, config, [1, 2])
+  _empty(tmp_path / 'checkpoints' / '2')
+  (tmp_path / 'best').rmdir()  # as of a run that was not evaluated yet
+  save = tmp_path / 'checkpoints' / '3.orbax-checkpoint-tmp'
+  save.mkdir()
+  (save / 'half').write_text('x')
+  before = _all_files(tmp_path)
+  found = _open(tmp_path, config, data=None)
+  state, step = found.restore()
+  found.close()
+  assert step == 1
+  _equal(state, 1)
+  assert 'checkpoint 2 is damaged' in caplog.text
+  assert _all_files(tmp_path) == before
+  _empty(tmp_path / 'checkpoints' / '1')
+  with pytest.raises(config_lib.ConfigError, match='none of the checkpoints'):
+    _open(tmp_path, config, data=None).restore()
+  assert _open(tmp_path / 'new', config, data=None).restore() is None
+  assert not (tmp_path / 'new').exists()
+
+
+def test_a_newer_one_is_read_where_the_run_has_deleted_the_newest(
+  tmp_path, config
+):
+  config.checkpoint.keep = 1
+  _write(tmp_path, config, [1])
+  found = _open(tmp_path, config, data=None)
+  _write(tmp_path, config, [2])
+  assert _folders(tmp_path, 'checkpoints') == [2]
+  state, step = found.restore()
+  assert step == 2
+  _equal(state, 2)
+
+
+def test_other_config_is_refused_with_the_key(tmp_path, config):
+  _write(tmp_path, config, [1])
+  config.optimizer.learning_rate = 0.7
+  with pytest.raises(
+    config_lib.ConfigError, match='optimizer.learning_rate is 0.7.*0.05'
+  ):
+    _open(tmp_path, config).restore()
+  assert _folders(tmp_path, 'checkpoints') == [1]
+
+
+def test_resumable_keys_may_change(tmp_path, config):
+  _write(tmp_path, config, [1])
+  config.duration = '99 steps'
+  config.checkpoint.keep = 5
+  config.mesh.data = 1
+  assert _open(tmp_path, config).restore()[1] == 1
+
+
+@pytest.mark.parametrize('key', ['examples', 'names'])
+def test_other_data_are_refused(tmp_path, config, key):
+  _write(tmp_path, config, [1])
+  other = dict(DATA, **{key: 'other'})
+  with pytest.raises(config_lib.ConfigError, match=f'data differ in {key!r}'):
+    _open(tmp_path, config, other).restore()
+
+
+def test_changed_model_is_refused_not_called_damage(tmp_path, config):
+  _write(tmp_path, config, [1])
+  like = _like(_state(0))
+  like['kernel'] = jax.ShapeDtypeStruct(
+    (64, 16), np.float32, sharding=like['kernel'].sharding
+  )
+  with pytest.raises(config_lib.ConfigError, match='kernel has shape'):
+    _open(tmp_path, config, like=like).restore()
+  assert _folders(tmp_path, 'checkpoints') == [1]
+
+
+def test_meta_says_versions_config_and_data(tmp_path, config):
+  _write(tmp_path, config, [1])
+  path = tmp_path / 'checkpoints/1/meta/metadata'
+  meta = json.loads(path.read_text())
+  assert meta['packages']['jax'] == jax.__version__
+  assert meta['data'] == DATA
+  assert meta['config']['model.name'] == 'resnet18'
+
+
+def test_named_steps(tmp_path, config):
+  _write(tmp_path, config, [1, 2])
+  found = _open(tmp_path, config)
+  assert found.restore('1')[1] == 1
+  with pytest.raises(config_lib.ConfigError, match='step 9.*it has 1, 2'):
+    found.restore('9')
+  with pytest.raises(config_lib.ConfigError, match='no best checkpoint'):
+    found.restore('best')
+
+
+def _reference_checksum(array):
+  """The sum of (2i + 1) word_i modulo 2^32, with Python's own integers."""
+  raw = np.asarray(array)
+  kind = {1: np.uint8, 2: np.uint16}.get(raw.dtype.itemsize, np.uint32)
+  words = np.frombuffer(raw.tobytes(), kind).tolist()
+  return sum(w * (2 * i + 1) for i, w in enumerate(words)) % 2**32
+
+
+@pytest.mark.parametrize('count', [1, 2, 4, 8])
+def test_checksum_is_the_sum_whatever_the_devices(count):
+  state = _state(3, _mesh(count), 'data')
+  sums = jax.device_get(checksums.of_tree(state))
+  leaves = jax.tree.leaves(state)
+  assert sums.tolist() == [_reference_checksum(x) for x in leaves]
+
+
+def test_no_file_is_touched_outside_the_workdir(tmp_path, config):
+  before = set(os.listdir(tmp_path))
+  _write(tmp_path / 'run', config, [1])
+  assert set(os.listdir(tmp_path)) - before == {'run'}
+
+
+@pytest.mark.parametrize('on_error', ['stop', 'continue'])
+def test_a_full_disk(tmp_path, config, monkeypatch, caplog, on_error):
+  """A run says so, stops or goes on, and what was saved is whole."""
+  config.checkpoint.on_error = on_error
+  found = _open(tmp_path, config)
+  found.save(1, _state(1))
+  found.wait()
+  need = sum(np.asarray(x).nbytes for x in _state(0).values())
+  with monkeypatch.context() as full:
+    full.setattr(
+      manager.shutil, 'disk_usage',
+      lambda _: shutil._ntuple_diskusage(need, 1, need - 1),
+    )  # fmt: skip
+    if on_error == 'stop':
+      with pytest.raises(manager.NotSaved, match=r'written.*whole: 1\)'):
+        found.save(2, _state(2))
+    else:
+      found.save(2, _state(2))
+      assert 'could not be written' in caplog.text
+      # A run must not end well without its last state.
+      with pytest.raises(manager.NotSaved):
+        found.wait()
+  assert found.steps() == [1]
+  found.save(3, _state(3))
+  found.wait()
+  assert found.restore()[1] == 3
+
+
+def test_a_save_is_timed_until_it_is_on_disk(tmp_path, config, monkeypatch):
+  """Not until the loop goes on, which it does at once."""
+  found = _open(tmp_path, config)
+  assert found.to_save() == 0
+  for name in ('AtomicRenameTemporaryPath', 'CommitFileTemporaryPath'):
+    monkeypatch.setattr(
+      getattr(atomicity, name), 'finalize',
+      _slow(getattr(atomicity, name).finalize, 0.2),
+    )  # fmt: skip
+  start = time.monotonic()
+  found.save(1, _state(1))
+  while not (tmp_path / 'checkpoints/1').exists():
+    found.to_save()
+    time.sleep(0.01)
+  spent = time.monotonic() - start
+  found.wait()
+  longest = found.to_save()
+  assert longest == pytest.approx(spent, rel=0.5)
+  found.save(2, _state(2))
+  # What is left of the one under way comes first.
+  assert longest < found.to_save() <= 2 * longest
+  found.close()
+
+
+def _slow(real, seconds):
+  async def slow(*args, **kwargs):
+    await asyncio.sleep(seconds)
+    return await real(*args, **kwargs)
+
+  return slow
+
+
+@pytest.mark.parametrize('when', ['before', 'meanwhile'])
+def test_the_best_that_was_not_written_is_not_the_best(
+  tmp_path, config, monkeypatch, when
+):
+  """A disk that is full at the best score, and has room for the next."""
+  config.checkpoint.on_error = 'continue'
+  config.checkpoint.keep_best = 1
+  found = _open(tmp_path, config)
+  with monkeypatch.context() as full:
+    if when == 'before':
+      full.setattr(
+        manager.shutil, 'disk_usage',
+        lambda _: shutil._ntuple_diskusage(1, 1, 0),
+      )  # fmt: skip
+    else:
+      for name in ('AtomicRenameTemporaryPath', 'CommitFileTemporaryPath'):
+        full.setattr(getattr(atomicity, name), 'finalize', _no_space)
+    found.save_best(1, _state(1), {'anp_top1': 0.9})
+    # Orbax's own thread has ended, and nobody has asked it how.
+    orbax = found._managers['best']
+    while orbax.is_saving_in_progress():
+      time.sleep(0.01)
+  found.save_best(2, _state(2), {'anp_top1': 0.8})
+  found.save_best(3, _state(3), {'anp_top1': 0.7})
+  found.close()
+  assert _folders(tmp_path, 'best') == [2]
+
+
+async def _no_space(*_, **__):
+  raise OSError(28, 'No space left on device')
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can mount a disk')
+@pytest.mark.parametrize('on_error', ['stop', 'continue'])
+def test_a_disk_that_fills_up_under_a_run(tmp_path, on_error):
+  disk = tmp_path / 'disk'
+  disk.mkdir()
+  mounted = subprocess.run(
+    ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', disk],
+    capture_output=True,
+  )  # fmt: skip
+  if mounted.returncode:
+    pytest.skip('no file system can be mounted here')
+  try:
+    command = [
+      sys.executable, 'main.py', '--config=configs/resnet_anp.py:tiny',
+      f'--workdir={disk}/run', '--config.checkpoint.keep=10',
+      '--config.duration=24 steps', f'--config.checkpoint.on_error={on_error}',
+    ]  # fmt: skip
+    done = subprocess.run(
+      command, cwd=_ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1, done.stderr[-3000:]
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith('error: ')]
+    assert 'a checkpoint could not be written' in line
+    reached = '24/24 ' in done.stdout
+    assert reached == (on_error == 'continue')
+    scored = subprocess.run(
+      [*command[:-3], '--mode=evaluate'], cwd=_ROOT, capture_output=True,
+      text=True,
+    )  # fmt: skip
+    assert scored.returncode == 0, scored.stderr
+    whole = max(_folders(disk / 'run', 'checkpoints'))
+    assert f'checkpoint of step {whole},' in scored.stdout
+  finally:
+    subprocess.run(['umount', disk], check=True)

@@ -1,0 +1,245 @@
+"""Tests of trained: what is read back of a run, and what is refused."""
+
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.checkpoint import checksums
+from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.checkpoint import trained
+from anp_jax.config import command_line
+from anp_jax.data import vocabulary
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+
+def _config(config, **overrides):
+  config.model.name = 'tests.user_network:SmallNet'
+  config.log.tensorboard = False
+  for key, value in overrides.items():
+    config_lib.put(config, key.replace('__', '.'), value)
+  return config
+
+
+def _run(config, folder, devices):
+  found = jax.devices()[:devices]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax, 'devices', lambda: found)
+    train.run(config, str(folder))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def averaged(tmp_path_factory):
+  """A run with averaged weights: newest 8 and 12, best 6 or 12."""
+  config = _config(command_line.load('configs/resnet_anp.py:tiny', {}), ema=0.5)
+  return _run(config, tmp_path_factory.mktemp('averaged'), 1)
+
+
+def _saved(folder, kind, step):
+  """A checkpoint's state, read by Orbax alone."""
+  path = os.path.join(os.path.abspath(folder), kind, str(step), 'state')
+  with ocp.StandardCheckpointer() as raw:
+    return raw.restore(path)['state']
+
+
+def _equal(have, want):
+  assert jax.tree.structure(have) == jax.tree.structure(want)
+  jax.tree.map(np.testing.assert_array_equal, have, want)
+
+
+def test_the_newest_is_what_evaluation_sees(averaged):
+  found = trained.load(str(averaged))
+  assert found.step == 12
+  saved = _saved(averaged, 'checkpoints', 12)
+  _equal(found.params, saved['average']['params'])
+  # Else the average could be the weights themselves.
+  leaf = jax.tree.leaves(saved['params'])[0]
+  assert not np.array_equal(jax.tree.leaves(found.params)[0], leaf)
+  assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(found.params))
+  assert len(found.vocabulary) == found.objective.classes
+  assert found.config.ema == 0.5
+  saved = json.loads((averaged / 'config.json').read_text())
+  assert json.loads(config_lib.to_json(found.config)) == saved
+
+
+@pytest.mark.parametrize(
+  'place, which, folder, step',
+  [
+    ('', '8', 'checkpoints', 8),
+    ('', 'best', 'best', None),
+    ('best', 'newest', 'best', None),
+    ('checkpoints', 'newest', 'checkpoints', 12),
+    ('checkpoints/8', 'newest', 'checkpoints', 8),
+  ],
+)
+def test_places(averaged, place, which, folder, step):
+  found = trained.load(str(averaged / place), which)
+  if step is None:
+    (step,) = [int(p.name) for p in (averaged / 'best').glob('[0-9]*')]
+  assert found.step == step
+  want = _saved(averaged, folder, step)['average']['params']
+  _equal(found.params, want)
+
+
+def test_of_several_best_the_best(tmp_path):
+  for step, loss in ((3, 0.5), (6, 0.25), (9, 0.75)):
+    (tmp_path / f'best/{step}/metrics').mkdir(parents=True)
+    (tmp_path / f'best/{step}/state').mkdir()
+    text = json.dumps({'loss': loss})
+    (tmp_path / f'best/{step}/metrics/metrics').write_text(text)
+  for place, which in (('', 'best'), ('best', 'best'), ('best', 'newest')):
+    found = trained.find(str(tmp_path / place), which)
+    assert found == str(tmp_path / 'best/6')
+
+
+@pytest.mark.slow
+def test_the_mean_of_groups(tmp_path, config):
+  config = _config(config, strategy__name='local', strategy__groups=2)
+  config.strategy.period = 100  # never: the groups differ
+  found = trained.load(str(_run(config, tmp_path, 2)))
+  saved = _saved(tmp_path, 'checkpoints', found.step)['params']
+  leaf = jax.tree.leaves(saved)[0]
+  assert leaf.shape[0] == 2 and not np.array_equal(leaf[0], leaf[1])
+  # Of two numbers, halves and their sum are exact but for the last rounding.
+  jax.tree.map(
+    lambda have, want: np.testing.assert_allclose(
+      have, (want[0] + want[1]) / 2, rtol=2e-7, atol=1e-9
+    ),
+    found.params,
+    saved,
+  )
+
+
+@pytest.mark.parametrize(
+  'place, which, message',
+  [
+    ('nowhere', 'newest', 'expected the workdir of a run'),
+    ('', '7', r'no checkpoint of step 7 \(there are: .*8, 12\)'),
+    ('report', 'newest', r'report has no checkpoint \(there are: none\)'),
+    ('', 'bset', "expected newest, best or a step; did you mean 'best'"),
+    ('checkpoints', 'best', r'has no checkpoint \(there are: none\)'),
+  ],
+)
+def test_what_there_is_not(averaged, place, which, message):
+  with pytest.raises(config_lib.ConfigError, match=message):
+    trained.load(str(averaged / place), which)
+
+
+def test_what_is_damaged_is_not_used(averaged, tmp_path):
+  folder = tmp_path / 'copy'
+  shutil.copytree(averaged, folder)
+  data = folder / 'checkpoints/12/state/ocdbt.process_0/d'
+  # In every array of some size: the optimizer's, say, are not read.
+  for file in data.iterdir():
+    content = bytearray(file.read_bytes())
+    content[::16] = bytes(byte ^ 1 for byte in content[::16])
+    file.write_bytes(content)
+  with pytest.raises(config_lib.ConfigError, match='cannot be read whole'):
+    trained.load(str(folder))
+  assert trained.load(str(folder), '8').step == 8
+
+
+@pytest.mark.parametrize(
+  'leaf',
+  ['params/conv1/kernel', 'average/params/head/bias',
+   'average/stats/batch_stats/norm/var', 'step'],
+)  # fmt: skip
+def test_other_values_than_were_saved_are_not_used(averaged, tmp_path, leaf):
+  """Files that Orbax reads without complaint, and one number is another."""
+  folder = tmp_path / 'copy'
+  shutil.copytree(averaged, folder)
+  path = folder / 'checkpoints/12/state'
+  with ocp.StandardCheckpointer() as raw:
+    tree = raw.restore(path)
+    *groups, last = leaf.split('/')
+    place = tree['state']
+    for group in groups:
+      place = place[group]
+    place[last] = np.array(place[last])
+    place[last].flat[-1] += 1
+    shutil.rmtree(path)
+    raw.save(path, tree)
+  words = f'cannot be read whole: .*the bytes of {leaf}/? are not those'
+  with pytest.raises(config_lib.ConfigError, match=words):
+    trained.load(str(folder))
+  assert trained.load(str(folder), '8').step == 8
+
+
+def test_names_of_classes_are_needed(averaged, tmp_path):
+  folder = tmp_path / 'copy'
+  shutil.copytree(averaged, folder)
+  (folder / workdir_lib.LABELS_FILE).unlink()
+  with pytest.raises(config_lib.ConfigError, match='no labels.json'):
+    trained.load(str(folder))
+  (folder / workdir_lib.LABELS_FILE).write_text('{"classes": ["a"]}')
+  with pytest.raises(config_lib.ConfigError, match='labels.json: .*adjectives'):
+    trained.load(str(folder))
+
+
+def test_reading_changes_nothing(averaged):
+  def listing():
+    return sorted((str(p), p.stat().st_mtime_ns) for p in averaged.rglob('*'))
+
+  before = listing()
+  trained.load(str(averaged))
+  assert listing() == before
+
+
+@pytest.mark.parametrize(
+  'array, words',
+  [
+    (np.array([[1, 2], [3, 2**31]], np.uint32), [1, 2, 3, 2**31]),
+    (np.array([True, False, True]), [1, 0, 1]),
+    (np.array([1.0], np.float64), [0, 0x3FF00000]),
+    (np.array([1, 2], np.float16), [0x3C00, 0x4000]),
+  ],
+)
+def test_checksums_on_the_host(array, words):
+  want = sum((2 * i + 1) * word for i, word in enumerate(words)) % 2**32
+  assert checksums.of_array(array) == want
+
+
+def test_names_of_classes_stay_those_of_the_run(averaged):
+  before = (averaged / workdir_lib.LABELS_FILE).read_text()
+  config = trained.load(str(averaged)).config
+  others = vocabulary.Vocabulary(('big_cat', 'old_dog'))
+  with pytest.raises(config_lib.ConfigError, match='names of their classes'):
+    workdir_lib.claim(str(averaged), config, others)
+  assert (averaged / workdir_lib.LABELS_FILE).read_text() == before
+
+
+def test_a_run_of_pairs_goes_on_with_pairs(tmp_path, config):
+  pairs = vocabulary.Vocabulary(('big_cat', 'old_dog'), nouns=('cat', 'dog'))
+  workdir_lib.claim(str(tmp_path), config, pairs)
+  (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
+  plain = vocabulary.Vocabulary(pairs.names)
+  with pytest.raises(config_lib.ConfigError, match='config.data.pairs'):
+    workdir_lib.claim(str(tmp_path), config, plain)
+  config.data.pairs = 'yes'
+  workdir_lib.claim(str(tmp_path), config, plain.with_pairs('yes'))
+  assert workdir_lib.labels(str(tmp_path)) == pairs
+
+
+def test_a_workdir_that_cannot_be_written_to_is_one_line(
+  config, tmp_path, monkeypatch
+):  # fmt: skip
+  """Though its permissions did not tell: a full disk, say."""
+  classes = vocabulary.Vocabulary(('a', 'b'))
+
+  def full(*_, **__):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(workdir_lib.os, 'makedirs', full)
+  with pytest.raises(config_lib.ConfigError) as e:
+    workdir_lib.claim(str(tmp_path / 'run'), config, classes)
+  assert str(e.value).endswith(
+    "/run' cannot be written to: No space left on device; choose another folder"
+  )

@@ -1,0 +1,115 @@
+"""Published weights: the same logits as PyTorch's, in both namings."""
+
+import os
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors_numpy
+
+from anp_jax import config as config_lib
+from anp_jax.checkpoint.weights import naming
+from anp_jax.checkpoint.weights import source as source_lib
+from anp_jax.models import resnet
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+WIDTH = 8
+NAMINGS = ('torchvision', 'transformers')
+# Compiling them takes long, not computing.
+DEPTHS = [
+  18, 50,
+  *(pytest.param(depth, marks=pytest.mark.slow) for depth in (34, 101, 152)),
+]  # fmt: skip
+
+
+def _theirs(kind, depth, width=WIDTH, **settings):
+  pytest.importorskip('torch')
+  if kind == 'transformers':
+    pytest.importorskip('transformers')
+  from tests import published
+
+  network = getattr(published, kind)(*resnet.DEPTHS[depth], width, **settings)
+  return network, published
+
+
+def _ours(depth, width=WIDTH, **fields):
+  stages, bottleneck = resnet.DEPTHS[depth]
+  return resnet.ResNet(10, stages, bottleneck, width=width, **fields)
+
+
+def _names(model):
+  shapes = jax.eval_shape(
+    lambda: model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), False)
+  )
+  return {
+    name: tuple(leaf.shape)
+    for name, leaf in traverse_util.flatten_dict(shapes, sep='/').items()
+  }
+
+
+def _config(depth, width=WIDTH, version='v1.5'):
+  config = config_lib.base()
+  config.model.name, config.model.width = f'resnet{depth}', width
+  config.model.version = version
+  return config
+
+
+def _save(folder, tensors):
+  path = os.path.join(folder, 'x.safetensors')
+  safetensors_numpy.save_file(tensors, path)
+  return path
+
+
+@pytest.mark.parametrize('depth', DEPTHS)
+@pytest.mark.parametrize('kind', NAMINGS)
+def test_logits_equal_pytorchs(kind, depth, tmp_path):
+  theirs, published = _theirs(kind, depth)
+  ours = _ours(depth)
+  names = _names(ours)
+  path = _save(tmp_path, published.tensors(theirs))
+  source = source_lib.read(path, _config(depth), names)
+  assert set(source.tensors) == set(names) and not source.others
+  variables = traverse_util.unflatten_dict(
+    {name: value for name, (_, value) in source.tensors.items()}, sep='/'
+  )
+  images = published.images(3)
+  want = theirs(published.pixels(images))
+  want = getattr(want, 'logits', want).detach().numpy()
+  got = jax.jit(lambda v, x: ours.apply(v, x, False))(variables, images)
+  # Logits of up to 20, through up to 155 float32 convolutions that are summed
+  # in another order: up to 1e-5 was seen.
+  assert 0.1 < want.std() < 20 and want.std(0).max() > 0.01
+  assert np.abs(np.asarray(got) - want).max() <= 1e-4
+
+
+@pytest.mark.parametrize('kind', NAMINGS)
+def test_every_name_has_one_of_theirs_with_its_shape(kind):
+  for depth in (18, 50):
+    theirs, published = _theirs(kind, depth)
+    have = published.tensors(theirs)
+    have = {n: v.shape for n, v in have.items() if not n.endswith('tracked')}
+    found = naming.find(have)
+    got = {
+      naming.theirs(name, found): naming.shape_of_theirs(name, shape)
+      for name, shape in _names(_ours(depth)).items()
+    }
+    assert got == have
+
+
+def test_axes_there_and_back():
+  kernel = np.random.default_rng(0).normal(size=(3, 5, 2, 4))
+  moved = naming.to_theirs('params/stem_conv/kernel', kernel)
+  # Element by element: theirs is (out, in, height, width).
+  for index in np.ndindex(kernel.shape):
+    row, column, channel, feature = index
+    assert moved[feature, channel, row, column] == kernel[index]
+  assert (naming.to_ours('params/stem_conv/kernel', moved) == kernel).all()
+
+
+def test_names_of_others_are_refused():
+  for name in ('params/conv1/kernel', 'params/stem_conv/table', 'x'):
+    with pytest.raises(ValueError, match='is not of a ResNet'):
+      print(naming.theirs(name, naming.TORCHVISION))

@@ -1,0 +1,558 @@
+"""Weights from elsewhere: what they say, and their use without training."""
+
+import csv
+import glob
+import io
+import json
+import pathlib
+import subprocess
+import sys
+import types
+
+import numpy as np
+from PIL import Image
+import pytest
+from safetensors import numpy as safetensors_numpy
+
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.checkpoint.weights import published
+from anp_jax.config import command_line
+from anp_jax.predict import __main__ as predict
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
+_TINY = str(_ROOT / 'configs' / 'resnet_anp.py:tiny')
+_CLASSES = 3
+# https://pytorch.org/vision/stable/models.html, times 255.
+_MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
+
+def _file(folder, stages=(2, 2, 2, 2), layers=2, classifier=True):
+  """As torchvision names it; of the tensors those that tell the network."""
+  tensors = {'conv1.weight': (5, 3, 7, 7), 'bn1.weight': (5,)}
+  for i, blocks in enumerate(stages, 1):
+    for j in range(blocks):
+      for k in range(1, layers + 1):
+        tensors[f'layer{i}.{j}.conv{k}.weight'] = (1,)
+  if classifier:
+    tensors['fc.weight'] = (_CLASSES, 8)
+  tensors = {name: np.zeros(shape, 'f4') for name, shape in tensors.items()}
+  path = folder / 'model.safetensors'
+  safetensors_numpy.save_file(tensors, path)
+  return path
+
+
+def _folder(folder, processor=None, **told):
+  path = _file(folder)
+  (folder / 'config.json').write_text(json.dumps({'a': 1, **told}))
+  if processor is not None:
+    text = json.dumps(processor)
+    (folder / 'preprocessor_config.json').write_text(text)
+  return path
+
+
+def _images(keys):
+  names = ('image_size', 'resize', 'decode', 'mean', 'std')
+  return tuple(keys[f'data.{name}'] for name in names)
+
+
+@pytest.mark.parametrize(
+  'stages, layers, name',
+  [
+    ((2, 2, 2, 2), 2, 'resnet18'),
+    ((3, 4, 6, 3), 2, 'resnet34'),
+    ((3, 4, 6, 3), 3, 'resnet50'),
+    ((3, 8, 36, 3), 3, 'resnet152'),
+  ],
+)
+def test_a_file_tells_its_network(tmp_path, stages, layers, name):
+  path = _file(tmp_path, stages, layers)
+  weights = published.read(str(path))
+  network = [weights.keys[f'model.{k}'] for k in ('name', 'version', 'width')]
+  assert network == [name, 'v1.5', 5]
+  assert (weights.classes, weights.names) == (_CLASSES, ())
+  # torchvision's own evaluation.
+  assert _images(weights.keys) == (224, 256, 'bilinear', _MEAN, _STD)
+
+
+# As they are on the Hub, and as transformers 5 writes them.
+_CONVNEXT = {
+  'crop_pct': 0.875, 'do_normalize': True, 'do_resize': True, 'size': 224,
+  'feature_extractor_type': 'ConvNextFeatureExtractor', 'resample': 3,
+  'image_mean': [0.485, 0.456, 0.406], 'image_std': [0.229, 0.224, 0.225],
+}  # fmt: skip
+_BIT = {
+  'image_processor_type': 'BitImageProcessor', 'do_center_crop': True,
+  'size': {'shortest_edge': 72}, 'crop_size': {'height': 64, 'width': 64},
+  'resample': 2, 'image_mean': [0.5, 0.25, 0.75], 'image_std': [0.5, 0.2, 1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'processor, want',
+  [
+    (_CONVNEXT, (224, 256, 'bicubic', _MEAN, _STD)),
+    (
+      _CONVNEXT | {'size': {'shortest_edge': 288}, 'crop_pct': 0.95},
+      (288, 303, 'bicubic', _MEAN, _STD),
+    ),
+    (
+      _BIT,
+      (64, 72, 'bilinear', (127.5, 63.75, 191.25), (127.5, 51.0, 255.0)),
+    ),
+    (
+      _BIT | {'do_center_crop': False, 'do_normalize': False},
+      (72, 72, 'bilinear', (0, 0, 0), (255, 255, 255)),
+    ),
+    (
+      _BIT | {'do_rescale': False},
+      (64, 72, 'bilinear', (0.5, 0.25, 0.75), (0.5, 0.2, 1)),
+    ),
+    (None, (224, 256, 'bilinear', _MEAN, _STD)),
+  ],
+)
+def test_what_a_processor_says(tmp_path, processor, want):
+  path = _folder(tmp_path, processor)
+  for place in (path, tmp_path):
+    weights = published.read(str(place))
+    assert _images(weights.keys) == want
+    assert weights.notes == ()
+
+
+def test_what_timm_says(tmp_path):
+  _folder(tmp_path, pretrained_cfg={
+    'input_size': [3, 288, 288], 'crop_pct': 0.95, 'interpolation': 'bicubic',
+    'mean': [0.5, 0.5, 0.5], 'std': [0.5, 0.5, 0.5],
+  }, label_names=['a', 'b', 'c'], label_descriptions={'b': 'bee'})  # fmt: skip
+  weights = published.read(str(tmp_path))
+  half = (127.5, 127.5, 127.5)
+  assert _images(weights.keys) == (288, 303, 'bicubic', half, half)
+  assert weights.names == ('a', 'bee', 'c')
+
+
+@pytest.mark.parametrize(
+  'change, want',
+  [
+    ({'crop_size': {'shortest_edge': 48}}, 48),
+    ({'crop_size': [48, 48]}, 48),
+    ({'crop_size': 48}, 48),
+    ({'crop_size': None}, 72),
+    ({'size': [72, 72]}, 64),
+  ],
+)
+def test_all_forms_of_a_size(tmp_path, change, want):
+  _folder(tmp_path, _BIT | change)
+  keys = published.read(str(tmp_path)).keys
+  assert (keys['data.image_size'], keys['data.resize']) == (want, 72)
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('size', {'longest_edge': 72}),
+    ('size', [3, 72, 72]),
+    ('size', 'x'),
+    ('crop_size', {'height': '64'}),
+    ('crop_size', True),
+    ('crop_pct', 'x'),
+    ('image_mean', 0.5),
+    ('image_std', 'x'),
+    ('image_std', [1, 1]),
+    ('rescale_factor', '1/255'),
+  ],
+)
+def test_another_form_of_a_processor_is_one_line(tmp_path, key, value):
+  _folder(tmp_path, _BIT | {key: value})
+  with pytest.raises(config_lib.ConfigError) as e:
+    published.read(str(tmp_path))
+  where = tmp_path / 'preprocessor_config.json'
+  assert str(e.value).startswith(f'{where}: {key}={value!r}: expected ')
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'key, value', [('input_size', 'x'), ('mean', 0.5), ('std', [1, None, 1])]
+)
+def test_another_form_of_timms_is_one_line(tmp_path, key, value):
+  _folder(tmp_path, pretrained_cfg={key: value})
+  with pytest.raises(config_lib.ConfigError, match=rf'config\.json: {key}='):
+    published.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+  'change, word',
+  [
+    ({'size': {'shortest_edge': 384}}, '384 x 384'),
+    ({'size': {'height': 224, 'width': 224}}, '224 x 224'),
+    ({'resample': 1}, 'resample 1'),
+  ],
+)
+def test_what_is_done_otherwise_is_said(tmp_path, change, word):
+  _folder(tmp_path, _CONVNEXT | change)
+  (note,) = published.read(str(tmp_path)).notes
+  assert word in note
+
+
+@pytest.mark.parametrize(
+  'names, want',
+  [
+    (('dog', 'cat', 'car'), ('dog', 'cat', 'car')),
+    (('crane', 'cat', 'crane'), ('crane', 'cat', 'crane (2)')),
+    (('LABEL_0', 'LABEL_1', 'LABEL_2'), ()),
+    (('dog', 'cat'), ()),
+  ],
+)
+def test_names_of_a_folder(tmp_path, names, want):
+  _folder(tmp_path, id2label={str(i): n for i, n in enumerate(names)})
+  weights = published.read(str(tmp_path))
+  assert weights.names == want
+  numbered = ('class_0', 'class_1', 'class_2')
+  assert published.vocabulary(weights).names == (want or numbered)
+
+
+@pytest.mark.parametrize(
+  'name, text, want',
+  [
+    ('x.txt', 'tench, Tinca tinca\nfox\n', ('tench, Tinca tinca', 'fox')),
+    ('x.json', '["a", "b"]', ('a', 'b')),
+    ('x.json', '{"1": "b", "0": "a"}', ('a', 'b')),
+    ('x.json', '{"0": ["n01", "a"], "1": ["n02", "b"]}', ('a', 'b')),
+    ('x.json', '{"x": 1, "id2label": {"0": "a", "1": "b"}}', ('a', 'b')),
+    ('x.json', '{"classes": ["a", "b"], "nouns": []}', ('a', 'b')),
+    ('x.txt', 'a\n\nb\n', 'x.txt:2: the line is empty'),
+    ('x.json', '{"0": "a", "2": "b"}', 'expected a list of names'),
+    ('x.json', '{', 'cannot read'),
+  ],
+)  # fmt: skip
+def test_names_in_a_file(tmp_path, name, text, want):
+  path = tmp_path / name
+  path.write_text(text)
+  if isinstance(want, tuple):
+    assert published.read_labels(str(path)) == want
+    return
+  with pytest.raises(config_lib.ConfigError, match=want):
+    published.read_labels(str(path))
+
+
+def test_another_number_of_names(tmp_path):
+  weights = published.read(str(_file(tmp_path)))
+  path = tmp_path / 'names.txt'
+  path.write_text('a\nb\n')
+  with pytest.raises(config_lib.ConfigError, match=r'names\.txt names 2 .* 3$'):
+    published.vocabulary(weights, str(path))
+
+
+@pytest.mark.parametrize(
+  'shape, told, words',
+  [
+    ({'classifier': False}, {}, ('has no fc.weight', 'classifier')),
+    ({'stages': (1, 1, 1, 1)}, {}, ('1, 1, 1, 1 blocks', 'resnet18')),
+    ({}, {'hidden_act': 'gelu'}, ("hidden_act='gelu'", "'relu'")),
+    ({}, {'downsample_in_first_stage': True}, ('downsample_in_first',)),
+  ],
+)
+def test_what_cannot_be_used_is_one_line(tmp_path, shape, told, words, capsys):
+  _folder(tmp_path, **told)
+  path = _file(tmp_path, **shape)
+  status = predict.main(['predict', f'--checkpoint={path}', 'x.jpg'])
+  text = capsys.readouterr().err
+  assert status == 2 and text.count('\n') == 1
+  for word in ('error: --checkpoint=', *words):
+    assert word in text
+
+
+@pytest.mark.parametrize(
+  'flags, words',
+  [
+    (['--checkpoint=x.pth'], ('x.pth', 'there is neither')),
+    (['--checkpoint={file}', '--which=best'], ("--which='best'", 'published')),
+    (['--checkpoint={folder}', '--labels=x'], ("--labels='x'", 'a run has')),
+  ],
+)
+def test_flags_that_do_not_go_together(tmp_path, flags, words, capsys):
+  (tmp_path / 'run').mkdir()
+  names = {'file': _file(tmp_path), 'folder': tmp_path / 'run'}
+  arguments = [flag.format(**names) for flag in flags]
+  assert predict.main(['predict', *arguments, 'x.jpg']) == 2
+  text = capsys.readouterr().err
+  assert text.count('\n') == 1
+  for word in words:
+    assert word in text
+
+
+# The config of a run that begins with them, or is only evaluated.
+
+
+def _flags(workdir=None, config=_TINY, mode='train'):
+  return types.SimpleNamespace(
+    config=config, workdir=workdir and str(workdir), mode=mode,
+    checkpoint='newest', output='',
+  )  # fmt: skip
+
+
+def _config(flags, **overrides):
+  overrides = {k.replace('__', '.'): str(v) for k, v in overrides.items()}
+  return command_line.from_flags(flags, overrides)
+
+
+def test_training_takes_their_normalisation_and_no_more(tmp_path):
+  _folder(tmp_path, _BIT)
+  config, _ = _config(_flags(), init__from=tmp_path)
+  want = command_line.load(_TINY, {'init.from': str(tmp_path)})
+  want.data.mean, want.data.std = (127.5, 63.75, 191.25), (127.5, 51.0, 255.0)
+  assert config_lib.flat(config) == config_lib.flat(want)
+  typed = '(1.0, 2.0, 3.0)'
+  config, _ = _config(_flags(), init__from=tmp_path, data__mean=typed)
+  assert config.data.mean == (1, 2, 3)
+  assert config.data.std == (127.5, 51.0, 255.0)
+
+
+def test_training_needs_no_classifier_and_no_jax(tmp_path):
+  """Which network it is, the tensors tell once they are read."""
+  _folder(tmp_path, _BIT | {'size': 'x'}, hidden_act='gelu')
+  _file(tmp_path, stages=(1, 1, 1, 1), classifier=False)
+  program = (
+    'import sys, types\n'
+    'from anp_jax.config import command_line\n'
+    'flags = types.SimpleNamespace(config=sys.argv[1], workdir=None,'
+    ' mode="train", checkpoint="newest", output="")\n'
+    'overrides = {"init.from": sys.argv[2]}\n'
+    'config, _ = command_line.from_flags(flags, overrides)\n'
+    'print(config.data.mean, config.data.std, "jax" in sys.modules)'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', program, _TINY, str(tmp_path)],
+    capture_output=True, text=True, cwd=_ROOT,
+  )  # fmt: skip
+  want = '(127.5, 63.75, 191.25) (127.5, 51.0, 255.0) False\n'
+  assert done.stdout == want, done.stderr
+
+
+def _saved(run, **overrides):
+  """The workdir of a run that came to no checkpoint; its flat config."""
+  overrides = {k.replace('__', '.'): str(v) for k, v in overrides.items()}
+  text = config_lib.to_json(command_line.load(_TINY, overrides))
+  run.mkdir()
+  (run / 'config.json').write_text(text)
+  return json.loads(text)
+
+
+@pytest.mark.parametrize('first', ['', 'other'])
+def test_a_run_without_a_checkpoint_gives_way(tmp_path, first):
+  """Training overwrites what it has left, which says nothing of these."""
+  _folder(tmp_path, _BIT)
+  _saved(tmp_path / 'run', init__from=first, data__mean='(1.0, 2.0, 3.0)')
+  config, _ = _config(_flags(tmp_path / 'run'), init__from=tmp_path)
+  assert config.data.mean == (127.5, 63.75, 191.25)
+  assert config.data.std == (127.5, 51.0, 255.0)
+
+
+@pytest.mark.parametrize('now', [{}, {'init__from': 'other'}])
+def test_other_weights_of_a_resumed_run_are_named(tmp_path, now):
+  """And not the mean, which follows from them."""
+  mean = '(127.5, 63.75, 191.25)'
+  saved = _saved(tmp_path / 'run', init__from='first', data__mean=mean)
+  (tmp_path / 'run' / 'checkpoints' / '7').mkdir(parents=True)
+  config, _ = _config(_flags(tmp_path / 'run'), **now)
+  path = now.get('init__from', '')
+  assert config_lib.difference(saved, config) == (
+    f'config.init.from is {path!r}, but the run in this workdir was started '
+    "with 'first'"
+  )
+
+
+def test_the_mean_of_a_recipe_stays(tmp_path):
+  _file(tmp_path)
+  recipe = tmp_path / 'recipe.py'
+  recipe.write_text(
+    'from anp_jax import config\n'
+    'def get_config(variant=""):\n'
+    '  c = config.base()\n'
+    '  c.data.mean = (1.0, 2.0, 3.0)\n'
+    '  return c\n'
+  )
+  config, _ = _config(_flags(config=str(recipe)), init__from=tmp_path)
+  assert config.data.mean == (1, 2, 3) and config.data.std == _STD
+
+
+@pytest.mark.parametrize('mean', [(123.68, 116.78, 103.94), _MEAN])
+def test_a_resumed_run_keeps_its_own(tmp_path, mean):
+  """Also where the weights are gone, or an earlier version had other ones."""
+  path = tmp_path / 'gone'
+  run = tmp_path / 'run'
+  run.mkdir()
+  config = command_line.load(_TINY, {'init.from': str(path)})
+  config.data.mean = mean
+  (run / 'config.json').write_text(config_lib.to_json(config))
+  resumed, _ = _config(_flags(run), init__from=path)
+  assert resumed.data.mean == mean
+  assert not config_lib.difference(
+    json.loads((run / 'config.json').read_text()), resumed
+  )
+
+
+def test_evaluation_takes_their_network_and_images(tmp_path):
+  _folder(tmp_path, _BIT)
+  flags = _flags(config=None, mode='evaluate')
+  config, workdir = _config(flags, init__from=tmp_path, data__resize=80)
+  assert workdir.startswith(f'runs/{tmp_path.name}')
+  m, d = config.model, config.data
+  assert (m.name, m.version, m.width) == ('resnet18', 'v1.5', 5)
+  assert (d.image_size, d.resize, d.decode) == (64, 80, 'bilinear')
+  # A recipe's own network gives way too, one that was typed does not.
+  flags = _flags(tmp_path / 'new', mode='evaluate')
+  config, _ = _config(flags, init__from=tmp_path, model__name='resnet34')
+  assert (config.model.name, config.model.width) == ('resnet34', 5)
+  assert config.data.mean == (127.5, 63.75, 191.25)
+
+
+def test_weights_of_a_run_are_evaluated_only_where_they_are_named(tmp_path):
+  _folder(tmp_path, _BIT)
+  run = tmp_path / 'run'
+  _saved(run, init__from=tmp_path)
+  flags = _flags(run, config=None, mode='evaluate')
+  with pytest.raises(config_lib.ConfigError, match='no checkpoint to evaluate'):
+    _config(flags)
+  config, _ = _config(flags, init__from=tmp_path)
+  assert (config.model.name, config.data.image_size) == ('resnet18', 64)
+  flags.checkpoint = 'best'
+  with pytest.raises(config_lib.ConfigError, match=r'--checkpoint=best is for'):
+    _config(flags, init__from=tmp_path)
+  # With a checkpoint it is the run that is scored.
+  (run / 'best' / '7').mkdir(parents=True)
+  config, _ = _config(flags)
+  assert config_lib.flat(config) == config_lib.flat(
+    command_line.load(_TINY, {'init.from': str(tmp_path)})
+  )
+
+
+# On photographs, against transformers.
+
+
+@pytest.fixture(scope='module')
+def photographs():
+  paths = sorted(glob.glob(f'{_CLOTHING}/test/*/*.jpg'))[::7]
+  if not paths:
+    pytest.skip('shared/data/clothing is not here')
+  return paths
+
+
+def _transformers_network(folder, processor, paths, layer='basic', **settings):
+  """Writes a random network of transformers; its probabilities (n, classes).
+
+  The classifier is such that names differ from photograph to photograph, by
+  logits that spread by 2.
+  """
+  torch = pytest.importorskip('torch')
+  library = pytest.importorskip('transformers')
+  from tests import published as networks
+
+  names = sorted({pathlib.Path(path).parent.name for path in paths})
+  stages = (2, 2, 2, 2) if layer == 'basic' else (3, 4, 6, 3)
+  network = networks.transformers(
+    stages, layer != 'basic', 8, len(names),
+    id2label=dict(enumerate(names)),
+    label2id={name: i for i, name in enumerate(names)}, **settings,
+  )  # fmt: skip
+  folder.mkdir()
+  text = json.dumps(processor)
+  (folder / 'preprocessor_config.json').write_text(text)
+  network.config.save_pretrained(folder)
+  prepare = library.AutoImageProcessor.from_pretrained(folder, backend='pil')
+  images = [Image.open(path).convert('RGB') for path in paths]
+  pixels = prepare(images, return_tensors='pt')['pixel_values']
+  with torch.no_grad():
+    network.classifier[1].weight *= 2 / network(pixels).logits.std(0).mean()
+    network.classifier[1].bias -= network(pixels).logits.mean(0)
+    shares = network(pixels).logits.softmax(-1).numpy()
+  network.save_pretrained(folder)
+  best = shares.argmax(1)
+  assert len(set(best)) > 3 and shares.max(1).mean() > 0.3
+  return shares, [names[i] for i in best]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'processor, layer, settings',
+  [
+    (_CONVNEXT | {'size': 64}, 'basic', {}),
+    (_BIT, 'bottleneck', {'downsample_in_bottleneck': True}),
+  ],
+)
+def test_names_are_those_of_transformers(
+  tmp_path, capfd, photographs, processor, layer, settings
+):
+  shares, best = _transformers_network(
+    tmp_path / 'network', processor, photographs, layer, **settings
+  )
+  arguments = [f'--checkpoint={tmp_path}/network', '--top=1', *photographs]
+  assert predict.main(['predict', *arguments]) == 0
+  rows = list(csv.DictReader(io.StringIO(capfd.readouterr().out)))
+  assert [row['file'] for row in rows] == photographs
+  assert [row['class'] for row in rows] == best
+  found = [float(row['probability']) for row in rows]
+  # Pixels are the same but for one level in a hundred.
+  np.testing.assert_allclose(found, shares.max(1), atol=2e-3)
+
+
+@pytest.mark.slow
+def test_evaluation_is_that_of_transformers(tmp_path, photographs):
+  for path in photographs:
+    path = pathlib.Path(path)
+    place = tmp_path / 'photos' / path.parent.name / path.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(path)
+  folder = tmp_path / 'network'
+  shares, best = _transformers_network(folder, _CONVNEXT | {'size': 64},
+                                       photographs)  # fmt: skip
+  config, workdir = _config(
+    _flags(tmp_path / 'run', config=None, mode='evaluate'), init__from=folder,
+    data__source='folder', data__path=tmp_path / 'photos', data__eval_split='.',
+  )  # fmt: skip
+  scores = train.run(config, workdir, 'evaluate')
+  labels = [pathlib.Path(path).parent.name for path in photographs]
+  hits = [name == label for name, label in zip(best, labels, strict=True)]
+  assert scores['anp_top1'] == pytest.approx(np.mean(hits))
+  names = sorted(set(labels))
+  own = shares[np.arange(len(labels)), [names.index(name) for name in labels]]
+  assert scores['loss'] == pytest.approx(-np.log(own).mean(), abs=2e-3)
+  path = tmp_path / 'run' / 'evaluation' / '0-all' / 'scores.json'
+  assert json.loads(path.read_text())['weights'] == str(folder)
+
+
+def test_weights_beside_a_trained_run_are_refused(tmp_path):
+  """Else its checkpoint would be scored, and not what was named."""
+  from anp_jax import cluster
+  from anp_jax.reporting.analysis import run
+
+  (tmp_path / 'run' / 'checkpoints' / '7').mkdir(parents=True)
+  config = command_line.load(_TINY, {'init.from': str(_file(tmp_path))})
+  with pytest.raises(config_lib.ConfigError, match='checkpoints of its own'):
+    run.run(config, f'{tmp_path}/run', 'newest', cluster.Processes(config))
+
+
+def test_weights_without_names_are_those_of_the_data(tmp_path):
+  from anp_jax.checkpoint.weights import start
+  from anp_jax.data import vocabulary
+
+  _file(tmp_path)
+  config = command_line.load(_TINY, {'init.from': str(tmp_path)})
+  data = vocabulary.Vocabulary(('a', 'b', 'c'))
+  assert start.vocabulary(config, data) == data
+  with pytest.raises(config_lib.ConfigError, match='3 classes without names'):
+    start.vocabulary(config, vocabulary.Vocabulary(('a', 'b')))
+
+
+@pytest.mark.parametrize(
+  'pairs, nouns',
+  [('auto', ('cat', 'dog')), ('no', ()), ('yes', ('cat', 'dog'))],
+)
+def test_names_of_weights_are_pairs_as_the_config_says(tmp_path, pairs, nouns):
+  from anp_jax.checkpoint.weights import start
+
+  names = ('big_cat', 'old_cat', 'old_dog')
+  _folder(tmp_path, id2label={str(i): name for i, name in enumerate(names)})
+  overrides = {'init.from': str(tmp_path), 'data.pairs': pairs}
+  known = start.vocabulary(command_line.load(_TINY, overrides), ())
+  assert (known.names, known.nouns) == (names, nouns)

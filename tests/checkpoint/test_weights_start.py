@@ -1,0 +1,402 @@
+"""What a new run begins with: taken, re-made, left over, refused."""
+
+import json
+import os
+import shutil
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors_numpy
+
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.checkpoint import trained
+from anp_jax.checkpoint.weights import naming
+from anp_jax.checkpoint.weights import start
+from anp_jax.config import command_line
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.training import build
+from anp_jax.training import objective as objective_lib
+from tests import launching
+from tests import serving
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+_WORDS = vocabulary_lib.Vocabulary(tuple(f'class_{i}' for i in range(10)))
+_WIDTH, _CLASSES = 4, 10
+
+
+def _config(**keys):
+  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  config.log.tensorboard = False
+  config.model.width = _WIDTH
+  for key, value in keys.items():
+    config_lib.put(config, key.replace('__', '.'), value)
+  return config
+
+
+def _parts(config, devices=1, words=_WORDS):
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  objective = objective_lib.create(words, config)
+  return build.create(config, mesh, objective, 16, 640), objective
+
+
+def _given(config, folder='', devices=1, words=_WORDS):
+  parts, objective = _parts(config, devices, words)
+  given, lines = start.given(config, parts, objective, words, str(folder))
+  return parts, given, lines
+
+
+def _names():
+  """Ours, with the shapes of a ResNet-18."""
+  parts, _ = _parts(_config())
+  one = start.flat({'params': parts.one.params, **parts.one.stats})
+  return {name: tuple(leaf.shape) for name, leaf in one.items()}
+
+
+def _file(folder, change=lambda tensors: None, kind=naming.TORCHVISION,
+          dtype=np.float32, prefix='resnet.'):  # fmt: skip
+  """A file of made-up weights, and those by our names."""
+  random = np.random.default_rng(0)
+  want, tensors = {}, {}
+  for name, shape in _names().items():
+    value = random.uniform(0.5, 1.5, shape).astype(dtype)
+    want[name] = value.astype(np.float32)
+    theirs = naming.theirs(name, kind, prefix)
+    tensors[theirs] = np.ascontiguousarray(naming.to_theirs(name, value))
+    if theirs.endswith('running_var'):
+      count = theirs.replace('running_var', naming.UNUSED)
+      tensors[count] = np.array(7)
+  change(tensors)
+  path = os.path.join(folder, 'x.safetensors')
+  safetensors_numpy.save_file(tensors, path)
+  return path, want
+
+
+def _variables(state, one=lambda x: x):
+  tree = {'params': state.params, **state.stats}
+  return {n: np.asarray(one(x)) for n, x in start.flat(tree).items()}
+
+
+@pytest.mark.parametrize(
+  'kind, dtype, prefix',
+  [
+    (naming.TORCHVISION, np.float32, ''),
+    (naming.TRANSFORMERS, np.float16, 'resnet.'),
+    (naming.TRANSFORMERS, ml_dtypes.bfloat16, ''),
+  ],
+)
+def test_a_file_is_taken_whole(tmp_path, kind, dtype, prefix):
+  path, want = _file(tmp_path, kind=kind, dtype=dtype, prefix=prefix)
+  config = _config(init__from=path, ema=0.9)
+  parts, given, lines = _given(config, tmp_path)
+  state = state_lib.create(parts.init, parts.like, given)
+  got = _variables(state)
+  assert got.keys() == want.keys()
+  for name, value in want.items():  # to the bit: half floats widen exactly
+    assert got[name].dtype == np.float32
+    np.testing.assert_array_equal(got[name], value, name)
+  # Averages begin there too.
+  params, stats = state.evaluated()
+  assert params is not state.params
+  jax.tree.map(np.testing.assert_array_equal, params, state.params)
+  jax.tree.map(np.testing.assert_array_equal, stats, state.stats)
+  assert lines == [
+    f'weights  {len(want)} taken, 0 re-made, 0 left over of {path}'
+  ]
+  text = (tmp_path / 'weights.txt').read_text().splitlines()
+  assert text[0] == lines[0] and len(text) == 1 + len(want)
+  theirs = naming.theirs('params/stem_conv/kernel', kind, prefix)
+  assert f'taken      params/stem_conv/kernel (7, 7, 3, 4)  {theirs}' in text
+
+
+@pytest.mark.slow
+def test_a_classifier_of_another_size_is_made_anew(tmp_path):
+  def change(tensors):
+    tensors['fc.weight'] = np.ones((1000, 32), np.float32)
+    tensors['fc.bias'] = np.ones(1000, np.float32)
+    tensors['aux.weight'] = np.ones(3, np.float32)
+
+  path, want = _file(tmp_path, change)
+  parts, given, lines = _given(_config(init__from=path), tmp_path)
+  heads = {'params/head/kernel', 'params/head/bias'}
+  assert set(given) == set(want) - heads
+  assert lines == [
+    f'weights  {len(given)} taken, 2 re-made (head/bias: (1000,) there, (10,) '
+    'here; head/kernel: (32, 1000) there, (32, 10) here), 1 left over of '
+    f'{path}'
+  ]
+  assert 'left over  aux.weight' in (tmp_path / 'weights.txt').read_text()
+  random = state_lib.create(parts.init, parts.like)
+  got = _variables(state_lib.create(parts.init, parts.like, given))
+  for name, value in _variables(random).items():
+    same = np.array_equal(got[name], value)
+    assert same == (name in heads)
+
+
+def test_a_backbone_alone_has_its_classifier_made(tmp_path):
+  def change(tensors):
+    del tensors['classifier.1.weight'], tensors['classifier.1.bias']
+
+  path, want = _file(tmp_path, change, naming.TRANSFORMERS, prefix='')
+  _, given, (line,) = _given(_config(init__from=path))
+  assert set(want) - set(given) == {'params/head/kernel', 'params/head/bias'}
+  assert '(head/bias: none there; head/kernel: none there)' in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'change, keys, words',
+  [
+    (
+      lambda t: t.pop('layer2.0.bn1.weight'), {},
+      ('has no layer2.0.bn1.weight', '2, 2, 2, 2 blocks of 2 convolutions'),
+    ),
+    (
+      lambda t: t.update({'layer3.1.se.weight': np.ones(2, np.float32)}), {},
+      ('has layer3.1.se.weight too',),
+    ),
+    (
+      lambda t: t.update({'conv1.weight': np.ones((4, 1, 7, 7), np.float32)}),
+      {}, ('conv1.weight', '(4, 1, 7, 7)', '(4, 3, 7, 7)', 'params/stem_conv'),
+    ),
+    (
+      lambda t: t.update({'bn1.bias': np.ones(4, np.int32)}), {},
+      ('bn1.bias is I32', 'F32'),
+    ),
+    (
+      lambda t: [t.pop(n) for n in list(t) if n != 'fc.weight'], {},
+      ('torchvision and timm', 'transformers', 'fc.weight'),
+    ),
+    (
+      lambda t: None, {'model__name': 'resnet34'},
+      ('has no layer1.2.', '2, 2, 2, 2 blocks', '3, 4, 6, 3 blocks'),
+    ),
+    (
+      lambda t: None, {'model__name': 'resnet50'},
+      ('has no layer1.0.bn3.bias', 'resnet50', 'blocks of 3 convolutions'),
+    ),
+    (lambda t: None, {'model__name': 'lenet'}, ("'lenet'", 'a ResNet, or')),
+  ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_line(tmp_path, change, keys, words):
+  path, _ = _file(tmp_path, change)
+  _refused(_config(init__from=path, **keys), (*words, repr(path)))
+
+
+def _refused(config, words):
+  with pytest.raises(config_lib.ConfigError) as e:
+    print(_given(config))
+  text = str(e.value)
+  assert '\n' not in text
+  for word in ('config.init.from', *words):
+    assert word in text, text
+
+
+def test_files_that_cannot_be_read(tmp_path):
+  path = tmp_path / 'x.safetensors'
+  _refused(_config(init__from=str(path)), ('there is neither', str(path)))
+  path.write_bytes(b'not what it says it is')
+  _refused(_config(init__from=str(path)), ('cannot be read', str(path)))
+  path = tmp_path / 'x.pth'
+  path.write_bytes(b'')
+  _refused(_config(init__from=str(path)), ('.safetensors', 'pickle'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['', 'model.safetensors'])
+@pytest.mark.parametrize(
+  'told, version, fits',
+  [
+    ({'downsample_in_bottleneck': True}, 'v1', True),
+    ({'downsample_in_bottleneck': True}, 'v1.5', False),
+    ({}, 'v1', False),
+    ({}, 'v1.5', True),
+  ],
+)
+def test_the_version_that_transformers_tells(
+  tmp_path, told, version, fits, name
+):  # fmt: skip
+  """Both have tensors of the same names and shapes."""
+  config = _config(
+    init__from=str(tmp_path / name), model__name='resnet50',
+    model__version=version,
+  )  # fmt: skip
+  parts, _ = _parts(config)
+  one = start.flat({'params': parts.one.params, **parts.one.stats})
+  tensors = {
+    naming.theirs(n, naming.TRANSFORMERS): np.ones(
+      naming.shape_of_theirs(n, x.shape), np.float32
+    )
+    for n, x in one.items()
+  }
+  safetensors_numpy.save_file(tensors, tmp_path / 'model.safetensors')
+  told = {'model_type': 'resnet', 'layer_type': 'bottleneck', **told}
+  (tmp_path / 'config.json').write_text(json.dumps(told))
+  if fits:
+    assert len(_given(config)[1]) == len(tensors)
+  else:
+    other = 'v1' if version == 'v1.5' else 'v1.5'
+    _refused(config, (repr(other), f'model.version={version!r}'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+def test_divided_parameters_on_any_number_of_devices(tmp_path, devices):
+  path, want = _file(tmp_path)
+  config = _config(init__from=path, sharding=(('.*', 'fsdp'),))
+  parts, given, _ = _given(config, devices=devices)
+  state = state_lib.create(parts.init, parts.like, given)
+  kernel = state.params['stage4_block1']['conv1']['kernel']
+  shard = kernel.addressable_shards[0].data
+  assert shard.size * devices == kernel.size
+  for name, value in _variables(state).items():
+    np.testing.assert_array_equal(value, want[name], name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('outer', ['average', 'nesterov'])
+def test_all_groups_begin_with_the_weights(tmp_path, outer):
+  path, want = _file(tmp_path)
+  config = _config(
+    init__from=path, strategy__name='local', strategy__groups=4,
+    strategy__outer=outer,
+  )  # fmt: skip
+  parts, given, _ = _given(config, devices=2)
+  state = state_lib.create(parts.init, parts.like, given)
+  for group in range(4):
+    got = _variables(state, lambda x, i=group: x[i])
+    for name, value in want.items():
+      np.testing.assert_array_equal(got[name], value, name)
+  outer = start.flat(state.opt_state.outer.get('weights', {}))
+  for name, value in outer.items():
+    np.testing.assert_array_equal(value, want[f'params/{name}'], name)
+
+
+def test_the_classifier_is_found_in_any_network():
+  found = {}
+  for name in ('resnet18', 'lenet', 'tests.user_network:SmallNet'):
+    found[name] = start.classifier(_config(model__name=name), 7)
+  head = {'params/head/kernel', 'params/head/bias'}
+  assert found == dict.fromkeys(found, head)
+
+
+# A run of another network, and what begins with it.
+
+
+@pytest.fixture(scope='module')
+def pretrained(tmp_path_factory):
+  """A run of the user's own network, with averaged weights; on one device."""
+  folder = tmp_path_factory.mktemp('pretrained')
+  _train(_own(ema=0.5), folder)
+  return folder
+
+
+def _own(**keys):
+  return _config(
+    model__name='tests.user_network:WithoutDropout', duration='2 steps', **keys
+  )
+
+
+def _train(config, folder):
+  with pytest.MonkeyPatch.context() as patch:
+    first = jax.devices()[:1]
+    patch.setattr(jax, 'devices', lambda: first)
+    return train.run(config, str(folder))
+
+
+def test_a_run_begins_with_anothers_weights(pretrained, tmp_path, capsys):
+  source = tmp_path / 'source'
+  shutil.copytree(pretrained, source)
+  best = str(source / 'best')
+  # A rate of 0: what it ends with is what it began with.
+  config = _own(init__from=best, optimizer__learning_rate=0.0)
+  _train(config, tmp_path / 'run')
+  want, got = trained.load(best), trained.load(str(tmp_path / 'run'))
+  jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
+  assert '10 taken, 0 re-made, 0 left over' in capsys.readouterr().out
+  assert (tmp_path / 'run' / 'weights.txt').exists()
+  # A run that goes on reads its own checkpoint.
+  shutil.rmtree(source)
+  config.duration = '3 steps'
+  _train(config, tmp_path / 'run')
+  assert trained.load(str(tmp_path / 'run')).step == 3
+  assert 'taken' not in capsys.readouterr().out
+  with pytest.raises(config_lib.ConfigError, match='config.init.from'):
+    _train(config, tmp_path / 'another')
+
+
+def test_the_same_number_of_other_classes_is_another_classifier(pretrained):
+  had = trained.load(str(pretrained)).vocabulary
+  names = tuple(f'other_{i}' for i in range(len(had)))
+  config = _own(init__from=str(pretrained))
+  for words, remade in ((had, 0), (vocabulary_lib.Vocabulary(names), 2)):
+    _, given, (line,) = _given(config, words=words)
+    assert len(given) == 10 - remade
+    assert f'{remade} re-made' in line
+    assert ('its outputs are others' in line) == bool(remade)
+
+
+def test_another_network_is_refused(pretrained):
+  config = _config(init__from=str(pretrained))
+  _refused(config, ("'tests.user_network:WithoutDropout'", "'resnet18'"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('servers', [1, 2])
+def test_servers_begin_with_the_weights(pretrained, tmp_path, servers):
+  config = serving.config_of(
+    _own(init__from=str(pretrained), optimizer__learning_rate=0.0),
+    **{'strategy.servers': servers},
+  )
+  with pytest.MonkeyPatch.context() as patch:
+    serving.on_devices(patch, 1)
+    serving.run(config, tmp_path, servers)
+  want, got = trained.load(str(pretrained)), trained.load(str(tmp_path))
+  jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
+
+
+@pytest.mark.slow
+def test_models_of_a_ring_begin_with_their_own_weights(pretrained, tmp_path):
+  config = _own(
+    init__from=str(pretrained), optimizer__learning_rate=0.0,
+    strategy__name='relay', eval__every='1 epochs',
+    strategy__models=('seed=1', 'seed=1; init.from='),
+  )  # fmt: skip
+  config.duration = '1 epochs'
+  with pytest.MonkeyPatch.context() as patch:
+    serving.on_devices(patch, 1)
+    train.run(config, str(tmp_path))
+  want = trained.load(str(pretrained))
+  taken, random = (
+    trained.load(str(tmp_path / 'models' / f'{i:03}')) for i in range(2)
+  )
+  jax.tree.map(np.testing.assert_array_equal, taken.params, want.params)
+  kernels = [t.params['conv1']['kernel'] for t in (want, random)]
+  assert not np.array_equal(*kernels)
+
+
+@pytest.mark.multiprocess
+def test_processes_begin_with_the_weights(tmp_path):
+  source, run = tmp_path / 'source', tmp_path / 'run'
+  keys = {'duration': '2 steps', 'eval.every': '2 steps'}
+  launching.run(tmp_path, 1, launching.arguments(source, **keys))
+  keys |= {
+    'init.from': source,
+    'optimizer.learning_rate': 0.0,
+    'sharding': "(('.*','fsdp'),)",
+  }
+  launching.run(tmp_path, 2, launching.arguments(run, **keys), devices=2)
+  want, got = trained.load(str(source)), trained.load(str(run))
+  jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
+  # All end where there is nothing, none waits for another.
+  keys['init.from'] = tmp_path / 'nowhere'
+  arguments = launching.arguments(tmp_path / 'other', **keys)
+  with launching.Ranks(tmp_path, 2, arguments) as ranks:
+    assert ranks.wait() == [2, 2]
+    for rank in range(2):
+      assert 'there is neither' in ranks.text(rank)

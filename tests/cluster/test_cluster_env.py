@@ -1,0 +1,364 @@
+"""Where a process stands, told by flags, Slurm, Open MPI or a TPU pod."""
+
+import http.server
+import re
+import socket
+import threading
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cluster_env
+from anp_jax.cluster import tpu_metadata
+
+# What srun sets for a task of a step over two nodes, 2 tasks on each.
+_STEP = {
+  'SLURM_JOB_ID': '4711',
+  'SLURM_JOB_NODELIST': 'gpu[03-05,9],login',
+  'SLURM_JOB_NUM_NODES': '5',
+  'SLURM_NNODES': '5',
+  'SLURM_NTASKS': '4',
+  'SLURM_STEP_ID': '0',
+  'SLURM_STEP_NODELIST': 'gpu[03-04]',
+  'SLURM_STEP_NUM_NODES': '2',
+  'SLURM_STEP_NUM_TASKS': '4',
+  'SLURM_PROCID': '3',
+  'SLURM_LOCALID': '1',
+  'SLURM_NODEID': '1',
+}
+# What a batch script's own shell has: task 0 of the job, and no step.
+_BATCH = {
+  'SLURM_JOB_ID': '4711',
+  'SLURM_JOB_NODELIST': 'gpu[03-04]',
+  'SLURM_NNODES': '2',
+  'SLURM_NTASKS': '4',
+  'SLURM_PROCID': '0',
+  'SLURM_LOCALID': '0',
+}
+# What mpirun of Open MPI 4 sets: 2 hosts, 2 processes on each.
+_MPI = {
+  'OMPI_COMM_WORLD_SIZE': '4',
+  'OMPI_COMM_WORLD_RANK': '2',
+  'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
+  'OMPI_COMM_WORLD_LOCAL_RANK': '0',
+  'OMPI_COMM_WORLD_NODE_RANK': '0',
+  'OMPI_MCA_ess_base_jobid': '1531576321',
+  'OMPI_MCA_orte_hnp_uri': '1531576320.0;tcp://10.96.0.1,172.17.0.1:34911',
+  'PMIX_NAMESPACE': '1531576321',
+}
+# Open MPI 5 has no address of mpirun in the environment.
+_MPI_5 = {
+  **{k: v for k, v in _MPI.items() if not k.startswith('OMPI_MCA')},
+  'PMIX_NAMESPACE': 'prterun-gpu03-8151@1',
+}
+_TPU = {
+  'TPU_WORKER_HOSTNAMES': 't1k-w-0.svc, t1k-w-1.svc,t1k-w-2.svc',
+  'TPU_WORKER_ID': '1',
+  'TPU_NAME': 't1k',
+}
+
+
+def _find(environment=None, *flags):
+  return cluster_env.find(*flags, environment=environment or {})
+
+
+def _refused(text, environment=None, *flags):
+  with pytest.raises(config_lib.ConfigError, match=re.escape(text)):
+    _find(environment, *flags)
+
+
+def test_nobody_tells():
+  assert _find() == cluster_env.ALONE
+  assert _find().count == 1 and _find().index == 0
+
+
+def test_flags():
+  place = _find({}, 'node1:1234', 4, 3)
+  assert place[:4] == ('flags', 3, 4, 'node1:1234')
+  assert _find({}, None, 1, 0).count == 1  # nobody to meet
+
+
+@pytest.mark.parametrize('others', [_STEP, _MPI, _TPU, {**_STEP, **_MPI}])
+def test_flags_come_first(others):
+  assert _find(others, 'node1:1234', 8, 7)[:4] == (
+    'flags', 7, 8, 'node1:1234',
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'environment, how',
+  [
+    ({**_TPU, **_MPI, **_STEP}, 'Slurm'),
+    ({**_TPU, **_MPI}, 'Open MPI'),
+    ({**_BATCH, **_MPI}, 'Open MPI'),
+    (_TPU, 'TPU'),
+  ],
+)
+def test_the_order_of_launchers(environment, how):
+  assert _find(environment).how == how
+
+
+@pytest.mark.parametrize(
+  'flags, text',
+  [
+    ((None, 2, None), '--num_processes needs --process_id beside it'),
+    ((None, None, 1), '--process_id needs --num_processes beside it'),
+    (('a:1', None, None), '--coordinator=a:1 needs --num_processes and'),
+    ((None, 2, 0), '2 processes need --coordinator=HOST:PORT'),
+    (('a:1', 0, 0), '--num_processes=0: expected 1 or more'),
+    (('a:1', 2, 2), '--process_id=2: expected a number from 0 to 1'),
+    (('a:1', 2, -1), '--process_id=-1: expected a number from 0 to 1'),
+    (('a', 2, 0), "coordinator 'a': expected HOST:PORT"),
+    (('a:0', 2, 0), "coordinator 'a:0': expected HOST:PORT"),
+    (('a:65536', 2, 0), "coordinator 'a:65536'"),
+    (('a:b', 2, 0), "coordinator 'a:b'"),
+    (('::1:99', 2, 0), "coordinator '::1:99'"),
+  ],
+)
+def test_flags_at_fault(flags, text):
+  _refused(text, {}, *flags)
+
+
+def test_a_slurm_step():
+  place = _find(_STEP)
+  assert (place.how, place.index, place.count) == ('Slurm', 3, 4)
+  assert (place.local_index, place.hosts) == (1, 2)
+  assert re.fullmatch(r'gpu03:6[0-9]{4}', place.coordinator)
+  port = int(place.coordinator.split(':')[1])
+  assert 61440 <= port < 65536
+
+
+def test_all_tasks_of_a_step_meet_and_no_others():
+  first = _find({**_STEP, 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'})
+  assert first.coordinator == _find(_STEP).coordinator
+  assert first.token == _find(_STEP).token
+  for key in ('SLURM_JOB_ID', 'SLURM_STEP_ID'):
+    other = _find({**_STEP, key: '7'})
+    assert other.token != first.token
+    assert other.coordinator != first.coordinator
+  # Processes of the start before this one may still be there.
+  assert _find({**_STEP, 'SLURM_RESTART_COUNT': '1'}).token != first.token
+
+
+def test_a_coordinator_or_port_of_ones_own_under_slurm():
+  assert _find(_STEP, 'mine:99').coordinator == 'mine:99'
+  port = {'JAX_COORDINATOR_PORT': '99'}
+  assert _find({**_STEP, **port}).coordinator == 'gpu03:99'
+
+
+def test_a_batch_shell_is_one_process():
+  assert _find(_BATCH) == cluster_env.ALONE
+
+
+def test_a_step_of_one_task_is_one_process():
+  one = {'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}
+  place = _find({**_STEP, **one})
+  assert (place.how, place.count, place.index) == ('Slurm', 1, 0)
+
+
+@pytest.mark.parametrize('tasks', ['1', '2'])
+def test_mpirun_within_a_slurm_step(tasks):
+  """In srun's shell, or below mpirun's daemons, which srun has started."""
+  step = {**_STEP, 'SLURM_STEP_NUM_TASKS': tasks, 'SLURM_PROCID': '0'}
+  place = _find({**step, **_MPI})
+  assert (place.how, place.index, place.count) == ('Open MPI', 2, 4)
+
+
+@pytest.mark.parametrize(
+  'changes, text',
+  [
+    ({'SLURM_PROCID': '4'}, 'SLURM_PROCID=4: expected a number from 0 to 3'),
+    ({'SLURM_PROCID': 'x'}, "SLURM_PROCID='x': expected a number"),
+    ({'SLURM_PROCID': '--1'}, "SLURM_PROCID='--1': expected a number"),
+    ({'SLURM_PROCID': '²'}, "SLURM_PROCID='²': expected a number"),
+    ({'SLURM_STEP_NUM_TASKS': '0'}, 'SLURM_STEP_NUM_TASKS=0: expected 1'),
+    ({'SLURM_LOCALID': None}, 'SLURM_LOCALID is not set, though others'),
+    ({'JAX_COORDINATOR_PORT': 'x'}, "coordinator 'gpu03:x': expected HOST"),
+    ({'SLURM_STEP_NODELIST': 'localhost'}, 'is a loopback address'),
+  ],
+)
+def test_slurm_at_fault(changes, text):
+  environment = {**_STEP, **changes}
+  _refused(text, {k: v for k, v in environment.items() if v is not None})
+
+
+@pytest.mark.parametrize(
+  'host',
+  ['localhost', 'LOCALHOST', 'localhost.localdomain', 'ip6-localhost', '[::1]',
+   '127.0.0.1', '127.0.1.1', '127.1', '0.0.0.0', '[::]'],
+)  # fmt: skip
+@pytest.mark.parametrize('launcher', [_STEP, _MPI, _TPU])
+def test_a_loopback_coordinator_of_several_hosts(launcher, host):
+  _refused('is a loopback address', launcher, f'{host}:99')
+
+
+def test_a_loopback_coordinator_of_one_host():
+  one = {'SLURM_STEP_NUM_NODES': '1', 'SLURM_STEP_NODELIST': 'localhost'}
+  assert _find({**_STEP, **one}).coordinator.startswith('localhost:')
+  assert _find({}, '127.0.0.1:99', 2, 1).coordinator == '127.0.0.1:99'
+
+
+def test_open_mpi_4():
+  place = _find(_MPI)
+  assert (place.how, place.index, place.count) == ('Open MPI', 2, 4)
+  assert place.local_index == 0
+  assert re.fullmatch(r'10\.96\.0\.1:6[0-9]{4}', place.coordinator)
+  assert place.token == '1531576321'
+  assert _find(_MPI, 'node1:99').coordinator == 'node1:99'
+
+
+def test_open_mpi_on_one_host():
+  one = {'OMPI_COMM_WORLD_LOCAL_SIZE': '4', 'OMPI_COMM_WORLD_LOCAL_RANK': '2'}
+  place = _find({**_MPI_5, **one})
+  assert re.fullmatch(r'127\.0\.0\.1:6[0-9]{4}', place.coordinator)
+  assert (place.hosts, place.local_index) == (1, 2)
+
+
+def test_open_mpi_5_needs_a_coordinator_for_several_hosts():
+  _refused('Open MPI does not tell where process 0 runs', _MPI_5)
+  place = _find(_MPI_5, 'gpu03:99')
+  assert (place.index, place.coordinator) == (2, 'gpu03:99')
+  assert place.token == 'prterun-gpu03-8151@1'
+
+
+def test_mpirun_of_one_process():
+  one = {'OMPI_COMM_WORLD_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0'}
+  assert _find({**_MPI, **one}).count == 1
+
+
+def test_a_tpu_pod():
+  place = _find(_TPU)
+  assert (place.how, place.index, place.count) == ('TPU', 1, 3)
+  assert place.coordinator == 't1k-w-0.svc:61440'
+  alone = {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_WORKER_ID': '0'}
+  assert _find(alone) == cluster_env.ALONE
+
+
+class _Metadata(http.server.BaseHTTPRequestHandler):
+  """A TPU VM's metadata server, as Google documents it."""
+
+  def do_GET(self):
+    assert self.headers['Metadata-Flavor'] == 'Google'
+    key = self.path.removeprefix('/computeMetadata/v1/instance/attributes/')
+    self.server.asked.append(key)
+    # Not ready at first.
+    found = self.server.attributes.get(key)
+    status = 503 if len(self.server.asked) < 3 else 200 if found else 404
+    self.send_response(status)
+    self.end_headers()
+    self.wfile.write((found or '').encode() if status == 200 else b'')
+
+  def log_message(self, *_):
+    pass
+
+
+_TRIPLES = 'unknown:unknown:10.0.0.4,unknown:unknown:10.0.0.5'
+_TPU_ENV = "ACCELERATOR_TYPE: 'v4-16'\nMEGASCALE_NUM_SLICES: '{}'\nZONE: 'a'\n"
+
+
+@pytest.fixture
+def tpu_vm(monkeypatch):
+  """(attributes, more) -> the place that a TPU VM finds."""
+  monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'tpu')
+  monkeypatch.setattr(tpu_metadata, '_RETRY', 0.01)
+  with http.server.HTTPServer(('127.0.0.1', 0), _Metadata) as server:
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+
+    def find(attributes, more=None):
+      server.attributes, server.asked = attributes, []
+      address = f'127.0.0.1:{server.server_port}'
+      return _find({'GCE_METADATA_IP': address, **(more or {})})
+
+    find.server = server
+    yield find
+    server.shutdown()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+  'workers, first', [(_TRIPLES, '10.0.0.4'), ('w-0,w-1', 'w-0')]
+)
+@pytest.mark.parametrize('slices', [None, '', '1'])
+def test_a_tpu_vm_asks_its_metadata_server(tpu_vm, workers, first, slices):
+  attributes = {
+    'agent-worker-number': '1', 'worker-network-endpoints': workers,
+    'tpu-env': slices and _TPU_ENV.format(slices),
+  }  # fmt: skip
+  place = tpu_vm(attributes)
+  assert (place.how, place.index, place.count) == ('TPU', 1, 2)
+  assert place.coordinator == f'{first}:61440' and place.hosts == 2
+
+
+def test_a_tpu_vm_of_its_own(tpu_vm):
+  alone = {
+    'agent-worker-number': '0',
+    'worker-network-endpoints': 'a:b:10.1.1.1',
+  }
+  assert tpu_vm(alone) == tpu_vm({}) == cluster_env.ALONE
+
+
+def test_who_does_not_ask_the_metadata_server(tpu_vm, monkeypatch):
+  pod = {'agent-worker-number': '1', 'worker-network-endpoints': _TRIPLES}
+  assert tpu_vm(pod, _TPU).coordinator == 't1k-w-0.svc:61440'
+  assert tpu_vm(pod, {'TPU_SKIP_MDS_QUERY': '1'}) == cluster_env.ALONE
+  assert tpu_vm(pod, _STEP).how == 'Slurm'
+  monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'cpu')
+  assert tpu_vm(pod) == cluster_env.ALONE
+  assert not tpu_vm.server.asked
+
+
+def test_a_metadata_server_that_is_not_there(tpu_vm, monkeypatch):
+  monkeypatch.setattr(tpu_metadata, '_TRIES', 2)
+  with socket.socket() as taken:  # bound, and deaf
+    taken.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{taken.getsockname()[1]}'
+    assert tpu_vm({}, {'GCE_METADATA_IP': address}) == cluster_env.ALONE
+
+
+def test_what_a_metadata_server_may_not_say(tpu_vm):
+  pod = {'agent-worker-number': '1', 'worker-network-endpoints': _TRIPLES}
+  for changes, text in (
+    ({'tpu-env': _TPU_ENV.format(2)}, 'MEGASCALE_NUM_SLICES=2: expected 1'),
+    ({'worker-network-endpoints': 'a:b,c:d'}, "has 'a:b': expected HOST or"),
+    ({'agent-worker-number': '2'}, 'TPU_WORKER_ID=2: expected a number from 0'),
+  ):
+    with pytest.raises(config_lib.ConfigError, match=text):
+      tpu_vm({**pod, **changes})
+
+
+def test_several_slices_are_refused():
+  _refused('MEGASCALE_NUM_SLICES=2', {**_TPU, 'MEGASCALE_NUM_SLICES': '2'})
+  one = {**_TPU, 'MEGASCALE_NUM_SLICES': '1'}
+  assert _find(one) == _find(_TPU)
+
+
+@pytest.mark.parametrize(
+  'address, parts',
+  [
+    ('node1:61440', ('node1', 61440)),
+    ('node1.cluster:1', ('node1.cluster', 1)),
+    ('10.0.0.1:65535', ('10.0.0.1', 65535)),
+    ('[fd00::3]:99', ('fd00::3', 99)),
+    ('[fe80::1%eth0]:99', ('fe80::1%eth0', 99)),
+  ],
+)
+def test_addresses(address, parts):
+  assert cluster_env.split_address(address) == parts
+  assert _find({}, address, 2, 0).coordinator == address
+
+
+@pytest.mark.parametrize(
+  'nodes, first',
+  [
+    ('login', 'login'),
+    ('node1,node2', 'node1'),
+    ('gpu[03-05,9],login', 'gpu03'),
+    ('login,gpu[03-05,9]', 'login'),
+    ('rack[1-2]n[1-4]', 'rack1n1'),
+    ('a[2,4]-ib,b', 'a2-ib'),
+    ('dgx-[001-128].pod', 'dgx-001.pod'),
+  ],
+)
+def test_first_of_a_node_list(nodes, first):
+  assert cluster_env.first_host(nodes) == first

@@ -1,0 +1,122 @@
+"""Every line of a process carries its mark, up to its last words."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _run(program, before='', **values):
+  program = f"""
+import os, signal, subprocess, sys
+from anp_jax.cluster import log_prefix
+{before}
+log_prefix.begin('[1 node1] ')
+{program}
+"""
+  return subprocess.run(
+    [sys.executable, '-c', program], capture_output=True, text=True,
+    cwd=_ROOT, env={**os.environ, 'PYTHONPATH': '.'}, timeout=30, **values,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize('number, name', [(1, 'stdout'), (2, 'stderr')])
+def test_lines_of_python_and_of_native_code(number, name):
+  done = _run(f"""
+print('of Python', file=sys.{name})
+os.write({number}, b'of native code\\n\\nafter nothing\\n')
+os.system('echo of a child >&{number}')
+print('no end', end='', file=sys.{name})
+""")
+  lines = getattr(done, name).split('\n')
+  assert done.returncode == 0
+  assert lines == [
+    '[1 node1] of Python',
+    '[1 node1] of native code',
+    '[1 node1] ',
+    '[1 node1] after nothing',
+    '[1 node1] of a child',
+    '[1 node1] no end',
+  ]
+  assert not (done.stderr if number == 1 else done.stdout)
+
+
+@pytest.mark.parametrize(
+  'end, status',
+  [
+    ('os._exit(75)', 75),
+    ('sys.exit(2)', 2),
+    ('raise ValueError', 1),
+    ('os.kill(os.getpid(), signal.SIGKILL)', -signal.SIGKILL),
+    ('os.abort()', -signal.SIGABRT),
+  ],
+)
+def test_last_words_and_the_exit_status(end, status):
+  done = _run(f"""
+print('first')
+os.write(2, b'error: last')
+{end}
+""")
+  assert done.returncode == status
+  assert done.stdout == '[1 node1] first\n'
+  assert done.stderr.startswith('[1 node1] error: last')
+  assert all(t.startswith('[1 node1] ') for t in done.stderr.splitlines())
+
+
+def test_many_lines_stay_whole_and_in_order():
+  done = _run('for i in range(5000): print(i, "x" * 100)')
+  want = [f'[1 node1] {i} {"x" * 100}' for i in range(5000)]
+  assert done.stdout.splitlines() == want
+
+
+def test_text_in_any_encoding_passes():
+  done = _run("os.write(1, b'\\xff\\xfe caf\\xc3\\xa9\\n')", errors='replace')
+  assert done.stdout == '[1 node1] \ufffd\ufffd café\n'
+
+
+def test_a_signal_to_all_does_not_lose_last_words():
+  """Slurm and a terminal signal every process of a step."""
+  before = """
+children, popen = [], subprocess.Popen
+def noted(*arguments, **values):
+  children.append(popen(*arguments, **values))
+  return children[-1]
+subprocess.Popen = noted
+"""
+  done = _run(
+    """
+print('first')
+import time
+time.sleep(0.5)  # they are there
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+  for child in children:
+    os.kill(child.pid, number)
+print('last words')
+""",
+    before,
+  )
+  assert done.stdout == '[1 node1] first\n[1 node1] last words\n'
+
+
+def test_lines_come_as_they_are_written():
+  program = """
+import time
+from anp_jax.cluster import log_prefix
+log_prefix.begin('[0 a] ')
+print('now')
+time.sleep(20)
+"""
+  start = time.monotonic()
+  with subprocess.Popen(
+    [sys.executable, '-c', program], stdout=subprocess.PIPE, text=True,
+    cwd=_ROOT, env={**os.environ, 'PYTHONPATH': '.'},
+  ) as child:  # fmt: skip
+    assert child.stdout.readline() == '[0 a] now\n'
+    assert time.monotonic() - start < 15
+    child.kill()

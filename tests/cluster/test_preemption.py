@@ -1,0 +1,309 @@
+"""Signals and the end of a run's time become votes; stops end in time."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import types
+
+import pytest
+
+from anp_jax.cluster import preemption
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_NOW = 1_700_000_000.0  # seconds since 1970
+
+
+def _stop(environment=None, needed=float, minutes=0.0, clock=lambda: _NOW):
+  settings = types.SimpleNamespace(stop_timeout=60.0)
+  config = types.SimpleNamespace(time_limit=minutes, cluster=settings)
+  return preemption.Stop(config, needed, environment or {}, clock)
+
+
+class _Clock:
+  def __init__(self):
+    self.now = _NOW
+
+  def __call__(self):
+    return self.now
+
+
+def _votes_at(stop, clock, seconds):
+  """Whether the vote becomes one of time within a second of these."""
+  clock.now = _NOW + seconds - 1
+  before = stop.vote()
+  clock.now = _NOW + seconds + 1
+  return (before, stop.vote()) == (preemption.GO_ON, preemption.TIME_LIMIT)
+
+
+def test_without_a_limit_nothing_is_asked():
+  clock = _Clock()
+  stop = _stop(clock=clock)
+  clock.now += 1e9
+  assert stop.vote() == preemption.GO_ON
+
+
+def test_a_time_limit_of_ones_own():
+  clock = _Clock()
+  # 15 s are left over, for whatever else.
+  assert _votes_at(_stop(minutes=10.0, clock=clock), clock, 600 - 15)
+
+
+def test_the_time_that_a_stop_takes_is_left(capsys):
+  clock = _Clock()
+  stop = _stop(minutes=10.0, clock=clock, needed=lambda: 120.0)
+  assert _votes_at(stop, clock, 600 - 15 - 120)
+  assert '134 s of time are left: saving, then stopping' in (
+    capsys.readouterr().err
+  )
+  clock.now += 1e6
+  assert stop.vote() == preemption.TIME_LIMIT
+  assert capsys.readouterr().err == ''
+
+
+@pytest.mark.parametrize(
+  'text, minutes, ends',
+  [
+    ('1700000300', 0.0, 300),
+    ('1700000300', 10.0, 300),
+    ('1700000300', 1.0, 60),
+    ('1699999999', 10.0, 600),  # of a job that has ended
+    ('', 10.0, 600),
+    ('Unknown', 10.0, 600),
+  ],
+)
+def test_the_end_of_slurms_job(text, minutes, ends):
+  clock = _Clock()
+  environment = {'SLURM_JOB_END_TIME': text}
+  stop = _stop(environment, minutes=minutes, clock=clock)
+  assert _votes_at(stop, clock, ends - 15)
+
+
+@pytest.mark.parametrize(
+  'left, needed, allowed',
+  [
+    (None, 0, 60),
+    (None, 100, 160),  # as long as saves have taken, and stop_timeout
+    (3600, 100, 160),
+    (120, 0, 115),  # Slurm's signal before the end of the job
+    (120, 100, 160),
+    (30, 0, 60),
+  ],
+)
+def test_seconds_that_a_stop_may_take(left, needed, allowed):
+  text = str(int(_NOW) + left) if left else ''
+  stop = _stop({'SLURM_JOB_END_TIME': text}, needed=lambda: needed)
+  assert stop._allowed() == allowed
+
+
+def test_a_signal_outweighs_the_time_limit():
+  clock = _Clock()
+  stop = _stop(minutes=1.0, clock=clock)
+  clock.now += 59
+  assert stop.vote() == preemption.TIME_LIMIT
+  stop._hear(signal.SIGTERM)
+  assert stop.vote() == preemption.STOP
+
+
+def test_no_thread_but_the_main_one_catches_signals():
+  stop = _stop()
+  before = signal.getsignal(signal.SIGTERM)
+  thread = threading.Thread(target=stop.listen, args=(print,))
+  thread.start()
+  thread.join()
+  assert signal.getsignal(signal.SIGTERM) is before
+  stop.close()
+
+
+def test_signals_are_given_back():
+  stop = _stop()
+  before = [signal.getsignal(n) for n in preemption.SIGNALS]
+  old = signal.set_wakeup_fd(-1)
+  try:
+    stop.listen(print)
+    stop.close()
+    assert [signal.getsignal(n) for n in preemption.SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
+  finally:
+    signal.set_wakeup_fd(old)
+
+
+_PROGRAM = """
+import os
+import sys
+import time
+import types
+from anp_jax.cluster import preemption
+
+echo, stop_timeout, then = sys.argv[1:]
+preemption._ECHO = float(echo)
+preemption._PASSED_ON = float(echo) / 10
+settings = types.SimpleNamespace(stop_timeout=float(stop_timeout))
+config = types.SimpleNamespace(time_limit=0.0, cluster=settings)
+
+def cannot(text):
+  print(text, flush=True)
+  os._exit(75)
+
+stop = preemption.Stop(config, environment={}).listen(cannot)
+print('ready', flush=True)
+while not stop.vote():
+  time.sleep(0.005)
+print('vote', stop.vote(), flush=True)
+if then == 'stops':
+  stop.close()
+  print('closed', flush=True)
+time.sleep(1 if then == 'stops' else 20)
+"""
+
+
+class _Child:
+  """The program above; a context."""
+
+  def __init__(self, echo=5, stop_timeout=0, then='goes on'):
+    self.process = subprocess.Popen(
+      [sys.executable, '-c', _PROGRAM, str(echo), str(stop_timeout), then],
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT,
+      env={**os.environ, 'PYTHONPATH': '.'},
+    )  # fmt: skip
+
+  def __enter__(self):
+    self.hears('ready')
+    return self
+
+  def __exit__(self, *_):
+    self.process.kill()
+    self.process.communicate()
+
+  def hears(self, line):
+    assert self.process.stdout.readline() == line + '\n'
+
+  def send(self, *signals):
+    for number in signals:
+      self.process.send_signal(number)
+
+  def ends(self):
+    return self.process.wait(10)
+
+  def lives(self, seconds):
+    try:
+      self.process.wait(seconds)
+    except subprocess.TimeoutExpired:
+      return True
+    return False
+
+
+@pytest.mark.parametrize('name', ['SIGINT', 'SIGTERM', 'SIGUSR1'])
+def test_a_signal_is_a_vote(name):
+  with _Child() as child:
+    child.send(getattr(signal, name))
+    child.hears(f'vote {preemption.STOP}')
+    child.process.kill()
+    text = child.process.stderr.read()
+  line = f'{name}: saving, then stopping; once more to leave at once'
+  assert text == f'\n{line}\n'
+
+
+def test_sigterm_twice_is_once():
+  with _Child() as child:
+    child.send(signal.SIGTERM, signal.SIGCONT)
+    child.hears('vote 2')
+    child.send(signal.SIGTERM, signal.SIGUSR1)
+    assert child.lives(0.5)
+
+
+def test_sigterm_again_later_leaves_at_once():
+  with _Child(echo=0.3) as child:
+    child.send(signal.SIGTERM)
+    child.hears('vote 2')
+    assert child.lives(0.4)
+    child.send(signal.SIGTERM)
+    assert child.ends() == 128 + signal.SIGTERM
+
+
+def test_ctrl_c_that_a_launcher_passes_on_is_one():
+  with _Child(echo=100) as child:  # 10 seconds for this signal
+    child.send(signal.SIGINT)
+    child.hears('vote 2')
+    child.send(signal.SIGINT)
+    assert child.lives(0.5)
+
+
+def test_ctrl_c_again_leaves_at_once():
+  with _Child(echo=1) as child:
+    child.send(signal.SIGINT)
+    child.hears('vote 2')
+    assert child.lives(0.2)
+    child.send(signal.SIGINT)
+    assert child.ends() == 130
+
+
+def test_a_stop_that_does_not_come_about():
+  with _Child(stop_timeout=0.3) as child:
+    child.send(signal.SIGTERM)
+    child.hears('vote 2')
+    assert child.ends() == 75
+    child.hears('could not stop within 0.3 s of SIGTERM')
+
+
+def test_a_stop_in_time_is_well():
+  with _Child(stop_timeout=0.3, then='stops') as child:
+    child.send(signal.SIGTERM)
+    child.hears('vote 2')
+    child.hears('closed')
+    assert child.ends() == 0
+    assert child.process.stdout.read() == ''
+
+
+def test_an_echo_after_the_stop_is_nothing():
+  """A small run has stopped before Slurm sends SIGTERM again."""
+  with _Child(then='stops') as child:
+    child.send(signal.SIGTERM)
+    child.hears('vote 2')
+    child.hears('closed')
+    child.send(signal.SIGTERM)
+    assert child.ends() == 0
+
+
+@pytest.mark.parametrize('echo, name', [(0, 'SIGTERM'), (5, 'SIGINT')])
+def test_another_signal_after_the_stop_ends_the_process(echo, name):
+  number = getattr(signal, name)
+  with _Child(echo, then='stops') as child:
+    child.send(signal.SIGTERM)
+    child.hears('vote 2')
+    child.hears('closed')
+    child.send(number)
+    assert child.ends() == -number
+
+
+def test_a_vote_is_heard_while_the_main_thread_computes():
+  """Python runs no handler within a call of native code; the thread hears."""
+  program = re.sub(
+    r'while not.*',
+    """import hashlib
+import threading
+def told():
+  while not stop.vote():
+    time.sleep(0.005)
+  print('vote', stop.vote(), flush=True)
+  os._exit(3)
+threading.Thread(target=told, daemon=True).start()
+print('ready', flush=True)
+hashlib.pbkdf2_hmac('sha256', b'a', b'b', 50_000_000)
+""",
+    _PROGRAM.replace("print('ready', flush=True)\n", ''),
+    flags=re.DOTALL,
+  )
+  with subprocess.Popen(
+    [sys.executable, '-c', program, '5', '0', ''], stdout=subprocess.PIPE,
+    text=True, cwd=_ROOT, env={**os.environ, 'PYTHONPATH': '.'},
+  ) as child:  # fmt: skip
+    assert child.stdout.readline() == 'ready\n'
+    child.send_signal(signal.SIGTERM)
+    try:
+      assert child.wait(5) == 3
+    finally:
+      child.kill()

@@ -1,0 +1,268 @@
+"""What processes show each other, and what keeps them from starting."""
+
+import copy
+import json
+import os
+
+import jax
+import pytest
+
+from anp_jax.cluster import cluster_env
+from anp_jax.cluster import process_info
+from anp_jax.system import xla_flags
+
+_GPUS = ('GPU-1a2b', 'GPU-1c3d', 'GPU-5e6f', 'GPU-7a8b')
+
+
+def _card(index, host='a', **values):
+  return {
+    'index': index, 'count': 2, 'token': '', 'host': host, 'local_index': -1,
+    'platform': 'cpu', 'problem': '', 'gpus': [], 'loopback': '',
+    'versions': {'Python': '3.11', 'jax': '0.10.2'}, 'code': 'c0de',
+    'config': {'seed': '0', 'optimizer.learning_rate': '0.1'},
+    'command': {'--mode': 'train'}, **values,
+  }  # fmt: skip
+
+
+def _with_gpus(*sets, hosts='aaaa', order=None):
+  order = order or range(len(sets))
+  return [
+    _card(i, hosts[i], platform='gpu', gpus=list(gpus), local_index=local)
+    for i, (gpus, local) in enumerate(zip(sets, order))
+  ]
+
+
+def test_what_agrees_starts():
+  assert process_info.disagreement([_card(0, 'a'), _card(1, 'b')]) == ''
+
+
+@pytest.mark.parametrize(
+  'change, text',
+  [
+    (
+      {'versions': {'Python': '3.11', 'jax': '0.12.0'}},
+      'rank 1 on b has jax 0.12.0, but rank 0 on a has 0.10.2',
+    ),
+    (
+      {'config': {'seed': '1', 'optimizer.learning_rate': '0.1'}},
+      'rank 1 on b has config.seed 1, but rank 0 on a has 0',
+    ),
+    (
+      {'config': {'seed': '0'}},
+      'rank 1 on b has config.optimizer.learning_rate None, but rank 0 on a '
+      'has 0.1',
+    ),
+    (
+      {'command': {'--mode': 'evaluate'}},
+      'rank 1 on b has --mode evaluate, but rank 0 on a has train',
+    ),
+    ({'code': 'beef'}, 'rank 1 on b runs other code than rank 0 on a'),
+    (
+      {'platform': 'gpu'},
+      'rank 1 on b would compute on gpu, rank 0 on a on cpu',
+    ),
+    ({'problem': 'no driver'}, 'rank 1 on b: no driver'),
+    (
+      {'loopback': '127.0.1.1'},
+      'rank 1 on b: its own name resolves to 127.0.1.1',
+    ),
+  ],
+)
+def test_what_differs_is_named(change, text):
+  shown = [_card(0, 'a'), _card(1, 'b', **change)]
+  assert process_info.disagreement(shown).startswith(text)
+
+
+def test_the_first_problem_of_rank_0_is_told():
+  shown = [_card(0, 'a', problem='no driver'), _card(1, 'b', code='beef')]
+  assert process_info.disagreement(shown) == 'rank 0 on a: no driver'
+
+
+def test_a_loopback_name_is_no_matter_on_one_host():
+  shown = [_card(i, 'a', loopback='127.0.1.1') for i in range(2)]
+  assert process_info.disagreement(shown) == ''
+
+
+def test_equal_sets_are_divided():
+  shown = _with_gpus(_GPUS, _GPUS)
+  assert process_info.devices(shown) == ([[0, 1], [2, 3]], '')
+  # By the place on the host, which need not follow the rank.
+  shown = _with_gpus(_GPUS, _GPUS, order=[1, 0])
+  assert process_info.devices(shown) == ([[2, 3], [0, 1]], '')
+  shown = _with_gpus(_GPUS, _GPUS, _GPUS, _GPUS, hosts='abab')
+  assert process_info.devices(shown) == ([[0, 1], [0, 1], [2, 3], [2, 3]], '')
+
+
+def test_sets_of_their_own_are_taken_whole():
+  shown = _with_gpus(_GPUS[:1], _GPUS[1:2], _GPUS[2:])
+  assert process_info.devices(shown) == ([[0], [0], [0, 1]], '')
+  assert process_info.devices(_with_gpus(_GPUS)) == ([[0, 1, 2, 3]], '')
+
+
+@pytest.mark.parametrize(
+  'sets, text',
+  [
+    (
+      (_GPUS[:2], _GPUS[1:3]),
+      'rank 1 on a sees GPU GPU-1c3d of rank 0 on a too',
+    ),
+    (
+      (_GPUS[:1], _GPUS[1:2], _GPUS[:1]),
+      'rank 2 on a sees GPU GPU-1a2b of rank 0 on a too',
+    ),
+    (
+      (_GPUS[:3], _GPUS[:3]),
+      'rank 0 on a and 1 more processes there all see the same 3 GPUs, which '
+      'do not divide by 2',
+    ),
+    ((_GPUS[:1], _GPUS[:1]), 'rank 0 on a and 1 more processes there all'),
+    ((_GPUS[:1], ()), 'rank 1 on a sees no GPU, though rank 0 on a does'),
+    (((), _GPUS[:1]), 'rank 0 on a sees no GPU, though rank 1 on a does'),
+  ],
+)
+def test_gpus_that_cannot_be_shared(sets, text):
+  shown = _with_gpus(*sets)
+  assert process_info.devices(shown)[1].startswith(text)
+  assert process_info.disagreement(shown).startswith(text)
+
+
+def test_a_host_without_gpus():
+  shown = _with_gpus((), _GPUS, hosts='ab')
+  text = 'rank 0 on a sees no GPU, though rank 1 on b does'
+  assert process_info.devices(shown)[1] == text
+
+
+def test_where_nothing_is_known_jax_decides():
+  assert process_info.devices(_with_gpus((), ())) == ([None, None], '')
+
+
+@pytest.fixture
+def nvidia(tmp_path, monkeypatch):
+  """A machine whose nvidia-smi lists four GPUs."""
+  tool = tmp_path / 'nvidia-smi'
+  lines = ''.join(f'{g}\n' for g in _GPUS)
+  tool.write_text(
+    '#!/bin/sh\n'
+    '[ "$*" = "--query-gpu=uuid --format=csv,noheader" ] || exit 2\n'
+    f"printf '{lines}'\n"
+  )
+  tool.chmod(0o755)
+  monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+  return tool
+
+
+@pytest.mark.parametrize(
+  'visible, want',
+  [
+    (None, _GPUS),
+    ('0,1,2,3', _GPUS),
+    ('2', _GPUS[2:3]),
+    ('3, 1', (_GPUS[3], _GPUS[1])),
+    ('GPU-5e6f', _GPUS[2:3]),
+    ('GPU-5,GPU-7a', _GPUS[2:]),
+    # CUDA sees nothing from the first one on that is not there.
+    ('1,9,0', _GPUS[1:2]),
+    ('0,-1,1', _GPUS[:1]),
+    ('-1', ()),
+    ('', ()),
+    ('GPU-ffff', ()),
+    ('MIG-1111,MIG-2222', ('MIG-1111', 'MIG-2222')),
+  ],
+)
+def test_gpus_that_a_process_sees(nvidia, visible, want):
+  environment = {} if visible is None else {'CUDA_VISIBLE_DEVICES': visible}
+  assert process_info.gpus(environment) == list(want)
+
+
+def test_without_nvidias_tool_nothing_is_known(nvidia, monkeypatch, tmp_path):
+  nvidia.write_text('#!/bin/sh\necho no driver\nexit 9\n')
+  assert process_info.gpus({}) == []
+  monkeypatch.setenv('PATH', str(tmp_path / 'nowhere'))
+  assert process_info.gpus({}) == []
+
+
+@pytest.fixture
+def here(monkeypatch):
+  """Says what JAX would compute on."""
+
+  def pretend(name):
+    monkeypatch.setattr(xla_flags, 'platform', lambda environment: name)
+
+  monkeypatch.setattr(xla_flags, 'missing_plugin', lambda environment: '')
+  pretend('cpu')
+  return pretend
+
+
+@pytest.mark.parametrize(
+  'given',
+  [
+    {'SLURM_GPUS_ON_NODE': '4'},
+    {'SLURM_JOB_GPUS': '0'},  # the index of the first
+    {'SLURM_STEP_GPUS': '0', 'SLURM_GPUS_ON_NODE': '0'},
+    {'SLURM_JOB_GPUS': '2,3'},
+  ],
+)
+def test_gpus_of_slurm_that_jax_does_not_see(here, given):
+  text = process_info.own_problem(given)
+  key, value = next(iter(given.items()))
+  assert f'Slurm gave this job GPUs ({key}={value})' in text
+  assert 'compute on cpu: JAX has no CUDA here' in text
+  for hidden in ('', '-1'):
+    text = process_info.own_problem({**given, 'CUDA_VISIBLE_DEVICES': hidden})
+    assert f'CUDA_VISIBLE_DEVICES={hidden!r} hides them' in text
+
+
+def test_no_problem_with_gpus_of_slurm(here):
+  given = {'SLURM_GPUS_ON_NODE': '4'}
+  assert process_info.own_problem({'SLURM_JOB_ID': '1'}) == ''
+  assert process_info.own_problem({'SLURM_GPUS_ON_NODE': '0'}) == ''
+  assert process_info.own_problem({'SLURM_JOB_GPUS': ''}) == ''
+  assert process_info.own_problem({**given, 'JAX_PLATFORMS': 'cpu'}) == ''
+  here('gpu')
+  assert process_info.own_problem(given) == ''
+
+
+def test_a_card(config, here):
+  place = cluster_env.Place('flags', 1, 2, 'a:1', token='job')
+  card = process_info.show(place, config, {'--mode': 'train'}, {})
+  assert json.loads(json.dumps(card)) == card
+  assert (card['index'], card['count'], card['token']) == (1, 2, 'job')
+  assert card['versions']['jax'] == jax.__version__
+  assert card['config']['optimizer.learning_rate'] == repr(
+    config.optimizer.learning_rate
+  )
+  assert process_info.name(card) == f'rank 1 on {card["host"]}'
+
+
+def test_a_config_of_one_value_less_is_seen(config, here):
+  other = copy.deepcopy(config)
+  other.seed += 1
+  first, second = (
+    process_info.show(cluster_env.Place('flags', i, 2, 'a:1'), c, {}, {})
+    for i, c in enumerate((config, other))
+  )
+  assert process_info.disagreement([first, first]) == ''
+  assert 'has config.seed' in process_info.disagreement([first, second])
+
+
+def test_other_code_is_seen(monkeypatch, tmp_path):
+  def code():
+    monkeypatch.setattr(
+      process_info,
+      '__file__',
+      str(tmp_path / 'anp_jax/cluster/process_info.py'),
+    )
+    return process_info._code()
+
+  (tmp_path / 'anp_jax/cluster').mkdir(parents=True)
+  (tmp_path / 'anp_jax/training/step.py').write_text('x = 1')
+  before = code()
+  (tmp_path / 'anp_jax/notes.txt').write_text('nothing')
+  assert code() == before
+  (tmp_path / 'anp_jax/training/step.py').write_text('x = 2')
+  assert code() != before
+
+
+def test_a_gpu_of_this_host_that_jax_has_no_plugin_for(monkeypatch):
+  monkeypatch.setattr(xla_flags, 'missing_plugin', lambda environment: 'line')
+  assert process_info.own_problem({}) == 'line'

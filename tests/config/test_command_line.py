@@ -1,0 +1,249 @@
+"""What all commands refuse alike, and what --help tells of the config."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import export
+from anp_jax.config import command_line
+from anp_jax.config import help
+from anp_jax.data.prepare import __main__ as prepare
+from anp_jax.data.show import __main__ as show
+from anp_jax.predict import __main__ as predict
+from anp_jax.system import xla_flags
+import main
+from scripts.study import __main__ as study
+
+_ROOT = str(pathlib.Path(__file__).resolve().parents[2])
+_TINY = f'--config={_ROOT}/configs/resnet_anp.py:tiny'
+
+
+def _line(capsys, command, *arguments):
+  """The line with which a command refuses."""
+  assert command(list(arguments)) == 2
+  out, err = capsys.readouterr()
+  assert out == '' and err.count('\n') == 1, err
+  return err
+
+
+def _run(tmp_path):
+  run = tmp_path / 'run'
+  run.mkdir()
+  config = command_line.load(_TINY.removeprefix('--config='), {})
+  (run / 'config.json').write_text(config_lib.to_json(config))
+  return run
+
+
+# Function, what it is called with, and the flag with the place to write to.
+_WRITING = {
+  'train': (main.main, ['main.py', _TINY], '--workdir'),
+  'evaluate': (
+    main.main, ['main.py', '--mode=evaluate', '--workdir={run}'], '--output',
+  ),
+  'predict': (
+    predict.main, ['predict', '--checkpoint={run}', '{run}'], '--output',
+  ),
+  'sheet': (
+    predict.main, ['predict', '--checkpoint={run}', '{run}'], '--sheet',
+  ),
+  'export': (export.main, ['export', '--checkpoint={run}'], '--output'),
+  'show': (show.main, ['show', _TINY], '--output'),
+  'prepare': (prepare.main, ['prepare', '--from={run}', '--name=x'],
+              '--data_dir'),
+  'study': (study.main, ['strategies', _TINY], '--workdir'),
+  'relay study': (
+    study.main, ['relay', f'--config={_ROOT}/configs/relay_anp.py'],
+    '--workdir',
+  ),
+  'split study': (
+    study.main,
+    ['kernel_split', f'--config={_ROOT}/configs/kernel_split_cifar10.py'],
+    '--workdir',
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', _WRITING)
+def test_a_place_that_cannot_be_written_to(name, tmp_path, capsys, monkeypatch):
+  command, arguments, flag = _WRITING[name]
+  run = _run(tmp_path)
+  arguments = [a.format(run=run) for a in arguments]
+  is_file = flag == '--sheet' or name == 'predict'
+  (tmp_path / 'file').write_text('')
+  place = tmp_path / 'file' / 'new' if is_file else tmp_path / 'file'
+  text = _line(capsys, command, *arguments, f'{flag}={place}')
+  assert f'{flag}={str(place)!r}' in text
+  assert f'{tmp_path}/file' in text and 'expected a f' in text
+  if not is_file:
+    text = _line(capsys, command, *arguments, f'{flag}={place}/deep/new')
+    assert f'{place} is a file, expected a folder' in text
+  sealed = tmp_path / 'sealed'
+  sealed.mkdir(0o555)
+  if os.access(sealed, os.W_OK):  # as root
+    real = os.access
+    monkeypatch.setattr(
+      os, 'access', lambda path, *m: str(path) != str(sealed) and real(path, *m)
+    )
+  place = sealed / 'new'
+  text = _line(capsys, command, *arguments, f'{flag}={place}')
+  assert f'{flag}={str(place)!r}: {sealed} cannot be written to' in text
+
+
+@pytest.mark.parametrize('name', ['train', 'predict'])
+def test_a_gpu_without_a_plugin_stops_it(name, tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(xla_flags, 'missing_plugin', lambda *_: 'the line')
+  command, arguments, flag = _WRITING[name]
+  run = _run(tmp_path)
+  arguments = [a.format(run=run) for a in arguments]
+  text = _line(capsys, command, *arguments, f'{flag}={tmp_path}/new')
+  assert text == 'error: the line\n'
+
+
+@pytest.mark.parametrize(
+  'run, data, how',
+  [
+    ('data/runs/a', 'data', 'inside'),
+    ('data', 'data/', 'inside'),
+    ('link/run', 'data', 'inside'),
+    ('run', 'run/data', 'around'),
+    ('data/../run', 'run/data/train', 'around'),
+  ],
+)
+def test_a_run_and_its_data_are_apart(run, data, how, tmp_path, capsys):
+  for folder in ('data', 'run/data/train'):
+    (tmp_path / folder).mkdir(parents=True)
+  (tmp_path / 'link').symlink_to('data')
+  workdir, path = f'{tmp_path}/{run}', f'{tmp_path}/{data}'
+  text = _line(
+    capsys, main.main, 'main.py', _TINY, f'--workdir={workdir}',
+    '--config.data.source=folder', f'--config.data.path={path}',
+  )  # fmt: skip
+  assert f'--workdir={workdir} is {how} config.data.path={path}' in text
+
+
+@pytest.mark.parametrize('run', ['database', 'runs/data', 'da'])
+def test_a_run_beside_its_data_is_well(run, tmp_path):
+  (tmp_path / 'data').mkdir()
+  flags = command_line.main_flags([_TINY, f'--workdir={tmp_path}/{run}'], '')
+  keys = {'data.source': 'folder', 'data.path': f'{tmp_path}/data'}
+  _, workdir = command_line.from_flags(flags, keys)
+  assert workdir == f'{tmp_path}/{run}'
+
+
+@pytest.mark.parametrize(
+  'typed, meant',
+  [
+    ('--wokrdir=x', '--workdir'),
+    ('--learning_rate=1', '--config.optimizer.learning_rate'),
+    ('--optimizer.momentum=1', '--config.optimizer.momentum'),
+    ('--batch_size=1', '--config.batch_size'),
+    ('--mode=eval', 'evaluate'),
+    ('--num_process=2', '--num_processes'),
+  ],
+)
+def test_the_flag_that_was_meant(typed, meant, capsys):
+  text = _line(capsys, main.main, 'main.py', _TINY, typed)
+  assert typed in text and f"did you mean '{meant}'?" in text
+
+
+def test_what_is_no_flag_at_all(capsys):
+  assert "unknown argument 'demo'" in _line(
+    capsys, main.main, 'main.py', _TINY, 'demo'
+  )
+
+
+@pytest.mark.parametrize(
+  'flag, words',
+  [
+    ('--train_split=tain', ['set --train_split and --eval_split']),
+    ('--train_split={tmp}/split.txt', ['give the classes (--lists)']),
+    ('--trainsplit=train', ["did you mean '--train_split'?"]),
+    ('--lists={tmp}/names.txt', ["'sofa' is not an", '--pairs=no']),
+    ('--pairs=on', ['--pairs', "'auto', 'yes', 'no'"]),
+  ],
+)
+def test_prepare_names_flags_of_its_own(flag, words, tmp_path, capsys):
+  for split in ('train', 'validation'):
+    (tmp_path / 'images' / split / 'red_car').mkdir(parents=True)
+  (tmp_path / 'split.txt').write_text('1.jpg 0\n')
+  (tmp_path / 'names.txt').write_text('red_car\nbig_car\nsofa\n')
+  text = _line(
+    capsys, prepare.main, 'prepare', f'--from={tmp_path}/images', '--name=x',
+    '--eval_split=', f'--data_dir={tmp_path}/sets', flag.format(tmp=tmp_path),
+  )  # fmt: skip
+  assert 'config.' not in text
+  for word in words:
+    assert word in text
+
+
+def test_a_required_flag_that_is_mistyped_is_named(capsys):
+  text = _line(capsys, prepare.main, 'prepare', '--form=photos', '--name=x')
+  assert "'--form=photos'; did you mean '--from'?" in text
+
+
+def test_evaluation_of_what_is_no_run(tmp_path, capsys):
+  run = _run(tmp_path)
+  evaluate = ['main.py', '--mode=evaluate']
+  text = _line(capsys, main.main, *evaluate, f'--workdir={tmp_path}')
+  assert f'{str(tmp_path)!r} is no run: it has no config.json' in text
+  text = _line(capsys, main.main, *evaluate, f'--workdir={run}n')
+  assert f"not '{run}n'; did you mean 'run'?" in text
+  text = _line(capsys, main.main, *evaluate)
+  assert text == 'error: --mode=evaluate needs the --workdir of a run\n'
+
+
+def test_help_of_a_group_is_what_config_py_says():
+  assert help.text('init') == (
+    '# What a new run begins with: .safetensors of a ResNet, or a run\'s '
+    "workdir or\n# checkpoint; '': random weights. See docs/use.md.\n"
+    "config.init.from = ''"
+  )  # fmt: skip
+  assert help.text('config.data.mixup') == (
+    'config.data.mixup = 0.0  alpha of the Beta distribution; 0: none'
+  )
+  # A value in parentheses, with its comment inside.
+  assert help.text('time_limit') == (
+    'config.time_limit = 0.0\n'
+    "      minutes of wall clock, then save and stop; 0: Slurm's own"
+  )
+
+
+def test_help_has_every_key_once_with_its_default():
+  want = config_lib.flat(config_lib.base())
+  text = help.text('all')
+  assert max(map(len, text.splitlines())) <= 80
+  lines = [x for x in text.splitlines() if x.startswith('config.')]
+  have = dict(line.removeprefix('config.').split(' = ', 1) for line in lines)
+  assert have.keys() == want.keys() and len(lines) == len(want)
+  for key, value in want.items():
+    assert have[key].split('  ')[0] == repr(value)
+  # A group and the keys of no group are parts of it.
+  assert text.startswith(help.text('config').split('\n#')[0].rstrip())
+  assert help.text('schedule') in text
+
+
+def test_help_of_what_there_is_not(capsys):
+  text = _line(capsys, main.main, 'main.py', '--help=dta')
+  assert '--help=dta: expected a group (config, data, model, init' in text
+  assert "did you mean 'data'?" in text
+
+
+@pytest.mark.parametrize('arguments', [['--help'], ['-h'], ['--help', 'data']])
+def test_help_as_a_person_types_it(arguments):
+  done = subprocess.run(
+    [sys.executable, 'main.py', *arguments],
+    cwd=_ROOT, capture_output=True, text=True, timeout=60,
+  )  # fmt: skip
+  assert (done.returncode, done.stderr) == (0, '')
+  words = (
+    ['config.data.source = ', 'alpha of the Beta distribution']
+    if arguments[1:]
+    else ['--workdir DIR', '--config.KEY=VALUE', '--help=GROUP', 'list its '
+          'variants', 'groups: config, data, model']
+  )  # fmt: skip
+  for word in words:
+    assert word in ' '.join(done.stdout.split())

@@ -1,0 +1,547 @@
+"""Configs: every mistake answered in one line, durations, golden texts."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import ml_collections
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import command_line
+from anp_jax.config import validation
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / 'tests' / 'golden'
+
+PLAIN = """
+from anp_jax import config as config_lib
+
+VARIANTS = {'small': {'batch_size': 8}, 'large': {'batch_size': 512}}
+
+def get_config(variant=''):
+  c = config_lib.base()
+  c.update(config_lib.variant(variant, VARIANTS))
+  return c
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+  """Writes a config file of the given body; returns its path."""
+
+  def write(body=PLAIN, name='recipe.py'):
+    path = tmp_path / name
+    path.write_text(body)
+    return str(path)
+
+  return write
+
+
+def _changed(line):
+  """A config file that runs one line on the base."""
+  return (
+    'from anp_jax import config as config_lib\n'
+    'def get_config(variant=""):\n'
+    '  c = config_lib.base()\n'
+    f'  {line}\n'
+    '  return c\n'
+  )
+
+
+def _error(function, *args):
+  """The one line that a mistake is answered with."""
+  with pytest.raises(config_lib.ConfigError) as caught:
+    function(*args)
+  text = str(caught.value)
+  assert '\n' not in text
+  return text
+
+
+# The lists that a recipe for somebody's own photographs looks for.
+_LISTS = {
+  'anp553': (
+    'mtvso553_anplabels.txt', 'mtvso553_adjlabels.txt',
+    'mtvso553_nounlabels.txt',
+  ),
+  'anp1200': (
+    'mvso1200_anp_list.txt', 'mvso1200_adj_list.txt', 'mvso1200_noun_list.txt',
+  ),
+}  # fmt: skip
+
+
+def _own_files(variant):
+  """Makes what a recipe expects in the current folder; overrides for it."""
+  for name in _LISTS.get(variant, ()):
+    pathlib.Path(name).touch()
+  return {'data.path': '.'} if variant in _LISTS else {}
+
+
+def _golden_cases():
+  """(file, variant) of every recipe that is shipped."""
+  cases = []
+  for path in sorted((ROOT / 'configs').glob('*.py')):
+    if path.stem == '__init__':
+      continue
+    space = {}
+    exec(compile(path.read_text(), str(path), 'exec'), space)
+    variants = [v for v in space.get('VARIANTS', {}) if v]
+    cases += [(path, variant) for variant in ['', *variants]]
+  return cases
+
+
+@pytest.mark.parametrize(
+  'path,variant',
+  [
+    pytest.param(path, variant, id=f'{path.stem}-{variant or "default"}')
+    for path, variant in _golden_cases()
+  ],
+)
+def test_golden(path, variant, tmp_path, monkeypatch):
+  """A change of a default shows in review as a change of a golden file."""
+  spec = f'{path}:{variant}' if variant else str(path)
+  monkeypatch.chdir(tmp_path)
+  config = command_line.load(spec, _own_files(variant))
+  text = config_lib.golden(config)
+  golden = GOLDEN / f'{path.stem}_{variant or "default"}.txt'
+  if os.environ.get('ANP_UPDATE_GOLDEN') == '1':
+    golden.parent.mkdir(exist_ok=True)
+    golden.write_text(text)
+  assert golden.is_file(), f'no {golden.name}: run with ANP_UPDATE_GOLDEN=1'
+  assert text == golden.read_text()
+
+
+@pytest.mark.parametrize('variant', _LISTS)
+def test_recipes_of_published_lists(variant, tmp_path, monkeypatch):
+  """Each thing that is missing is asked for in one line that names its key."""
+  monkeypatch.chdir(tmp_path)
+  spec = f'{ROOT}/configs/resnet_anp.py'
+  text = _error(command_line.load, f'{spec}:{variant}', {})
+  assert text == "config.data.path='': expected the path of the folder"
+  photographs = {'data.path': '.'}
+  for name in _LISTS[variant]:
+    text = _error(command_line.load, f'{spec}:{variant}', photographs)
+    assert text == (
+      f'config.data.lists={",".join(_LISTS[variant])!r}: expected files of '
+      f'names, one a line, but there is no {name!r}'
+    )
+    pathlib.Path(name).touch()
+  config = config_lib.flat(command_line.load(f'{spec}:{variant}', photographs))
+  paper = config_lib.flat(command_line.load(f'{spec}:paper', {}))
+  differs = {key for key in paper if config[key] != paper[key]}
+  assert differs == {'data.source', 'data.path', 'data.lists'}
+
+
+def test_no_golden_without_a_recipe():
+  names = {
+    f'{path.stem}_{variant or "default"}.txt'
+    for path, variant in _golden_cases()
+  }
+  assert {p.name for p in GOLDEN.glob('*')} <= names
+
+
+def test_golden_text():
+  config = ml_collections.ConfigDict({'b': {'x': (1, 2.0)}, 'a': 'text'})
+  assert config_lib.golden(config) == "a = 'text'\nb.x = (1, 2.0)\n"
+
+
+def test_base_is_valid_and_short():
+  validation.validate(config_lib.base())
+  assert len(config_lib.flat(config_lib.base())) <= 122
+
+
+def test_no_heavy_import():
+  """A typing mistake must not wait for JAX or TensorFlow to load."""
+  heavy = ('jax', 'tensorflow', 'flax', 'optax', 'orbax')
+  code = (
+    'import sys; from anp_jax import command_line; '
+    'command_line.load("configs/resnet_anp.py", {}); '
+    f'print([m for m in {heavy!r} if m in sys.modules])'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    env={**os.environ, 'PYTHONPATH': str(ROOT)},
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.strip() == '[]'
+
+
+def test_load_and_override(recipe):
+  config = command_line.load(
+    recipe() + ':small',
+    {
+      'seed': '3',
+      'optimizer.learning_rate': '1',
+      'optimizer.name': 'adam',
+      'data.crop_area': '[0.5, 1]',
+      'log.tensorboard': 'false',
+      'sharding': "(('kernel', 'fsdp'), ('.*', 'replicate'))",
+    },
+  )
+  assert config.batch_size == 8
+  assert config.seed == 3
+  assert type(config.optimizer.learning_rate) is float
+  assert config.optimizer.learning_rate == 1.0
+  assert config.optimizer.name == 'adam'
+  assert config.data.crop_area == (0.5, 1)
+  assert config.log.tensorboard is False
+  assert config.sharding == (('kernel', 'fsdp'), ('.*', 'replicate'))
+
+
+@pytest.mark.parametrize(
+  'key,text,expected',
+  (
+    (
+      'optimizer.learning_rat',
+      '1',
+      'unknown key config.optimizer.learning_rat; did you mean '
+      "'optimizer.learning_rate'?",
+    ),
+    (
+      'learning_rate',
+      '1',
+      'unknown key config.learning_rate; did you mean '
+      "'optimizer.learning_rate'?",
+    ),
+    ('bach_size', '1', "config.bach_size; did you mean 'batch_size'?"),
+    ('xxxxxxxx', '1', 'unknown key config.xxxxxxxx'),
+    (
+      'log',
+      'x',
+      'config.log is a group; its keys are log.every, log.tensorboard',
+    ),
+    ('optimizer', 'adam', 'config.optimizer is a group; its keys are opti'),
+    ('batch_size', '6.5', 'config.batch_size=6.5: expected a whole number'),
+    ('batch_size', 'many', "config.batch_size='many': expected a whole number"),
+    ('batch_size', 'True', 'config.batch_size=True: expected a whole number'),
+    ('ema', 'high', "config.ema='high': expected a number"),
+    ('optimizer.epsilon', '1e999', 'optimizer.epsilon=inf: expected a number'),
+    ('log.tensorboard', '1', 'log.tensorboard=1: expected True or False'),
+    ('data.mean', '3', 'config.data.mean=3: expected a tuple like (123.68'),
+    (
+      'optimizer.name',
+      'adamm',
+      "config.optimizer.name='adamm': expected one of sgd, momentum, "
+      "nesterov, rmsprop, adam, adamw, lars, lamb; did you mean 'adam'?",
+    ),
+    ('schedule.name', 'cosin', "did you mean 'cosine'?"),
+    ('model.name', 'resnet5', "did you mean 'resnet50'?"),
+    ('model.dtype', 'bfloat', "did you mean 'bfloat16'?"),
+    ('data.source', 'anp_shape', "did you mean 'anp_shapes'?"),
+    ('data.source', 'tfds:', "config.data.source='tfds:': expected one of"),
+    ('data.source', 'folder', "data.path='': expected the path of the folder"),
+    ('data.augment', 'crops', "did you mean 'crop'?"),
+    ('data.crop_area', '(0.5,)', 'expected 2 numbers above 0'),
+    ('data.crop_area', '(0.9, 0.5)', 'expected low before high'),
+    ('data.crop_area', '(0.5, 1.5)', 'expected shares of the image, at most 1'),
+    ('data.std', '(1, 0, 1)', 'expected 3 numbers above 0'),
+    ('data.resize', '32', 'data.resize=32: expected at least data.image_size'),
+    ('data.flip', '1.5', 'config.data.flip=1.5: expected a number from 0 to 1'),
+    ('accumulate', '0', 'config.accumulate=0: expected a number above 0'),
+    ('seed', '-1', 'config.seed=-1: expected 0 or more'),
+    ('mesh.data', '0', 'config.mesh.data=0: expected a count of devices, or'),
+    ('optimizer.beta2', '1.0', 'beta2=1.0: expected a number from 0, below 1'),
+    ('optimizer.momentum', '1', 'momentum=1.0: expected a number from 0, bel'),
+    ('schedule.factor', '0', 'schedule.factor=0.0: expected a number above 0'),
+    ('schedule.power', '-1', 'schedule.power=-1.0: expected a number above 0'),
+    ('schedule.end', '2', 'schedule.end=2.0: expected a number from 0 to 1'),
+    ('duration', '10 epoks', "config.duration='10 epoks' is not a duration"),
+    ('duration', '0 steps', "duration='0 steps': expected more than nothing"),
+    ('schedule.every', '0 epochs', 'expected more than nothing'),
+    ('sharding', "(('[', 'fsdp'),)", "'[' is not a regular expression"),
+    ('sharding', "(('.*', 'fdsp'),)", "did you mean 'fsdp'?"),
+    ('sharding', "('.*', 'fsdp')", "expected pairs such as (('.*', 'fsdp'),)"),
+  ),
+)
+def test_bad_override(recipe, key, text, expected):
+  assert expected in _error(command_line.load, recipe(), {key: text})
+
+
+@pytest.mark.parametrize(
+  'line,expected',
+  (
+    (
+      'c.optimizer.learning_rat = 1.0',
+      'unknown key config.optimizer.learning_rat; did you mean '
+      "'optimizer.learning_rate'?",
+    ),
+    ('c.optimiser = config_lib.base().optimizer', "mean 'optimizer."),
+    ("c.optimizer = 'adam'", 'recipe.py: TypeError: Could not override fiel'),
+    ('del c.ema', 'config.ema is missing (default: 0.0)'),
+    ("c.ema = float('nan')", 'config.ema=nan: expected a number'),
+    ("c.batch_size = '64'", "Could not override field 'batch_size'"),
+    ('c.batch_size = 6.5', "Could not override field 'batch_size'"),
+    ('c.batch_size = c.batch_size_per_device = 0', 'config.batch_size=0: expe'),
+    ("c.schedule.name = 'cosin'", "did you mean 'cosine'?"),
+    ("c.duration = 'ten epochs'", "config.duration='ten epochs' is not a dura"),
+    ('c = {}', 'get_config must return a ConfigDict'),
+    ('1 / 0', 'ZeroDivisionError: division by zero'),
+    ('import nothing_of_this_name', 'ModuleNotFoundError: No module named'),
+  ),
+)
+def test_bad_file(recipe, line, expected):
+  assert expected in _error(command_line.load, recipe(_changed(line)), {})
+
+
+@pytest.mark.parametrize(
+  'value,expected',
+  (
+    ('64', "config.batch_size='64': expected a whole number"),
+    (64.0, 'config.batch_size=64.0: expected a whole number'),
+    (True, 'config.batch_size=True: expected a whole number'),
+    (None, 'config.batch_size=None: expected a whole number'),
+  ),
+)
+def test_type_is_checked_where_the_config_does_not(value, expected):
+  config = config_lib.base()
+  with config.ignore_type():
+    config.batch_size = value
+  assert expected in _error(validation.validate, config)
+
+
+def test_syntax_error_names_the_file(recipe):
+  text = _error(command_line.load, recipe('def get_config(:\n'), {})
+  assert 'recipe.py: SyntaxError' in text
+
+
+def test_missing_file_names_the_nearest(recipe, tmp_path):
+  path = recipe()
+  text = _error(command_line.load, str(tmp_path / 'recipes.py'), {})
+  assert text.endswith(f'did you mean {path!r}?')
+
+
+def test_unknown_variant_names_the_nearest(recipe):
+  text = _error(command_line.load, recipe() + ':smal', {})
+  assert text == "no variant 'smal' (have: small, large); did you mean 'small'?"
+
+
+def test_int_stands_for_a_float(recipe):
+  config = command_line.load(recipe(_changed('c.ema = 0')), {})
+  assert config.ema == 0
+
+
+def test_paths_must_exist(recipe, tmp_path):
+  overrides = {'data.source': 'arrays', 'data.path': str(tmp_path / 'none')}
+  assert 'expected a path that exists' in _error(
+    command_line.load, recipe(), overrides
+  )
+  command_line.load(recipe(), {**overrides, 'data.path': str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+  'text,batch_size,examples,expected',
+  (
+    ('500 steps', 64, 1000, 500),
+    ('1 step', 64, 1000, 1),
+    ('0 steps', 64, 1000, 0),
+    ('2.5 steps', 64, 1000, 3),
+    ('1e3 steps', 64, 1000, 1000),
+    ('1 epochs', 10, 100, 10),
+    ('1 epoch', 64, 1000, 16),  # 15.625
+    ('10 epochs', 64, 1000, 157),  # 156.25: rounded once, not ten times
+    ('0.1 epochs', 1, 30, 3),  # 0.1 x 30 is 3.0000000000000004
+    ('0.7 epochs', 1, 10, 7),
+    ('0.29 epochs', 1, 100, 29),  # 28.999999999999996
+    ('1.1 epochs', 10, 1000, 110),  # 110.00000000000001
+    ('0.0001 epochs', 64, 1000, 1),
+    ('640 examples', 64, 1000, 10),
+    ('641 examples', 64, 1000, 11),
+    ('2e6 examples', 32, 1000, 62500),
+    ('90 epochs', 2048, 943017, 41442),  # 41441.2
+    ('  3epochs ', 10, 10, 3),
+  ),
+)
+def test_steps(text, batch_size, examples, expected):
+  assert config_lib.steps(text, batch_size, examples) == expected
+
+
+@pytest.mark.parametrize(
+  'text',
+  (
+    '', '10', 'epochs', '-1 epochs', '1 s', '1 week', '1,5 epochs',
+    '1 epochs 2 steps', 'nan steps', 'inf steps', '1e999 steps',
+  ),
+)  # fmt: skip
+def test_bad_duration(text):
+  line = _error(config_lib.steps, text, 64, 1000)
+  assert repr(text) in line
+  assert "such as '10 epochs', '500 steps' or '1e6 examples'" in line
+
+
+def test_bad_unit_names_the_nearest():
+  assert "mean 'epochs'?" in _error(config_lib.steps, '3 epoks', 64, 1000)
+  assert "mean 'examples'?" in _error(config_lib.steps, '3 example5', 64, 1000)
+
+
+def _saved(config):
+  """As a checkpoint keeps it."""
+  return json.loads(config_lib.to_json(config))
+
+
+def test_difference_of_equals():
+  config = config_lib.base()
+  assert config_lib.difference(_saved(config), config) == ''
+  again = config_lib.base()
+  again.ema = 0  # an int that equals the float it stands for
+  assert config_lib.difference(_saved(config), again) == ''
+
+
+def test_difference_names_the_key_and_both_values():
+  saved = _saved(config_lib.base())
+  config = config_lib.base()
+  config.data.crop_area = (0.5, 1.0)
+  assert config_lib.difference(saved, config) == (
+    'config.data.crop_area is [0.5, 1.0], but the run in this workdir was '
+    'started with [0.35, 1.0]'
+  )
+
+
+def test_difference_sees_keys_of_another_version():
+  config = config_lib.base()
+  saved = _saved(config)
+  saved['model.removed'] = 1
+  assert 'config.model.removed' in config_lib.difference(saved, config)
+  del saved['model.removed'], saved['seed']
+  # The run began before there was such a key: with what is now its default.
+  assert config_lib.difference(saved, config) == ''
+  config.seed = 1
+  assert 'config.seed' in config_lib.difference(saved, config)
+
+
+# What a resume may change: where a run is, how long, how often it tells, and
+# by whom it is computed. All else decides the weights, and a key that is new
+# does until it is written down here.
+_MAY_CHANGE = {
+  'duration', 'time_limit', 'sharding', 'mesh.data', 'mesh.model',
+  'checkpoint.every', 'checkpoint.keep', 'checkpoint.keep_best',
+  'checkpoint.best_metric', 'checkpoint.on_error', 'eval.every',
+  'eval.batch_size', 'eval.examples', 'log.every', 'log.tensorboard',
+  'log.wandb', 'compile_cache.dir', 'compile_cache.max_gigabytes',
+  'profile.steps', 'cluster.rendezvous_timeout', 'cluster.heartbeat_timeout',
+  'cluster.stall_timeout', 'cluster.stop_timeout', 'data.dir', 'data.path',
+  'data.lists', 'data.pairs', 'data.eval_split', 'data.prefetch',
+  'data.cache_gigabytes', 'data.max_damaged', 'data.threads',
+  'strategy.servers', 'strategy.dedicated', 'strategy.mode',
+  'strategy.max_staleness',
+  'strategy.backup_workers', 'strategy.compensation',
+  'strategy.weight_prediction', 'strategy.wire_dtype', 'strategy.lanes',
+  'strategy.ticket_timeout', 'strategy.bind', 'strategy.tls_certificate',
+  'strategy.tls_key', 'strategy.shares', 'strategy.split_layers',
+  'strategy.plan', 'strategy.helpers', 'strategy.models', 'strategy.at_once',
+}  # fmt: skip
+
+
+def _another(value):
+  """Another value of the same type."""
+  if isinstance(value, bool):
+    return not value
+  if isinstance(value, (int, float)):
+    return value + 1
+  return value + ('another',) if isinstance(value, tuple) else f'{value}2'
+
+
+@pytest.mark.parametrize('key', config_lib.flat(config_lib.base()))
+def test_a_resume_may_change_these_keys_and_no_other(key):
+  """Of data.cache and strategy.name, some values; see the tests below."""
+  saved = _saved(config_lib.base())
+  config = config_lib.base()
+  value = _another(config_lib.flat(config)[key])
+  config_lib.put(config, key, 'decoded' if key == 'data.cache' else value)
+  have = _saved(config)[key]
+  text = config_lib.difference(saved, config)
+  assert text == ('' if key in _MAY_CHANGE else (
+    f'config.{key} is {have!r}, but the run in this workdir was started with '
+    f'{saved[key]!r}'
+  ))  # fmt: skip
+
+
+@pytest.mark.parametrize('before, after, same', [
+  ('none', 'encoded', True), ('encoded', 'none', True),
+  ('none', 'decoded', False), ('decoded', 'encoded', False),
+  ('decoded', 'decoded', True),
+])  # fmt: skip
+def test_a_cache_of_files_changes_nothing(before, after, same):
+  """One of decoded images does: they are smaller."""
+  config = config_lib.base()
+  config.data.cache = before
+  saved = _saved(config)
+  config.data.cache = after
+  assert (config_lib.difference(saved, config) == '') == same
+
+
+def test_runs_that_noted_no_threads_are_resumed_with_any():
+  """Whatever their pools had, it was not in the config."""
+  saved = _saved(config_lib.base())
+  del saved['strategy.threads']
+  config = config_lib.base()
+  config.strategy.threads = 8
+  assert config_lib.difference(saved, config) == ''
+  saved['strategy.threads'] = 2
+  assert 'config.strategy.threads is 8' in config_lib.difference(saved, config)
+
+
+def test_resumable_keys_exist():
+  known = config_lib.flat(config_lib.base())
+  for entry in config_lib.RESUMABLE:
+    assert any(k == entry or k.startswith(entry + '.') for k in known), entry
+
+
+def test_strategies_of_one_state_go_on_with_each_other():
+  config = config_lib.base()
+  saved = _saved(config)
+  for name in ('server', 'kernel_split'):
+    config.strategy.name = name
+    assert config_lib.difference(saved, config) == ''
+  config.strategy.name = 'invariant'
+  assert 'strategy.name' in config_lib.difference(saved, config)
+
+
+def test_data_dir(monkeypatch):
+  config = config_lib.base()
+  monkeypatch.delenv('ANP_DATA', raising=False)
+  monkeypatch.setenv('XDG_CACHE_HOME', '/cache')
+  assert config_lib.data_dir(config) == '/cache/anp_jax/data'
+  monkeypatch.setenv('ANP_DATA', '/sets')
+  assert config_lib.data_dir(config) == '/sets'
+  config.data.dir = '/mine'
+  assert config_lib.data_dir(config) == '/mine'
+
+
+@pytest.mark.parametrize(
+  'overrides, message',
+  [
+    ({'optimizer.name': 'lamb'}, 'norms of whole layers'),
+    ({'optimizer.name': 'lars'}, 'norms of whole layers'),
+    ({'strategy.mode': 'asynch'}, "did you mean 'async'"),
+    ({'strategy.backup_workers': '1'}, 'nobody is waited for'),
+    ({'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),
+    ({'strategy.servers': '0'}, 'strategy.servers=0'),
+    ({'strategy.wire_dtype': 'float16'}, 'float32, bfloat16'),
+  ],
+)
+def test_what_servers_cannot_do_is_refused(overrides, message):
+  keys = {'strategy.name': 'server', **overrides}
+  with pytest.raises(config_lib.ConfigError, match=message):
+    command_line.load(str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys)
+
+
+@pytest.mark.parametrize('name', ['server', 'kernel_split', 'relay'])
+@pytest.mark.parametrize(
+  'given, message',
+  [
+    (('tls_key',), "tls_key='here.pem': expected both tls_certificate and"),
+    (('tls_certificate',), "tls_key='': expected both tls_certificate and"),
+    (('tls_certificate', 'tls_key'), "='here.pem': expected a file that exi"),
+  ],
+)
+def test_half_of_what_encrypts_is_refused(name, given, message):
+  keys = {f'strategy.{key}': 'here.pem' for key in given}
+  keys |= {'strategy.name': name, 'strategy.models': "('seed=1',)"}
+  with pytest.raises(config_lib.ConfigError, match=message):
+    command_line.load(str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys)

@@ -1,0 +1,193 @@
+"""Tests of augment: what part of an image an example shows."""
+
+import numpy as np
+from PIL import Image
+import pytest
+from scipy import stats
+
+from anp_jax.data.input import augment
+
+_N = 4000
+
+
+def _views(config, sizes, start=0):
+  sizes = np.broadcast_to(sizes, (_N, 2))
+  draws = augment.train_draws(config, np.arange(start, start + _N))
+  return augment.train_views(config, draws, sizes)
+
+
+@pytest.mark.parametrize('mode', ['crop', 'scale', 'none'])
+def test_boxes_are_whole_pixels_inside_the_image(config, mode):
+  config.data.augment = mode
+  config.data.crop_area = (0.01, 1.0)
+  config.data.crop_ratio = (0.1, 10.0)
+  config.data.scale_range = (32, 300)
+  sizes = np.random.default_rng(0).integers(1, 90, (_N, 2))
+  boxes = _views(config, sizes).boxes
+  assert boxes.shape == (_N, 4) and boxes.dtype == np.float64
+  np.testing.assert_array_equal(boxes, np.floor(boxes))
+  assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] >= 1).all()
+  assert (boxes[:, :2] + boxes[:, 2:] <= sizes).all()
+
+
+# An image of 100 x 200 pixels; worked out by hand.
+@pytest.mark.parametrize(
+  'draws, box',
+  [
+    # Half the area, square: sqrt(10000 / 1); in the middle of what is free.
+    ([0.0, 0.5, 0.5, 0.5], [0, 50, 100, 100]),
+    # Half the area, half as wide as high: 141.4 is cut to 100; 70.7.
+    ([0.0, 0.0, 0.9, 0.25], [0, 32, 100, 71]),
+    # Three quarters of the area, twice as wide as high: 86.6 x 173.2.
+    ([0.5, 1 - 2**-53, 0.5, 0.0], [7, 0, 87, 173]),
+    # The last free place is reached.
+    ([0.0, 0.5, 0.0, 1 - 2**-53], [0, 100, 100, 100]),
+  ],
+)
+def test_crop_by_hand(config, draws, box):
+  config.data.crop_area = (0.5, 1.0)
+  config.data.crop_ratio = (0.5, 2.0)
+  views = augment.train_views(
+    config, np.array([[*draws, 0.6]]), np.array([[100, 200]])
+  )
+  assert views.boxes.tolist() == [box]
+
+
+@pytest.mark.parametrize(
+  'draw, side',
+  [
+    (0.0, 80),  # shorter side to 40, 32 of it: 32 / 40 of 100 pixels
+    (0.5, 53),  # to 60, one of 40..80: 53.3 pixels
+    (1 - 2**-53, 40),  # to 80
+  ],
+)
+def test_scale_by_hand(config, draw, side):
+  config.data.augment = 'scale'
+  config.data.scale_range = (40, 80)
+  views = augment.train_views(
+    config, np.array([[draw, 0.0, 0.5, 0.0, 0.0]]), np.array([[100, 200]])
+  )
+  assert views.boxes.tolist() == [[(101 - side) // 2, 0, side, side]]
+
+
+def test_area_and_aspect_are_those_of_the_config(config):
+  # The largest crop, 0.3 of the area twice as wide as high, still fits, so no
+  # draw is cut; on 4000 pixels rounding is far below what the test resolves.
+  config.data.crop_area = (0.1, 0.3)
+  config.data.crop_ratio = (0.5, 2.0)
+  boxes = _views(config, (4000, 4000)).boxes
+  area = boxes[:, 2] * boxes[:, 3] / 4000**2
+  ratio = np.log2(boxes[:, 3] / boxes[:, 2])
+  assert 0.0999 < area.min() and area.max() < 0.3001
+  assert -1.001 < ratio.min() and ratio.max() < 1.001
+  free = boxes[:, :2] / (4000 - boxes[:, 2:])
+  columns = {
+    'area': (area - 0.1) / 0.2,
+    'ratio': (ratio + 1) / 2,
+    'top': free[:, 0],
+    'left': free[:, 1],
+  }
+  for name, column in columns.items():
+    # Kolmogorov and Smirnov: chance is below it once in 10,000 seeds.
+    assert stats.kstest(column, 'uniform').pvalue > 1e-4, name
+  correlations = np.corrcoef(list(columns.values())) - np.eye(4)
+  assert np.abs(correlations).max() < 5 / np.sqrt(_N)  # standard deviations
+
+
+def test_scales_are_whole_numbers_alike(config):
+  config.data.augment = 'scale'
+  config.data.scale_range = (32, 35)
+  sides = _views(config, (35 * 34 * 33, 10**6)).boxes[:, 2]
+  found, counts = np.unique(sides, return_counts=True)
+  assert found.tolist() == [32 * 34 * 33, 35 * 32 * 33, 35 * 34 * 32, 39270]
+  assert stats.chisquare(counts).pvalue > 1e-4
+
+
+@pytest.mark.parametrize('mode', ['crop', 'scale'])
+@pytest.mark.parametrize('share', [0.0, 0.25, 1.0])
+def test_share_of_flips(config, mode, share):
+  config.data.augment = mode
+  config.data.flip = share
+  views = _views(config, (100, 120))
+  assert views.flips.dtype == bool
+  # Five standard deviations of a binomial share.
+  wide = 5 * np.sqrt(share * (1 - share) / _N)
+  assert abs(views.flips.mean() - share) <= wide
+  if share == 0.25:  # flips do not depend on the place
+    left = views.boxes[:, 1]
+    both = np.corrcoef(left, views.flips)[0, 1]
+    assert abs(both) < 5 / np.sqrt(_N)
+
+
+def test_none_is_the_evaluations_view(config):
+  config.data.augment = 'none'
+  sizes = np.array([[100, 200], [33, 32], [1, 5]])
+  draws = augment.train_draws(config, np.arange(3))
+  views = augment.train_views(config, draws, sizes)
+  np.testing.assert_array_equal(
+    views.boxes, augment.eval_views(config, sizes).boxes
+  )
+  assert not views.flips.any()
+
+
+def test_evaluation_by_hand(config):
+  config.data.image_size, config.data.resize = 224, 256
+  sizes = np.array([[256, 256], [512, 640], [100, 50], [3, 1]])
+  views = augment.eval_views(config, sizes)
+  assert views.boxes.tolist() == [
+    [16, 16, 224, 224],
+    [32, 96, 448, 448],
+    [28, 3, 44, 44],  # 50 * 224 / 256 = 43.75
+    [1, 0, 1, 1],
+  ]
+  assert not views.flips.any() and views.flips.shape == (4,)
+
+
+@pytest.mark.parametrize(
+  'size, corner',
+  # Of a margin that is odd, the pixel left over is below, and on the right.
+  [((100, 100), (6, 6)), ((101, 100), (6, 6)), ((100, 103), (6, 7)),
+   ((104, 107), (6, 8)), ((103, 102), (7, 6))],
+)  # fmt: skip
+def test_evaluation_of_odd_margins(config, size, corner):
+  config.data.image_size, config.data.resize = 7, 8
+  # Seven eighths of the shorter side are 87.5, 89.25, 91 pixels.
+  side = {100: 88, 102: 89, 104: 91}[min(size)]
+  box = augment.eval_views(config, np.array([size])).boxes[0]
+  assert box.tolist() == [*corner, side, side]
+
+
+@pytest.mark.parametrize(
+  'size', [(300, 400), (401, 299), (256, 256), (1000, 257), (97, 64), (64, 65)]
+)
+def test_evaluation_is_resize_then_central_crop(config, size):
+  """Pillow brings the shorter side to `resize` and cuts; we look where."""
+  side, resize = 48, 64
+  config.data.image_size, config.data.resize = side, resize
+  box = augment.eval_views(config, np.array([size])).boxes[0]
+  factor = min(size) / resize
+  new = [round(n / factor) for n in size]
+  for axis in (0, 1):
+    # An image whose values are its own coordinates, resized and cut.
+    ramp = np.arange(size[axis], dtype=np.float32) + 0.5
+    ramp = ramp[:, None] if axis == 0 else ramp[None]
+    image = Image.fromarray(np.broadcast_to(ramp, size).copy())
+    image = image.resize(new[::-1], Image.Resampling.BILINEAR)
+    top, left = ((n - side) // 2 for n in new)
+    cut = np.asarray(image)[top : top + side, left : left + side]
+    line = cut[:, 0] if axis == 0 else cut[0]
+    start, end = line[0] - factor / 2, line[-1] + factor / 2
+    # Ours is whole pixels of the image, Pillow's of the resized image: each
+    # is off by up to one of its own, the middle by half of both.
+    assert abs(box[axis] - start) < 1 + factor
+    assert abs(box[axis] + box[axis + 2] - end) < 1 + factor
+    assert abs(box[axis + 2] - side * factor) <= 0.5 + 1e-9
+
+
+def test_draws_belong_to_positions_and_seed(config):
+  whole = augment.train_draws(config, np.arange(1000))
+  some = np.array([999, 3, 500])
+  np.testing.assert_array_equal(augment.train_draws(config, some), whole[some])
+  assert len(np.unique(whole)) == whole.size
+  config.seed = 1
+  assert not np.isin(augment.train_draws(config, some), whole).any()

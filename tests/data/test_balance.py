@@ -1,0 +1,155 @@
+"""Tests of balance: classes of unlike sizes, equally often or weighted."""
+
+import numpy as np
+import pytest
+from sklearn.utils import class_weight
+
+from anp_jax import config as config_lib
+from anp_jax.config import validation
+from anp_jax.data import sources
+from anp_jax.data.input import pipeline
+from anp_jax.data.sources import balance
+
+# Class 2 has no example.
+_LABELS = np.random.default_rng(0).permutation(
+  np.repeat([0, 1, 3, 4, 5], [40, 1, 7, 2, 13])
+)
+
+
+@pytest.fixture
+def source(tmp_path, config):
+  """63 images whose red value is their index, classes of unlike sizes."""
+  images = np.zeros((63, 8, 8, 3), np.uint8)
+  images[..., 0] = np.arange(63)[:, None, None]
+  np.savez(
+    tmp_path / 'set.npz',
+    train_images=images,
+    train_labels=_LABELS,
+    class_names=np.array(['a_a', 'a_b', 'b_a', 'b_b', 'c_a', 'c_b']),
+  )
+  config.data.source = 'arrays'
+  config.data.path = str(tmp_path / 'set.npz')
+  return sources.open_source(config, training=True)
+
+
+def _indices(config, source, plans, first, last):
+  """What several processes read, in the order of the stream."""
+  seen = [plan.indices(s) for s in range(first, last) for plan in plans]
+  positions, indices, weights = (np.concatenate(x) for x in zip(*seen))
+  assert (weights == 1).all()
+  return indices[np.argsort(positions)]
+
+
+def _plans(config, source, batch, cuts=()):
+  return [
+    pipeline.Plan(
+      config, len(source), batch, rows, True,
+      sampler=balance.sampler(config, source),
+    )
+    for rows in np.split(np.arange(batch), cuts)
+  ]  # fmt: skip
+
+
+def test_every_class_and_each_of_its_examples_equally_often(config, source):
+  config.data.balance = 'sample'
+  indices = _indices(config, source, _plans(config, source, 21), 0, 3 * 200)
+  epochs = indices.reshape(200, 63)
+  present = np.array([0, 1, 3, 4, 5])
+  for epoch in epochs:
+    # 63 places over five classes: 12 or 13 each.
+    counts = np.bincount(_LABELS[epoch], minlength=6)
+    assert counts[2] == 0
+    assert set(counts[present].tolist()) == {12, 13}
+  for upto in (1, 2, 7, 200):
+    seen = epochs[:upto].ravel()
+    of_classes = np.bincount(_LABELS[seen], minlength=6)[present]
+    assert np.ptp(of_classes) <= 1
+    of_examples = np.bincount(seen, minlength=63)
+    for label in present:
+      assert np.ptp(of_examples[_LABELS == label]) <= 1
+  # An epoch's order is shuffled: five classes in turn would differ always.
+  labels = _LABELS[epochs]
+  same = (labels[:, 1:] == labels[:, :-1]).mean()
+  # A fifth, with a standard deviation of 0.4 / sqrt(12400).
+  assert abs(same - 12 / 63) < 0.02
+  assert (epochs[0] != epochs[1]).any()
+
+
+def test_any_process_layout_and_any_start_give_the_same_stream(config, source):
+  config.data.balance = 'sample'
+  whole = _indices(config, source, _plans(config, source, 24), 0, 12)
+  for cuts in ([12], [6, 12, 18], [5, 7, 23]):
+    plans = _plans(config, source, 24, cuts)
+    got = _indices(config, source, plans, 0, 12)
+    np.testing.assert_array_equal(got, whole)
+  got = _indices(config, source, _plans(config, source, 24), 7, 12)
+  np.testing.assert_array_equal(got, whole[7 * 24 :])
+  config.seed = 1
+  other = _indices(config, source, _plans(config, source, 24), 0, 12)
+  assert (other != whole).any()
+
+
+def test_tickets_name_the_same_batches(config, source):
+  """As the asynchronous workers read them: shares of batches in any order."""
+  config.data.balance = 'sample'
+  whole = _indices(config, source, _plans(config, source, 24), 0, 4)
+  shares = [(2, np.arange(8, 16)), (0, np.arange(16, 24)), (3, np.arange(8))]
+  plan = pipeline.Plan(
+    config, len(source), 24, np.arange(8), True, tickets=shares.__getitem__,
+    sampler=balance.sampler(config, source),
+  )  # fmt: skip
+  for count, (step, rows) in enumerate(shares):
+    _, indices, _ = plan.indices(count)
+    np.testing.assert_array_equal(indices, whole[step * 24 + rows])
+
+
+def test_batches_show_the_examples_of_the_plan(config, source):
+  config.data.balance = 'sample'
+  config.data.augment = 'none'
+  config.data.image_size = 8
+  (plan,) = _plans(config, source, 10)
+  batch = next(iter(pipeline.batches(source, plan)))
+  _, indices, _ = plan.indices(0)
+  np.testing.assert_array_equal(batch['image'][:, 0, 0, 0], indices)
+  np.testing.assert_array_equal(batch['label'], _LABELS[indices])
+
+
+def test_class_weights_equal_scikit_learn(config, source):
+  assert balance.class_weights(config, source) == ()
+  assert balance.sampler(config, source) is None
+  config.data.balance = 'weights'
+  assert balance.sampler(config, source) is None
+  weights = np.array(balance.class_weights(config, source))
+  present = np.unique(_LABELS)
+  want = class_weight.compute_class_weight(
+    'balanced', classes=present, y=_LABELS
+  )
+  np.testing.assert_allclose(weights[present], want, rtol=1e-15)
+  assert weights[2] == 0
+  np.testing.assert_allclose(weights[_LABELS].mean(), 1, rtol=1e-14)
+
+
+def test_a_smaller_power_makes_weights_less_unlike(config, source):
+  config.data.balance, config.data.balance_power = 'weights', 0.5
+  weights = np.array(balance.class_weights(config, source))
+  counts = np.bincount(_LABELS)
+  first, last = np.flatnonzero(counts)[[0, -1]]
+  # Of the class of n examples 1 / sqrt(n), times what all share.
+  want = (counts[last] / counts[first]) ** 0.5
+  np.testing.assert_allclose(weights[first] / weights[last], want, rtol=1e-14)
+  np.testing.assert_allclose(weights[_LABELS].mean(), 1, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+  'balance_name, power, expected',
+  [
+    ('sample', 0.5, "1 where data.balance is not 'weights'"),
+    ('weights', 0.0, 'above 0, at most 1'),
+    ('weights', 1.5, 'above 0, at most 1'),
+  ],
+)
+def test_powers_that_there_are_not(config, balance_name, power, expected):
+  config.data.source, config.data.path = 'digits', ''
+  config.data.balance, config.data.balance_power = balance_name, power
+  with pytest.raises(config_lib.ConfigError, match=expected):
+    validation.validate(config)

@@ -1,0 +1,288 @@
+"""Tests of damage: examples that turn out to be unusable in a run."""
+
+import errno
+import gc
+import io
+import itertools
+import os
+import threading
+import weakref
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax.data.input import corruption
+from anp_jax.data.input import pipeline
+
+_BATCH, _SIZE = 8, 21
+
+
+class _Source:
+  """Plain pictures, one grey level each; some cannot be read or decoded."""
+
+  name = 'test'
+
+  def __init__(self, kind, bad=()):
+    self.kind = kind
+    self.bad = dict(bad)
+    self.reads = []
+
+  def __len__(self):
+    return _SIZE
+
+  def read(self, indices):
+    self.reads += indices.tolist()
+    return [self._image(int(i)) for i in indices], indices.astype(np.int32)
+
+  def where(self, index):
+    return f'place {index}'
+
+  def _image(self, index):
+    kind = self.bad.get(index, '')
+    if kind == 'gone':
+      raise FileNotFoundError(errno.ENOENT, f'no file {index}')
+    if kind == 'outage':
+      raise OSError(errno.EIO, 'the network is down')
+    image = np.full((40, 40, 3), 10 * index, np.uint8)
+    if self.kind == 'pixels':
+      return image
+    data = io.BytesIO()
+    Image.fromarray(image).save(data, 'PNG' if index % 3 else 'JPEG')
+    data = data.getvalue()
+    return {
+      '': data,
+      'empty': b'',
+      'text': b'<html>no image</html>',
+      'header': b'\xff\xd8\xff nothing',
+      'cut': data[: len(data) // 2],
+    }[kind]
+
+
+_KINDS = [('encoded', k) for k in ('gone', 'empty', 'text', 'header', 'cut')]
+_KINDS += [('pixels', 'gone')]
+
+
+def _stream(config, source, start=0, training=True, rows=None, registry=None):
+  config.data.flip = 0.0
+  rows = np.arange(_BATCH) if rows is None else rows
+  plan = pipeline.Plan(config, _SIZE, _BATCH, rows, training, start)
+  return pipeline.batches(source, plan, registry)
+
+
+def _taken(*args, count=9, **kwargs):
+  return list(itertools.islice(_stream(*args, **kwargs), count))
+
+
+def _order(config, count=9):
+  plan = pipeline.Plan(config, _SIZE, _BATCH, np.arange(_BATCH), True)
+  return [plan.indices(step)[1] for step in range(count)]
+
+
+@pytest.mark.parametrize('kind, flaw', _KINDS)
+def test_the_next_whole_example_takes_its_place(config, kind, flaw):
+  # 6 to 8 in a row, and the last, whose next one is the first.
+  bad = [6, 7, 8, 20]
+  stands_for = {6: 9, 7: 9, 8: 9, 20: 0}
+  source = _Source(kind, ((i, flaw) for i in bad))
+  batches = _taken(config, source)
+  assert len(batches) == 9  # three epochs and a bit
+  for batch, indices in zip(batches, _order(config), strict=True):
+    shown = [stands_for.get(i, i) for i in indices]
+    assert batch['image'].shape == (8, 32, 32, 3)
+    assert batch['label'].tolist() == shown
+    # JPEG's rounding: a level.
+    level = batch['image'].astype(int).reshape(8, -1)
+    assert np.abs(level - 10 * np.array(shown)[:, None]).max() <= 1
+    assert batch['weight'].tolist() == [float(i not in bad) for i in indices]
+    assert batch['weight'].dtype == np.float32
+
+
+def test_whole_examples_are_not_touched(config):
+  """All rows but the damaged ones are the bytes of an undamaged run."""
+  whole = _taken(config, _Source('encoded'))
+  hurt = _taken(config, _Source('encoded', {4: 'cut', 11: 'gone'}))
+  for a, b, indices in zip(whole, hurt, _order(config)):
+    same = ~np.isin(indices, [4, 11])
+    for name in a:
+      np.testing.assert_array_equal(a[name][same], b[name][same])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('flaw', ['gone', 'cut'])
+def test_batch_depends_on_the_step_only(config, flaw):
+  source = _Source('encoded', {4: flaw, 5: flaw, 11: flaw})
+  whole = _taken(config, source)
+  shares = [np.arange(3), np.arange(3, 8)]
+  # A process that begins later, or has other rows, finds the damage elsewhere.
+  for start, rows in itertools.product((1, 4), shares):
+    part = _taken(config, source, start, rows=rows, count=9 - start)
+    for a, b in zip(whole[start:], part, strict=True):
+      for name in a:
+        np.testing.assert_array_equal(a[name][rows], b[name])
+
+
+@pytest.mark.parametrize('kind', ['encoded', 'pixels'])
+def test_evaluation_leaves_the_damaged_out(config, kind):
+  source = _Source(kind, {0: 'gone', 13: 'gone'})
+  batches = _taken(config, source, training=False)
+  weights = np.concatenate([b['weight'] for b in batches])
+  assert weights.tolist() == [float(i not in (0, 13)) for i in range(21)] + [
+    0.0, 0.0, 0.0,
+  ]  # fmt: skip
+
+
+def test_each_is_named_once(config, caplog):
+  source = _Source('encoded', {4: 'gone', 5: 'cut'})
+  registry = corruption.Registry(source)
+  for _ in range(2):
+    _taken(config, source, registry=registry)
+    _taken(config, source, training=False, registry=registry)
+  lines = [r.getMessage() for r in caplog.records]
+  assert len(lines) == 2
+  assert sum('place 4 cannot be used' in line for line in lines) == 1
+  assert sum('place 5 cannot be used' in line for line in lines) == 1
+  assert '(2 of test so far)' in lines[1]
+  # Once known, it is not even opened.
+  source.reads.clear()
+  _taken(config, source, registry=registry)
+  assert 3 in source.reads and not {4, 5} & set(source.reads)
+
+
+def test_nothing_whole_gives_blank_rows(config):
+  source = _Source('encoded', {i: 'gone' for i in range(21)})
+  (batch,) = _taken(config, source, count=1)
+  assert batch['image'].shape == (8, 32, 32, 3) and not batch['image'].any()
+  assert not batch['weight'].any()
+  assert ((0 <= batch['label']) & (batch['label'] < _SIZE)).all()
+
+
+def test_it_comes_back_whole_and_is_still_left_out(config):
+  """What was damaged once stays out: an epoch is all of one kind."""
+  source = _Source('encoded', {4: 'gone'})
+  batches = _stream(config, source)
+  order = iter(_order(config, 30))
+  for _, indices in zip(batches, order):
+    if 4 in indices:
+      break
+  source.bad.clear()
+  seen = 0
+  for batch, indices in zip(itertools.islice(batches, 12), order):
+    assert batch['weight'].tolist() == [float(i != 4) for i in indices]
+    seen += 4 in indices
+  assert seen > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['encoded', 'pixels'])
+def test_an_outage_condemns_no_example(config, kind, monkeypatch, caplog):
+  """Its rows count for nothing; when it is over all is as if it never was."""
+  monkeypatch.setattr(pipeline, '_PATIENCE', 0.01)
+  source = _Source(kind)
+  batches = _stream(config, source)
+  next(batches)
+  source.bad = {i: 'outage' for i in range(_SIZE)}
+  lost = [b['weight'].sum() for b in itertools.islice(batches, 8)]
+  assert 0.0 in lost
+  source.bad = {}
+  for _ in itertools.islice(batches, 8):  # what was made in the outage
+    pass
+  for step, batch in enumerate(itertools.islice(batches, 6), 17):
+    assert (batch['weight'] == 1).all()
+    assert batch['label'].tolist() == _order(config, step + 1)[step].tolist()
+  assert not any('cannot be used' in r.getMessage() for r in caplog.records)
+
+
+def test_a_short_outage_is_waited_for(config):
+  source = _Source('encoded', {i: 'outage' for i in range(_SIZE)})
+  threading.Timer(0.5, source.bad.clear).start()
+  for batch in _taken(config, source, count=3):
+    assert (batch['weight'] == 1).all()
+
+
+def test_a_folder_that_is_gone(config):
+  """A hundred in a row, and all have the one stand-in."""
+
+  class _Long(_Source):
+    def __len__(self):
+      return 200
+
+    def _image(self, index):
+      if index < 100:
+        raise FileNotFoundError(errno.ENOENT, 'gone')
+      return super()._image(index % 21)
+
+  config.data.flip = 0.0
+  source = _Long('encoded')
+  registry = corruption.Registry(source)
+  plan = pipeline.Plan(config, 200, 40, np.arange(40), False)
+  for again in range(2):
+    source.reads.clear()
+    batches = list(pipeline.batches(source, plan, registry))
+    labels = np.concatenate([b['label'] for b in batches])
+    weights = np.concatenate([b['weight'] for b in batches])
+    assert labels.tolist() == [100] * 100 + list(range(100, 200))
+    assert weights.tolist() == [0] * 100 + [1] * 100
+    assert not again or min(source.reads) == 100
+
+
+def test_a_stream_leaves_nothing_of_its_source(config):
+  """TensorFlow keeps the functions of a graph; what they read must go."""
+  source = _Source('encoded')
+  gone = weakref.ref(source)
+  for _ in range(2):
+    stream = _stream(config, source)
+    next(stream)
+    stream.close()
+  del source, stream
+  gc.collect()
+  assert gone() is None
+
+
+# Ten thousand in `make soak`.
+_MUTANTS = int(os.environ.get('ANP_MUTANTS', 2500))
+
+
+@pytest.mark.slow
+def test_mutated_files(config):
+  """No crash, no hang; each row has a picture, and the label that belongs."""
+  rng = np.random.default_rng(0)
+  whole = []
+  for i in range(20):
+    image = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
+    image = image.resize((40, 48), Image.Resampling.BICUBIC)
+    data = io.BytesIO()
+    options = [{}, {'progressive': True}, {'restart_marker_rows': 1}][i % 3]
+    image.save(data, 'PNG' if i % 5 == 4 else 'JPEG', **options)
+    whole.append(data.getvalue())
+
+  class _Mutated(_Source):
+    def __len__(self):
+      return _MUTANTS
+
+    def _image(self, index):
+      rng = np.random.default_rng(index)
+      data = bytearray(whole[index % 20])
+      if index % 4:  # a quarter stays whole
+        for _ in range(rng.integers(1, 4)):
+          data[rng.integers(len(data))] = rng.integers(256)
+        if index % 8 == 1:
+          del data[rng.integers(len(data)) :]
+      return bytes(data)
+
+  source = _Mutated('encoded')
+  plan = pipeline.Plan(config, _MUTANTS, 250, np.arange(250), False)
+  whole_ones = 0
+  for step, batch in enumerate(pipeline.batches(source, plan)):
+    indices = np.arange(250 * step, 250 * step + 250)
+    assert batch['image'].shape == (250, 32, 32, 3)
+    kept = batch['weight'] == 1
+    assert (batch['weight'][~kept] == 0).all()
+    assert kept[indices % 4 == 0].all()
+    assert (batch['label'][kept] == indices[kept]).all()
+    # At most three damaged ones stand before a whole one.
+    ahead = (batch['label'] - indices)[~kept] % _MUTANTS
+    assert ((1 <= ahead) & (ahead <= 3)).all()
+    whole_ones += kept.sum()
+  assert step == _MUTANTS // 250 - 1
+  assert 0.3 * _MUTANTS < whole_ones < 0.9 * _MUTANTS

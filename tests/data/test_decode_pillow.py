@@ -1,0 +1,265 @@
+"""Tests of decode_pillow: the pixels of TensorFlow's decoders, to the bit."""
+
+import io
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax.data.input import augment
+from anp_jax.data.input import cache
+from anp_jax.data.input import decode_pillow
+from anp_jax.data.input import pipeline
+
+_CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class _Source:
+  kind, name = 'encoded', 'test'
+
+  def __init__(self, files):
+    self._files = files
+    self.vocabulary = None
+
+  def __len__(self):
+    return len(self._files)
+
+  def read(self, indices):
+    return [self._files[i] for i in indices], indices.astype(np.int32)
+
+  labels = where = None
+
+
+def _picture(height, width, seed, mode='RGB'):
+  """Coarse enough for a JPEG, and with colours that change at every edge."""
+  rng = np.random.default_rng(seed)
+  shape = (height // 6 + 2, width // 6 + 2, 3)
+  small = Image.fromarray(rng.integers(0, 256, shape, np.uint8))
+  return small.resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def _file(image, kind='JPEG', **options):
+  data = io.BytesIO()
+  image.save(data, kind, **options)
+  return data.getvalue()
+
+
+def _evaluated(config, files):
+  """By TensorFlow, as evaluation has them; none of them is damaged."""
+  source = cache.wrap(_Source(files), config)
+  plan = pipeline.Plan(
+    config, len(files), len(files), np.arange(len(files)), False
+  )
+  (batch,) = pipeline.batches(source, plan)
+  assert batch['weight'].all()
+  return batch['image']
+
+
+def _assert_equal(config, files):
+  read = decode_pillow.reader(config)
+  for i, want in enumerate(_evaluated(config, files)):
+    np.testing.assert_array_equal(read(files[i]), want, str(i))
+
+
+_SIZES = (
+  (40, 40), (47, 61), (20, 25), (31, 90), (90, 130), (121, 97), (260, 331),
+  (530, 300), (517, 701),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('decode', ['fast', 'exact'])
+@pytest.mark.parametrize('subsampling', [0, 1, 2])
+def test_jpegs_of_any_size_and_sampling(config, decode, subsampling):
+  """Colour at half the resolution is where the two decoders would part."""
+  config.data.decode = decode
+  config.data.image_size, config.data.resize = 32, 36
+  files = [
+    _file(_picture(*size, i), subsampling=subsampling, progressive=bool(i % 2))
+    for i, size in enumerate(_SIZES)
+  ]
+  _assert_equal(config, files)
+
+
+@pytest.mark.parametrize('decode', ['fast', 'exact'])
+def test_other_formats_and_modes(config, decode):
+  config.data.decode = decode
+  config.data.image_size, config.data.resize = 32, 40
+  rng = np.random.default_rng(0)
+  files = [
+    _file(_picture(70 + i, 90, i, mode), kind)
+    for i, (mode, kind) in enumerate([
+      ('RGB', 'PNG'), ('L', 'PNG'), ('LA', 'PNG'), ('RGBA', 'PNG'),
+      ('P', 'PNG'), ('1', 'PNG'), ('RGB', 'BMP'), ('RGB', 'GIF'),
+      ('L', 'JPEG'),
+    ])
+  ]  # fmt: skip
+  # 16-bit grey, of which the upper half is seen.
+  deep = rng.integers(0, 2**16, (60, 50), np.uint16)
+  files.append(_file(Image.fromarray(deep), 'PNG'))
+  frames = [_picture(50, 60, seed) for seed in range(3)]
+  files.append(_file(frames[0], 'GIF', save_all=True, append_images=frames[1:]))
+  # The orientation that a camera notes is not looked at.
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  files.append(_file(_picture(50, 80, 9), exif=exif))
+  _assert_equal(config, files)
+
+
+@pytest.mark.parametrize('side', [60, 300])
+def test_inks_with_and_without_the_mark_of_adobe(config, side):
+  config.data.image_size, config.data.resize = 32, 32
+  rng = np.random.default_rng(0)
+  inks = Image.fromarray(rng.integers(0, 256, (9, 9, 4), np.uint8), 'CMYK')
+  marked = _file(inks.resize((side, side)), quality=90)
+  # Segment APP14 taken out: bytes EE, its length, its content.
+  start = marked.index(b'\xff\xee')
+  length = int.from_bytes(marked[start + 2 : start + 4], 'big')
+  plain = marked[:start] + marked[start + 2 + length :]
+  assert b'Adobe' in marked and b'Adobe' not in plain
+  _assert_equal(config, [marked, plain])
+
+
+@pytest.mark.parametrize('decode', ['bilinear', 'bicubic'])
+@pytest.mark.parametrize('upright', [False, True])
+def test_whole_image_is_resized_then_cropped(config, decode, upright):
+  """By Pillow in two steps, as transformers and torchvision do it."""
+  config.data.decode = decode
+  config.data.image_size, config.data.resize = 32, 37
+  files = [_file(_picture(*size, i)) for i, size in enumerate(_SIZES)]
+  files.append(_file(_picture(50, 70, 0), 'PNG'))
+  read = decode_pillow.reader(config, upright)
+  for file in files:
+    image = Image.open(io.BytesIO(file))
+    sides = [int(37 * n / min(image.size)) for n in image.size]
+    left, top = ((n - 32) // 2 for n in sides)
+    resized = image.resize(sides, Image.Resampling[decode.upper()])
+    want = np.asarray(resized.crop((left, top, left + 32, top + 32)), int)
+    gaps = np.abs(read(file) - want)
+    # Pillow takes a box in float32: some values are rounded the other way.
+    assert gaps.max() <= 3 and gaps.mean() < 0.05
+
+
+@pytest.mark.parametrize('decode', ['bilinear', 'bicubic'])
+def test_files_are_evaluated_as_they_are_predicted(config, decode):
+  config.data.decode = decode
+  config.data.image_size, config.data.resize = 32, 37
+  _assert_equal(config, [_file(_picture(*s, i)) for i, s in enumerate(_SIZES)])
+
+
+def test_random_crops_are_resampled(config):
+  """A linear ramp stays one: each pixel's value is its place in the image."""
+  config.data.decode, config.data.image_size = 'bilinear', 16
+  ramp = np.tile(np.arange(200, dtype=np.uint8)[:, None, None], (1, 200, 3))
+  source = _Source([_file(Image.fromarray(ramp), 'PNG')])
+  plan = pipeline.Plan(config, 1, 4, np.arange(4), True)
+  images = next(pipeline.batches(source, plan))['image']
+  positions = np.arange(4)
+  draws = augment.train_draws(config, positions)
+  boxes = augment.train_views(config, draws, np.full((4, 2), 200)).boxes
+  for image, (top, _, height, _) in zip(images, boxes, strict=True):
+    places = top + (np.arange(16) + 0.5) * height / 16 - 0.5
+    inside = (places > height / 16) & (places < 199 - height / 16)
+    gaps = np.abs(image[..., 0] - places[:, None])[inside]
+    assert inside.sum() > 8 and gaps.max() <= 0.51
+
+
+def test_a_damaged_file_is_left_out(config, caplog):
+  config.data.decode = 'bicubic'
+  whole = _file(_picture(90, 80, 0))
+  source = _Source([whole, b'\xff\xd8\xffnot an image', whole[:400]])
+  source.where = 'file {}'.format
+  plan = pipeline.Plan(config, 3, 3, np.arange(3), False)
+  (batch,) = pipeline.batches(source, plan)
+  assert batch['weight'].tolist() == [1, 0, 0]
+  assert caplog.text.count('cannot be used') == 2
+  assert 'not an image that Pillow knows' in caplog.text
+
+
+def test_decoded_cache(config):
+  config.data.cache = 'decoded'
+  config.data.image_size, config.data.resize = 32, 40
+  files = [_file(_picture(*size, i)) for i, size in enumerate(_SIZES)]
+  files.append(_file(_picture(50, 70, 0), 'PNG'))
+  _assert_equal(config, files)
+
+
+def test_sources_of_arrays_are_cut_by_pillow(config):
+  """The picture's shorter side brought to `resize`, the centre of it."""
+  config.data.source = 'digits'
+  config.data.image_size = config.data.resize = 32
+  image = _picture(48, 64, 0)
+  got = decode_pillow.reader(config)(_file(image, 'PNG'))
+  want = image.crop((8, 0, 56, 48)).resize((32, 32), Image.Resampling.BILINEAR)
+  np.testing.assert_array_equal(got, np.asarray(want))
+
+
+@pytest.mark.parametrize('cached', ['none', 'decoded'])
+@pytest.mark.parametrize('orientation', range(1, 9))
+def test_upright(config, orientation, cached):
+  """A picture turned away and tagged so is seen as the picture itself."""
+  config.data.image_size, config.data.resize = 32, 36
+  config.data.cache = cached
+  picture = _picture(61, 90, 1)
+  # EXIF: where row 0 and column 0 of the file are in the upright picture.
+  array = np.asarray(picture)
+  stored = {
+    1: array, 2: array[:, ::-1], 3: array[::-1, ::-1], 4: array[::-1],
+    5: array.transpose(1, 0, 2), 6: array.transpose(1, 0, 2)[::-1],
+    7: array.transpose(1, 0, 2)[::-1, ::-1],
+    8: array.transpose(1, 0, 2)[:, ::-1],
+  }[orientation]  # fmt: skip
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  tagged = _file(
+    Image.fromarray(np.ascontiguousarray(stored)), 'PNG', exif=exif
+  )
+  want = decode_pillow.reader(config)(_file(picture, 'PNG'))
+  got = decode_pillow.reader(config, upright=True)(tagged)
+  np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize('kind', ['WEBP', 'TIFF'])
+def test_formats_that_training_does_not_read(config, kind):
+  options = {'lossless': True} if kind == 'WEBP' else {}
+  picture = _picture(50, 60, 0)
+  read = decode_pillow.reader(config)
+  want = read(_file(picture, 'PNG'))
+  np.testing.assert_array_equal(read(_file(picture, kind, **options)), want)
+
+
+@pytest.mark.parametrize(
+  'file',
+  [
+    b'',
+    b'no image',
+    _file(_picture(90, 90, 0))[:900],
+    _file(_picture(90, 90, 0), 'PNG')[:900],
+  ],
+)
+def test_no_whole_image(config, file):
+  with pytest.raises(ValueError) as e:
+    decode_pillow.reader(config)(file)
+  assert '\n' not in str(e.value) and '0x' not in str(e.value)
+
+
+@pytest.mark.skipif(
+  not _CLOTHING.is_dir(), reason='the photographs of clothing are not here'
+)
+@pytest.mark.parametrize('side', [224, 64])
+def test_photographs(config, side):
+  config.data.image_size, config.data.resize = side, side * 8 // 7
+  paths = sorted((_CLOTHING / 'test').glob('*/*.jpg'))[::40]
+  assert len(paths) > 5
+  _assert_equal(config, [path.read_bytes() for path in paths])
+
+
+def test_no_tensorflow():
+  code = (
+    'import sys; from anp_jax.data import decode_pillow; '
+    'sys.exit("tensorflow" in sys.modules)'
+  )
+  subprocess.run([sys.executable, '-c', code], check=True, cwd=_ROOT)

@@ -1,0 +1,329 @@
+"""Tests of feed: from host batches to the devices of a mesh."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from anp_jax.data.input import feed
+from anp_jax.parallel import mesh as mesh_lib
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# (devices on the data axis, devices on the model axis)
+_MESHES = [(1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (1, 2)]
+
+
+def _sharding(config, data, model=1):
+  config.mesh.data, config.mesh.model = data, model
+  mesh = mesh_lib.create(config, jax.devices()[: data * model])
+  return mesh_lib.batch_sharding(mesh)
+
+
+class _Part:
+  """The sharding as a process that holds some of the devices sees it."""
+
+  def __init__(self, sharding, devices):
+    self._sharding = sharding
+    self._devices = devices
+
+  def addressable_devices_indices_map(self, shape):
+    every = self._sharding.devices_indices_map(shape)
+    return {d: every[d] for d in self._devices}
+
+
+@pytest.mark.parametrize('data, model', _MESHES)
+def test_one_process_holds_every_row_once(config, data, model):
+  rows = feed.local_rows(_sharding(config, data, model), 16)
+  assert rows.tolist() == list(range(16))
+
+
+def test_each_process_holds_its_own_rows(config):
+  sharding = _sharding(config, 4, 2)
+  grid = sharding.mesh.devices[0]  # (4, 2)
+
+  def rows(devices):
+    return feed.local_rows(_Part(sharding, list(devices)), 24).tolist()
+
+  assert rows(grid[1]) == list(range(6, 12))
+  assert rows(grid[2:].flat) == list(range(12, 24))
+  # Both devices of a row of the mesh hold the same rows of the batch.
+  assert rows(grid[:, 0]) == rows(grid[:, 1]) == list(range(24))
+  assert rows(grid[[3, 0], 1]) == [*range(6), *range(18, 24)]
+
+
+@pytest.mark.parametrize('data, model', _MESHES)
+def test_each_value_lands_where_numpy_says(config, data, model):
+  sharding = _sharding(config, data, model)
+  host = {
+    'image': np.arange(16 * 12, dtype=np.uint8).reshape(16, 2, 2, 3),
+    'label': np.arange(16, dtype=np.int32) * 7,
+  }
+  batch = feed.place(host, sharding, np.arange(16), 16)
+  assert batch.keys() == host.keys()
+  for name, array in batch.items():
+    assert array.shape == host[name].shape
+    assert array.dtype == host[name].dtype
+    assert array.sharding == sharding
+    np.testing.assert_array_equal(np.asarray(array), host[name])
+    share = 16 // data
+    for row in range(data):
+      for device in sharding.mesh.devices[0, row]:
+        (shard,) = [s for s in array.addressable_shards if s.device == device]
+        np.testing.assert_array_equal(
+          shard.data, host[name][row * share : (row + 1) * share]
+        )
+
+
+def test_rows_with_a_gap_are_found(config, monkeypatch):
+  """A process whose devices lie apart on the mesh has rows that lie apart."""
+  sharding = _sharding(config, 4)
+  devices = [sharding.mesh.devices[0, i, 0] for i in (1, 3)]
+  part = _Part(sharding, devices)
+  part.shard_shape = sharding.shard_shape
+  got = []
+  monkeypatch.setattr(
+    jax, 'make_array_from_single_device_arrays',
+    lambda shape, sharding, parts: got.append((shape, parts)),
+  )  # fmt: skip
+  rows = feed.local_rows(part, 16)
+  assert rows.tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
+  feed.place({'label': rows * 10}, part, rows, 16)
+  ((shape, parts),) = got
+  assert shape == (16,)
+  found = {p.device: np.asarray(p).tolist() for p in parts}
+  assert found == {
+    devices[0]: [40, 50, 60, 70],
+    devices[1]: [120, 130, 140, 150],
+  }
+
+
+def test_vote_is_read_for_every_batch(config):
+  sharding = _sharding(config, 2)
+  votes = iter([0, 3, 1])
+  host = [{'label': np.full(8, i)} for i in range(3)]
+  got = list(
+    feed.on_device(iter(host), sharding, np.arange(8), 8, lambda: next(votes))
+  )
+  for i, vote in enumerate([0, 3, 1]):
+    assert got[i]['vote'].dtype == np.int32
+    assert got[i]['vote'].sharding == sharding
+    assert np.asarray(got[i]['vote']).tolist() == [vote] * 8
+    assert np.asarray(got[i]['label']).tolist() == [i] * 8
+  assert 'vote' not in host[0]
+
+
+def test_batches_arrive_in_order_then_end():
+  stream = feed.Feed(iter([{'i': i} for i in range(20)]), 3)
+  assert [b['i'] for b in stream] == list(range(20))
+  for _ in range(2):  # and keeps to its end
+    with pytest.raises(StopIteration):
+      next(stream)
+
+
+def test_error_of_the_thread_reaches_the_reader():
+  def broken():
+    yield {'i': 0}
+    raise OSError('disk is gone')
+
+  stream = feed.Feed(broken(), 2)
+  assert next(stream) == {'i': 0}
+  for _ in range(2):
+    with pytest.raises(OSError, match='disk is gone'):
+      next(stream)
+
+
+def test_reads_ahead_by_depth_and_no_more():
+  made = []
+
+  def count():
+    for i in range(100):
+      made.append(i)
+      yield {'i': i}
+
+  stream = feed.Feed(count(), 3)
+  deadline = time.monotonic() + 10
+  while len(made) < 4 and time.monotonic() < deadline:
+    time.sleep(0.01)
+  time.sleep(0.2)
+  assert len(made) == 4  # three wait, one is in hand
+  stream.close()
+
+
+def test_close_ends_the_thread_while_it_is_full():
+  ended = threading.Event()
+
+  def endless():
+    try:
+      while True:
+        yield {'i': 0}
+    finally:
+      ended.set()
+
+  before = set(threading.enumerate())
+  stream = feed.Feed(endless(), 2)
+  (thread,) = set(threading.enumerate()) - before
+  next(stream)
+  time.sleep(0.05)  # it is full again
+  start = time.monotonic()
+  stream.close()
+  assert time.monotonic() - start < 5
+  assert not thread.is_alive()
+  assert ended.wait(5)  # the source was let go
+  with pytest.raises(StopIteration):  # not a wait for ever
+    next(stream)
+  stream.close()  # twice does no harm
+
+
+class _Clock:
+  """Stands still but for what a test adds; counts how often it is read."""
+
+  def __init__(self):
+    self.now, self.reads = 0.0, 0
+
+  def __call__(self):
+    self.reads += 1
+    return self.now
+
+
+def test_waited_is_the_time_that_the_reader_waits():
+  clock, seconds = _Clock(), (0.5, 0.0, 2.0, 0.25)
+
+  def slow():
+    for i, cost in enumerate(seconds):
+      deadline = time.monotonic() + 10
+      # Until the reader waits for batch i: it reads the clock before and after.
+      while clock.reads < 2 * i + 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
+      clock.now += cost
+      yield {'i': i}
+
+  stream = feed.Feed(slow(), 2, clock)
+  clock.now += 100  # before anybody reads
+  for i, cost in enumerate(seconds):
+    before = stream.waited
+    assert next(stream) == {'i': i}
+    assert stream.waited - before == cost
+    clock.now += 8  # the reader is at work
+  with pytest.raises(StopIteration):
+    next(stream)
+  assert stream.waited == sum(seconds)
+
+
+def _synthetic(config, sharding, start=0, steps=None, size=20, batch=8):
+  return feed.synthetic(config, 5, sharding, batch, start, steps, size)
+
+
+def _host(batch):
+  return {k: np.asarray(v) for k, v in batch.items()}
+
+
+def _same(a, b):
+  assert a.keys() == b.keys()
+  for name in a:
+    np.testing.assert_array_equal(a[name], b[name], name)
+
+
+def test_synthetic_is_a_pure_function_of_seed_and_step(config):
+  config.data.image_size = 8
+  wanted = None
+  # Few devices: each compiles a program of its own for each stream.
+  for data, model in ((1, 1), (4, 1), (2, 2)):
+    sharding = _sharding(config, data, model)
+    stream = _synthetic(config, sharding)
+    batches = [_host(next(stream)) for _ in range(4)]
+    wanted = wanted or batches
+    for a, b in zip(batches, wanted):
+      _same(a, b)
+  _same(_host(next(_synthetic(config, sharding, start=3))), wanted[3])
+  assert {k: (v.shape, v.dtype) for k, v in wanted[0].items()} == {
+    'image': ((8, 8, 8, 3), np.uint8),
+    'label': ((8,), np.int32),
+    'weight': ((8,), np.float32),
+    'row': ((8,), np.int32),
+    'vote': ((8,), np.int32),
+  }
+  assert wanted[0]['row'].tolist() == list(range(8))
+  config.seed += 1
+  other = next(_synthetic(config, _sharding(config, 1)))
+  evaluation = next(_synthetic(config, _sharding(config, 1), steps=1))
+  images = [b['image'] for b in [*wanted, _host(other), _host(evaluation)]]
+  for i, a in enumerate(images):
+    for b in images[:i]:
+      # Equal bytes: one of 256, give or take; 1,536 of them.
+      assert (a == b).mean() < 0.03
+
+
+def test_synthetic_evaluation_is_one_set_in_batches_of_any_size(config):
+  config.data.image_size = 8
+  examples = []
+  for batch, steps, devices in ((20, 1, 1), (8, 3, 4), (6, 4, 2)):
+    sharding = _sharding(config, devices)
+    stream = _synthetic(config, sharding, steps=steps, batch=batch)
+    batches = [_host(b) for b in stream]
+    examples.append(
+      {
+        name: np.concatenate([b[name] for b in batches])[:20]
+        for name in ('image', 'label', 'weight')
+      }
+    )
+  _same(examples[0], examples[1])
+  _same(examples[0], examples[2])
+  assert examples[0]['weight'].all()
+
+
+def test_synthetic_numbers_are_spread_evenly(config):
+  config.data.image_size = 16
+  batch = _host(next(_synthetic(config, _sharding(config, 1), batch=64)))
+  # 49,152 bytes: five standard deviations of their mean and of a bin.
+  assert abs(batch['image'].mean() - 127.5) < 5 * 73.9 / np.sqrt(49152)
+  counts = np.bincount(batch['image'].ravel(), minlength=256)
+  assert np.abs(counts - 192).max() < 5 * np.sqrt(192)
+  assert set(batch['label']) == set(range(5))
+
+
+def test_synthetic_evaluation_ends_and_masks_the_rest(config):
+  config.data.image_size = 8
+  stream = _synthetic(config, _sharding(config, 2), steps=3, size=20)
+  weights = [np.asarray(b['weight']).tolist() for b in stream]
+  assert weights == [[1] * 8, [1] * 8, [1] * 4 + [0] * 4]
+  assert np.asarray(
+    next(_synthetic(config, _sharding(config, 2), start=7))['weight']
+  ).all()
+
+
+_LEFT_OPEN = """
+import itertools
+import jax
+from anp_jax.config import command_line
+from anp_jax.parallel import mesh
+from anp_jax.data.input import feed
+
+config = command_line.load('configs/resnet_anp.py:tiny', {})
+sharding = mesh.batch_sharding(mesh.create(config))
+streams = [
+  feed.Feed(feed.synthetic(config, 5, sharding, 64, i, None, 64), 2)
+  for i in range(4)
+]
+for stream in streams:
+  next(stream), next(stream)
+print('done')
+"""
+
+
+@pytest.mark.slow
+def test_streams_left_open_do_not_harm_the_exit():
+  """As after an error: threads in native code must be gone before Python."""
+  for _ in range(2):
+    done = subprocess.run(
+      [sys.executable, '-c', _LEFT_OPEN], cwd=_ROOT, capture_output=True,
+      text=True, timeout=60, env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, 'done\n'), done.stderr

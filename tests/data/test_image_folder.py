@@ -1,0 +1,398 @@
+"""Tests of listing: the files of a split, from trees and split files."""
+
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data.input import images
+from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import left_out
+
+_ANPS = ('happy_dog', 'misty_morning', 'happy_morning')
+_ADJECTIVES = ('misty', 'happy', 'sad')
+_NOUNS = ('morning', 'dog')
+
+
+def _tree(root, files):
+  for file in files:
+    path = root / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(file.encode())
+  return str(root)
+
+
+def _lines(path, lines, end='\n'):
+  path.write_text(end.join(lines), newline='')
+  return str(path)
+
+
+@pytest.fixture
+def lists(tmp_path):
+  return ','.join(
+    _lines(tmp_path / f'{name}.txt', lines)
+    for name, lines in (
+      ('anps', _ANPS), ('adjectives', _ADJECTIVES), ('nouns', _NOUNS),
+    )
+  )  # fmt: skip
+
+
+def _refused(words, *args, **kwargs):
+  with pytest.raises(config_lib.ConfigError) as e:
+    image_folder.find(*args, **kwargs)
+  text = str(e.value)
+  assert '\n' not in text
+  for word in words:
+    assert str(word) in text, text
+
+
+# Trees.
+
+
+def test_lists_give_a_tree_its_ids_and_choose_its_folders(
+  tmp_path, lists, caplog
+):
+  root = _tree(tmp_path / 'tree', [
+    'train/misty_morning/2.jpg', 'train/misty_morning/1.jpg',
+    'train/happy_dog/3.jpg', 'train/old_car/4.jpg', 'train/a_b/5.jpg',
+  ])  # fmt: skip
+  found = image_folder.find(root, 'train', lists)
+  assert found.vocabulary.names == _ANPS
+  assert found.vocabulary.adjectives == _ADJECTIVES
+  assert found.vocabulary.nouns == _NOUNS
+  assert found.vocabulary.noun_ids().tolist() == [1, 0, 0]
+  assert found.files == (
+    'happy_dog/3.jpg', 'misty_morning/1.jpg', 'misty_morning/2.jpg',
+  )  # fmt: skip
+  assert found.labels.tolist() == [0, 1, 1] and found.labels.dtype == np.int32
+  assert found.root == f'{root}/train'
+  (record,) = caplog.records
+  text = record.getMessage()
+  assert '2 of 4 folders' in text and 'a_b' in text
+
+
+def test_a_warning_about_a_tree_is_not_repeated_by_its_splits(
+  tmp_path, lists, caplog
+):  # fmt: skip
+  files = [f'{c}/{i}.jpg' for c in ('happy_dog', 'bag') for i in range(9)]
+  root = _tree(tmp_path / 'tree', files)
+  for split in ('train', 'validation'):
+    image_folder.find(root, split, lists)
+  (record,) = caplog.records
+  assert '1 of 2 folders' in record.getMessage()
+
+
+def test_all_of_a_tree_without_splits(tmp_path):
+  files = [f'{c}/{i}.jpg' for c in ('happy_dog', 'sad_dog') for i in range(9)]
+  root = _tree(tmp_path / 'tree', files)
+  found = image_folder.find(root, '.', beside=('train',))
+  assert (found.root, list(found.files)) == (root, files)
+  assert found.labels.tolist() == [0] * 9 + [1] * 9
+  halves = [image_folder.find(root, s).files for s in ('train', 'validation')]
+  assert sorted(sum(halves, ())) == files
+
+
+def test_lists_that_fit_no_folder(tmp_path, lists):
+  root = _tree(tmp_path / 'tree', ['train/hapy_dog/1.jpg'])
+  _refused([f'{root}/train', "'hapy_dog'", "mean 'happy_dog'"],
+           root, 'train', lists)  # fmt: skip
+
+
+def test_classes_of_the_other_split_count_too(tmp_path):
+  root = _tree(tmp_path / 'tree', [
+    'train/a/1.jpg', 'train/c/1.jpg', 'validation/b/1.jpg',
+    'validation/c/2.jpg',
+  ])  # fmt: skip
+  train = image_folder.find(root, 'train', beside=('validation',))
+  other = image_folder.find(root, 'validation', beside=('train',))
+  assert train.vocabulary.names == other.vocabulary.names == ('a', 'b', 'c')
+  assert train.labels.tolist() == [0, 2] and other.labels.tolist() == [1, 2]
+  # One that is not there is somebody else's complaint.
+  assert image_folder.find(root, 'train', beside=('x',)).vocabulary.names == (
+    'a', 'c',
+  )  # fmt: skip
+
+
+def test_files_that_are_left_out(tmp_path):
+  """Each by its suffix or place, with the first; hidden ones are nobody's."""
+  names = ['1.webp', '2.JPG', '3.TIFF', '4.jfif', '5.txt', '6.webp', 'plain',
+           '.hid.svg', 'x/7.jpg', 'x/y/8.PNG', 'x/9.txt',
+           '.z/10.jpg']  # fmt: skip
+  files = [f'train/a/{name}' for name in names]
+  files += ['train/b/0.jpg', 'train/b/1.txt', 'train/loose.gif', 'other.jpg']
+  root = _tree(tmp_path / 'tree', files)
+  split = image_folder.find(root, 'train')
+  assert split.files == ('a/2.JPG', 'a/4.jfif', 'b/0.jpg')
+  hint = '; prepare converts them'
+  assert split.left_out == (
+    f'{root}/train: left out '
+    f'2 .txt (first a/5.txt), 2 .webp (first a/1.webp{hint}), '
+    '2 in deeper folders (first a/x/7.jpg), '
+    f'1 .tiff (first a/3.TIFF{hint}), '
+    '1 outside of class folders (first loose.gif), '
+    '1 without a suffix (first a/plain)'
+  )
+  every = (*image_folder.SUFFIXES, *image_folder.CONVERTIBLE)
+  split = image_folder.find(root, 'train', suffixes=every)
+  assert split.files[:5] == tuple(f'a/{n}' for n in names[:4] + names[5:6])
+  assert 'webp' not in split.left_out and 'tiff' not in split.left_out
+  assert (
+    image_folder.find(_tree(tmp_path / 't', ['a/1.jpg']), '.').left_out == ''
+  )
+
+
+def test_both_parts_of_a_tree_leave_out_its_files(tmp_path):
+  files = [f'{c}/{i}.jpg' for c in 'ab' for i in range(20)]
+  root = _tree(tmp_path / 'tree', [*files, 'a/x.svg', 'b/y.svg', 'b/z.svg'])
+  texts = {image_folder.find(root, s).left_out for s in ('train', 'validation')}
+  assert texts == {f'{root}: left out 3 .svg (first a/x.svg)'}
+
+
+@pytest.mark.parametrize('has', [True, False])
+def test_heic_is_left_out_with_what_would_read_it(tmp_path, monkeypatch, has):
+  monkeypatch.setattr(images, 'has_heif', lambda: has)
+  root = _tree(tmp_path / 'tree', ['a/1.HEIC', 'a/2.jpg'])
+  training = image_folder.find(root, '.')
+  assert training.files == ('a/2.jpg',)
+  hint = 'prepare converts them' if has else 'pip install pillow-heif'
+  assert '1 .heic (first a/1.HEIC; ' in training.left_out
+  assert hint in training.left_out
+  suffixes = (*image_folder.SUFFIXES, *image_folder.convertible())
+  assert len(image_folder.find(root, '.', suffixes=suffixes).files) == 1 + has
+
+
+def test_many_suffixes_do_not_fill_the_line():
+  counts = left_out.LeftOut()
+  for i in range(30):
+    counts.add(f'{i}.x{i:02}')
+  assert len(counts) == 30
+  text = counts.text({})
+  assert text.startswith('1 .x00 (first 0.x00), 1 .x01 ')
+  assert text.endswith(', 1 .x07 (first 7.x07), 22 others')
+
+
+# Names and shapes of trees.
+
+
+@pytest.mark.parametrize('folder, split', [
+  ('Train', 'train'), ('TRAINING', 'train'), ('Validation', 'validation'),
+  ('val', 'validation'), ('valid', 'validation'), ('VAL', 'validation'),
+  ('Test', 'test'), ('testing', 'test'), ('validation', 'val'),
+  ('Mine', 'mine'),
+])  # fmt: skip
+def test_split_folders_by_their_usual_names(tmp_path, folder, split):
+  root = _tree(tmp_path / 'tree', [f'{folder}/a/1.jpg', 'other/b/2.jpg'])
+  found = image_folder.find(root, split, beside=('Other',))
+  assert (found.root, found.files) == (f'{root}/{folder}', ('a/1.jpg',))
+  assert found.vocabulary.names == ('a', 'b')
+
+
+@pytest.mark.parametrize('name', ['Train', 'Testing', 'valid'])
+def test_a_class_may_have_a_name_like_that_of_a_split(tmp_path, name):
+  """It has images, where a split has class folders."""
+  files = [f'{c}/{i}.jpg' for c in (name, 'car') for i in range(40)]
+  root = _tree(tmp_path / 'tree', files)
+  found = [image_folder.find(str(root), s) for s in ('train', 'validation')]
+  for part in found:
+    assert part.vocabulary.names == tuple(sorted([name, 'car']))
+  assert sorted(found[0].files + found[1].files) == sorted(files)
+
+
+def test_split_folders_that_are_not_the_one(tmp_path):
+  root = _tree(tmp_path / 'tree', ['Train/a/1.jpg', 'Test/a/2.jpg'])
+  _refused(["no split 'validation'", 'it has Train, Test',
+            'config.data.eval_split=Test'], root, 'validation')  # fmt: skip
+  _tree(tmp_path / 'tree', ['val/a/1.jpg', 'Valid/a/2.jpg'])
+  _refused(["no split 'validation'", 'Valid and val'], root, 'validation')
+  none = _tree(tmp_path / 'none', ['validation/a/1.jpg', 'test/a/1.jpg'])
+  with pytest.raises(config_lib.ConfigError, match='no split') as e:
+    image_folder.find(none, 'train')
+  assert str(e.value).endswith('config.data.eval_split')  # and no wrong advice
+  # The name itself comes before others, in its own case before others.
+  assert image_folder.find(root, 'VALID').root == f'{root}/Valid'
+  _tree(tmp_path / 'tree', ['Validation/a/1.jpg'])
+  assert image_folder.find(root, 'validation').root == f'{root}/Validation'
+  alone = _tree(tmp_path / 'alone', ['train/a/1.jpg'])
+  words = ['(it has train)', f'config.data.path={alone}/train']
+  _refused(["no split 'validation'", *words], alone, 'validation')
+
+
+@pytest.mark.parametrize('files, words', [
+  (['1.jpg', '2.jpg', 'notes.txt'],
+   ['no class folders', 'left out 2 outside of class folders (first 1.jpg)',
+    '/CLASS/IMAGE']),
+  (['images/a/1.jpg', 'images/b/2.JPG'],
+   ['left out 2 in deeper folders (first images/a/1.jpg)',
+    'is config.data.path=ROOT/images meant?']),
+  (['train/x/a/1.jpg', 'train/x/b/2.jpg'],
+   ['ROOT/train has no images', '2 in deeper folders (first x/a/1.jpg)',
+    'ROOT/SPLIT/CLASS/IMAGE']),
+  (['train/1.jpg', 'validation/2.jpg'],
+   ['ROOT/train has no class folders', 'first 1.jpg']),
+  (['a/1.svg', 'b/2.svg'], ['no images', 'left out 2 .svg (first a/1.svg)']),
+  (['a/.hidden.jpg'], ['no images in its class folders; expected']),
+])  # fmt: skip
+def test_trees_of_another_shape(tmp_path, files, words):
+  root = _tree(tmp_path / 'tree', files)
+  _refused([w.replace('ROOT', root) for w in words], root, 'train')
+
+
+def test_a_tree_too_small_to_be_divided(tmp_path):
+  root = _tree(tmp_path / 'tree', ['a/1.jpg'])
+  empty = [s for s in ('train', 'validation') if not _is_in(root, s)]
+  assert len(empty) == 1
+  _refused([f'none of its images (1) falls to {empty[0]}'], root, empty[0])
+
+
+def _is_in(root, split):
+  try:
+    return image_folder.find(root, split).files == ('a/1.jpg',)
+  except config_lib.ConfigError:
+    return False
+
+
+# Split files.
+
+_FOUR = [
+  'happy_dog/1_a.jpg 0 1 1',
+  'misty_morning/2_b.jpg 1 0 0',
+  'happy_morning/3_c.jpg 2 0 1',
+  'happy_dog/4_d.jpg 0 1 1',
+]
+
+
+def _split(tmp_path, lines, name='train.txt', end='\n'):
+  """A tree with the files of all lines, and the split file beside it."""
+  root = _tree(
+    tmp_path / 'tree', [x.split(' ')[0] for x in lines if x.split(' ')[0]]
+  )
+  return root, _lines(tmp_path / name, lines, end)
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n'])
+@pytest.mark.parametrize('columns', [2, 4])
+def test_split_file(tmp_path, lists, columns, end):
+  lines = [' '.join(x.split(' ')[:columns]) for x in _FOUR]
+  root, file = _split(tmp_path, lines, end=end)
+  found = image_folder.find(root, file, lists)
+  assert found.files == tuple(x.split(' ')[0] for x in lines)  # in its order
+  assert found.labels.tolist() == [0, 1, 2, 0]
+  assert found.labels.dtype == np.int32
+  assert found.vocabulary.adjectives == _ADJECTIVES
+  assert (found.root, found.name) == (root, file)
+
+
+def test_split_file_names_its_own_classes(tmp_path):
+  """The order of nouns and adjectives is that of the ids in the file."""
+  root, file = _split(tmp_path, [
+    'happy_dog/1_a.jpg 0 1 1', 'misty_morning/2_b.jpg 1 0 0',
+  ])  # fmt: skip
+  _lines(tmp_path / 'test.txt', ['sad_cat/x.jpg 2 2 2'])
+  found = image_folder.find(root, file, beside=(str(tmp_path / 'test.txt'),))
+  assert found.vocabulary.names == ('happy_dog', 'misty_morning', 'sad_cat')
+  assert found.vocabulary.adjectives == ('misty', 'happy', 'sad')
+  assert found.vocabulary.nouns == ('morning', 'dog', 'cat')
+  plain = image_folder.find(
+    *_split(tmp_path, ['z/1.jpg 0', 'a/2.jpg 1'], 'p.txt')
+  )
+  assert plain.vocabulary.names == ('z', 'a')
+  assert plain.vocabulary.adjectives == ()
+
+
+def test_split_file_is_looked_for_in_the_root_too(tmp_path, monkeypatch):
+  root, _ = _split(tmp_path, _FOUR)
+  _lines(tmp_path / 'tree' / 'inside.txt', _FOUR)
+  assert image_folder.find(root, 'inside.txt').labels.tolist() == [0, 1, 2, 0]
+  monkeypatch.chdir(tmp_path)
+  assert image_folder.find('tree', 'train.txt').labels.tolist() == [0, 1, 2, 0]
+
+
+def test_paths_may_hold_blanks_and_no_class(tmp_path, lists):
+  root, file = _split(tmp_path, _FOUR)
+  _tree(tmp_path / 'tree', ['all images/1 a.jpg'])
+  _lines(tmp_path / 'train.txt', ['all images/1 a.jpg 2 0 1'])
+  found = image_folder.find(root, file, lists)
+  assert found.files == ('all images/1 a.jpg',)
+  assert found.labels.tolist() == [2]
+
+
+@pytest.mark.parametrize('line, words', [
+  ('happy_dog/9.jpg 1 0 0', ["'misty_morning'", "'happy_dog'", 'class 0']),
+  ('happy_dog/9.jpg 3 0 0', ['class 3', '0 to 2']),
+  ('happy_dog/9.jpg 0 0 1', ['noun 0', "'happy_dog' is 1"]),
+  ('happy_dog/9.jpg 0 1 2', ['adjective 2', "'happy_dog' is 1"]),
+  ('happy_dog/9.jpg 0', ['PATH ANP_ID NOUN_ID ADJECTIVE_ID']),
+  ('happy_dog/9.jpg 0 1 x', ['PATH ANP_ID NOUN_ID ADJECTIVE_ID']),
+  ('happy_dog/9.jpg 0 1 -1', ['PATH ANP_ID']),
+  ('happy_dog/9.jpg 0  1 1', ['single spaces']),
+  ('happy_dog/9.jpg 0 1 ١', ['PATH ANP_ID']),
+  (' happy_dog/9.jpg 0 1 1', ['PATH ANP_ID']),
+  ('0 1 1', ['PATH ANP_ID']),
+  ('', ['PATH ANP_ID']),
+  ('happy_dog/1_a.jpg 0 1 1', ["'happy_dog/1_a.jpg'", 'line 1']),
+  ('happy_dog/1_a.jpg 2 0 1', ["'happy_dog/1_a.jpg'", 'line 1']),
+])  # fmt: skip
+def test_bad_lines_are_named(tmp_path, lists, line, words):
+  lines = [*_FOUR[:3], line, _FOUR[3]]
+  root, file = _split(tmp_path, lines)
+  _refused([f'{file}:4: ', *words], root, file, lists)
+
+
+@pytest.mark.parametrize('lines, words', [
+  (['a_b/1.jpg 0 0 0', 'a_c/2.jpg 1 0 0'], [':2: ', 'noun 0', "'c'", "'b'"]),
+  (['a_b/1.jpg 0', 'a_c/2.jpg 0'], [':2: ', 'class 0', "'a_c'", "'a_b'"]),
+  (['a_b/1.jpg 0', 'a_b/2.jpg 1'], [':2: ', 'class 1', 'class 0']),
+  (['a_b/1.jpg 1', 'a_c/2.jpg 2'], ['class 0', 'config.data.lists']),
+  (['a_b/1.jpg 0 0 1', 'a_c/2.jpg 1 1 1'],
+   ['adjective 0', 'config.data.lists']),
+  (['1.jpg 0'], [':1: ', 'config.data.lists']),
+  (['dog/1.jpg 0 0 0'], [':1: ', "'dog'", 'adjective_noun']),
+])  # fmt: skip
+def test_ids_that_do_not_name_classes(tmp_path, lines, words):
+  root, file = _split(tmp_path, lines)
+  _refused([file, *words], root, file)
+
+
+def test_files_that_are_not_there(tmp_path, lists):
+  root, file = _split(tmp_path, _FOUR)
+  _refused([tmp_path / 'none'], str(tmp_path / 'none'), 'train')
+  _refused(['none.txt'], root, 'none.txt')
+  _refused([f'{file}:1: ', str(tmp_path)], str(tmp_path), file, lists)
+  _refused([file, 'empty'], root, _lines(tmp_path / 'train.txt', ['', '']))
+  (tmp_path / 'train.txt').write_bytes(b'a\xff/1.jpg 0\n')
+  _refused([f'{file}:1', 'UTF-8'], root, file)
+
+
+def test_one_missing_file_is_left_to_the_reader(tmp_path, lists):
+  root, file = _split(tmp_path, _FOUR)
+  (tmp_path / 'tree' / 'happy_dog' / '1_a.jpg').unlink()
+  assert len(image_folder.find(root, file, lists).files) == 4
+
+
+def test_ten_thousand_mutated_lines(tmp_path, lists):
+  """Each file is refused in one line that names it, or means what it says."""
+  rng = np.random.default_rng(0)
+  root, file = _split(tmp_path, _FOUR)
+  good = '\n'.join(_FOUR).encode()
+  alphabet = b' 0123459/\\_.jpg\n\r\t\0\xff\xc3\xa9-+x'
+  path = tmp_path / 'train.txt'
+  taken = 0
+  for _ in range(2500):  # of four lines each
+    data = bytearray(good)
+    for _ in range(rng.integers(1, 4)):
+      place = int(rng.integers(len(data)))
+      new = alphabet[rng.integers(len(alphabet))]
+      data[place : place + int(rng.integers(2))] = bytes([new])
+    path.unlink()
+    path.write_bytes(data)
+    try:
+      found = image_folder.find(root, file, lists)
+    except config_lib.ConfigError as e:
+      assert '\n' not in str(e) and str(e).startswith(file)
+      continue
+    taken += 1
+    assert len(found.files) == len(found.labels) == len(set(found.files))
+    for name, label in zip(found.files, found.labels):
+      folder = name.split('/')[-2] if '/' in name else ''
+      # A folder that is one of the classes is the class.
+      assert folder not in _ANPS or folder == _ANPS[label]
+  assert 50 < taken < 1500

@@ -1,0 +1,87 @@
+"""Tests of image_bytes.size: what a file says about its picture's size."""
+
+import io
+import struct
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax.data.input import image_format
+
+
+def _file(width, height, kind, mode='RGB', **options):
+  data = io.BytesIO()
+  Image.new(mode, (width, height)).save(data, kind, **options)
+  return data.getvalue()
+
+
+@pytest.mark.parametrize('kind, mode, options', [
+  ('JPEG', 'RGB', {}), ('JPEG', 'L', {}), ('JPEG', 'CMYK', {}),
+  ('JPEG', 'RGB', {'progressive': True}),
+  ('JPEG', 'RGB', {'comment': b'\xff\xc0\0\x11\x08\0\x07\0\x09'}),
+  ('PNG', 'RGB', {}), ('PNG', 'P', {}), ('PNG', 'RGBA', {}), ('PNG', '1', {}),
+  ('GIF', 'P', {}), ('BMP', 'RGB', {}), ('BMP', 'L', {}),
+])  # fmt: skip
+@pytest.mark.parametrize('width, height', [(1, 1), (300, 17), (255, 1025)])
+def test_size(kind, mode, options, width, height):
+  data = _file(width, height, kind, mode, **options)
+  assert image_format.size(data) == (height, width)
+
+
+def test_size_of_the_picture_and_not_of_its_thumbnail():
+  thumbnail = _file(16, 12, 'JPEG')
+  exif = b'Exif\0\0' + thumbnail
+  segment = b'\xff\xe1' + struct.pack('>H', len(exif) + 2) + exif
+  data = _file(90, 70, 'JPEG')
+  assert image_format.size(data[:2] + segment + data[2:]) == (70, 90)
+
+
+def test_fill_bytes_and_markers_without_a_length():
+  data = _file(90, 70, 'JPEG')
+  for extra in (b'\xff\xff\xff', b'\xff\x01', b'\xff\xd0\xff\xd7'):
+    assert image_format.size(data[:2] + extra + data[2:]) == (70, 90)
+
+
+@pytest.mark.parametrize('stray', [b'\0', b'\xff\0', b'AB', b'\0\xff\xff\0'])
+def test_stray_bytes_before_a_marker(stray):
+  """Decoders pass over them, and so must what is trained on."""
+  data = _file(90, 70, 'JPEG')
+  data = data[:20] + stray + data[20:]  # behind the first segment
+  assert Image.open(io.BytesIO(data)).size == (90, 70)
+  assert image_format.size(data) == (70, 90)
+
+
+def test_bmp_from_top_to_bottom():
+  data = bytearray(_file(5, 7, 'BMP'))
+  data[22:26] = struct.pack('<i', -7)
+  assert image_format.size(bytes(data)) == (7, 5)
+
+
+@pytest.mark.parametrize('data', [
+  b'', b'\xff\xd8\xff', b'<html>', b'GIF89a', b'BM', b'\x89PNG\r\n\x1a\n',
+  b'\xff\xd8\xff\xe0\x00\x10JFIF', b'\xff\xd8\xff\xe0\x00\x04ab no marker',
+  b'RIFF\0\0\0\0WEBPVP8 ',
+])  # fmt: skip
+def test_what_says_no_size(data):
+  with pytest.raises(ValueError, match='not a|ends before'):
+    image_format.size(data)
+
+
+def test_any_bytes_have_a_size_or_are_refused():
+  """No other error and no endless loop; a segment of length 0 is one."""
+  rng = np.random.default_rng(0)
+  whole = [_file(40, 30, kind) for kind in ('JPEG', 'PNG', 'GIF', 'BMP')]
+  whole.append(b'\xff\xd8\xff\xe0' + b'\0\0\xff\xe0' * 20)
+  refused = 0
+  for i in range(10000):
+    data = bytearray(whole[i % len(whole)])
+    for place in rng.integers(0, min(len(data), 200), rng.integers(1, 5)):
+      data[place] = rng.integers(256)
+    del data[int(rng.integers(1, len(data) + 1)) :]
+    try:
+      height, width = image_format.size(bytes(data))
+      assert height > 0 and width > 0
+    except ValueError:
+      refused += 1
+  assert 1000 < refused < 9000

@@ -1,0 +1,172 @@
+"""Tests of images: what every program decodes, and what it refuses."""
+
+import io
+import struct
+import warnings
+import zlib
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import validation
+from anp_jax.data.input import decode_pillow
+from anp_jax.data.input import image_format
+from anp_jax.data.input import images
+from anp_jax.data.input import pipeline
+from anp_jax.data.prepare import examine
+
+
+def _file(kind, size=(40, 40), **options):
+  data = io.BytesIO()
+  tones = np.linspace(0, 255, size[0] * size[1] * 3).astype(np.uint8)
+  image = Image.fromarray(tones.reshape(size[1], size[0], 3))
+  image.save(data, kind, **options)
+  return data.getvalue()
+
+
+def _announcing(kind, width, height):
+  """A small file whose header tells of another size."""
+  data = bytearray(_file(kind))
+  if kind == 'PNG':
+    data[16:24] = struct.pack('>II', width, height)
+    crc = struct.pack('>I', zlib.crc32(bytes(data[12:29])))
+    data[29:33] = crc
+  else:
+    place = data.index(b'\xff\xc0') + 5
+    data[place : place + 4] = struct.pack('>HH', height, width)
+  return bytes(data)
+
+
+class _Source:
+  """Three small pictures and another file, the third."""
+
+  name, kind = 'test', 'encoded'
+
+  def __init__(self, file):
+    small = (30, 30)
+    self.files = [_file(k, small) for k in ('JPEG', 'PNG', 'BMP')]
+    self.files.insert(2, file)
+
+  def __len__(self):
+    return len(self.files)
+
+  def read(self, indices):
+    return [self.files[i] for i in indices], indices.astype(np.int32)
+
+  def where(self, index):
+    return f'place {index}'
+
+
+def _verdicts(config, file, caplog):
+  """Whether each program calls the file large, by what it says of it."""
+  caplog.clear()
+  plan = pipeline.Plan(config, 4, 4, np.arange(4), training=False)
+  (batch,) = pipeline.batches(_Source(file), plan)  # train, evaluate and show
+  weights = batch['weight'].tolist()
+  assert weights in ([1, 1, 0, 1], [1, 1, 1, 1])
+  said = [r.getMessage() for r in caplog.records]
+  assert len(said) == weights.count(0)
+  if said:
+    assert 'place 2 cannot be used' in said[0] and 'large: ' in said[0]
+  result = [weights[2] == 0]
+  for read in (
+    decode_pillow.reader(config),  # predict
+    lambda f: decode_pillow.shrunk(f, 32, config.data.max_megapixels),  # cache
+    lambda f: decode_pillow.whole(f, config.data.max_megapixels),  # bicubic
+  ):
+    try:
+      read(file)
+      result.append(False)
+    except ValueError as e:
+      assert str(e).startswith('large: ')
+      result.append(True)
+  found = examine.examine(file, 'x', config.data.max_megapixels)  # prepare
+  assert found.kinds in ((), ('large',))
+  return [*result, found.kinds == ('large',)]
+
+
+@pytest.mark.parametrize('kind', ['JPEG', 'PNG'])
+def test_a_large_image_is_large_to_every_program(config, kind, caplog):
+  file = _announcing(kind, 20000, 12000)
+  assert image_format.size(file) == (12000, 20000)
+  assert _verdicts(config, file, caplog) == [True] * 5
+  with pytest.raises(ValueError, match='^large: 20000 x 12000 pixels, above '):
+    decode_pillow.reader(config)(file)
+
+
+@pytest.mark.parametrize('decode', ['fast', 'exact', 'bicubic'])
+def test_the_limit_is_that_of_the_config(config, decode, caplog):
+  """40 x 40 pixels: 1,600 are not more than 1,600."""
+  config.data.decode = decode
+  for kind in ('JPEG', 'PNG'):
+    config.data.max_megapixels = 0.0016
+    assert _verdicts(config, _file(kind), caplog) == [False] * 5
+    config.data.max_megapixels = 0.0015
+    assert _verdicts(config, _file(kind), caplog) == [True] * 5
+
+
+def test_limits_of_the_limit(config):
+  for value in (0.0, -1.0, 200.0):
+    config.data.max_megapixels = value
+    with pytest.raises(config_lib.ConfigError, match='at most 178.9'):
+      validation.validate(config)
+
+
+def test_pillow_has_no_limit_of_its_own():
+  """It would warn of 89.5 million pixels or more, or refuse them."""
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    image = images.open_image(_announcing('PNG', 14000, 12000), 178.9)
+  assert image.size == (14000, 12000)
+
+
+# HEIC.
+
+
+@pytest.fixture
+def heic():
+  """A photograph as a telephone saves it: its file and its RGB pixels."""
+  pillow_heif = pytest.importorskip('pillow_heif')
+  small = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
+  image = Image.fromarray(small).resize((80, 60), Image.Resampling.BICUBIC)
+  data = io.BytesIO()
+  pillow_heif.from_pillow(image).save(data, quality=95)
+  return data.getvalue(), np.asarray(image).astype(int)
+
+
+def test_heic_is_converted_to_jpeg(heic):
+  data, pixels = heic
+  assert image_format.sniff(data) == 'HEIF'
+  found = examine.examine(data, 'x.heic', 178.9)
+  assert (found.format, found.kinds) == ('HEIF', ('format',))
+  assert (found.height, found.width) == (60, 80)
+  image = Image.open(io.BytesIO(examine.convert(data)))
+  assert image.format == 'JPEG'
+  assert np.abs(np.asarray(image).astype(int) - pixels).mean() < 4
+
+
+def test_heic_is_predicted(heic, config):
+  data, pixels = heic
+  config.data.image_size = config.data.resize = 60
+  view = decode_pillow.reader(config)(data)
+  assert np.abs(view.astype(int) - pixels[:, 10:70]).mean() < 4
+
+
+def test_heic_without_its_package(config, monkeypatch):
+  data = b'\0\0\0\x18ftypheic\0\0\0\0mif1heic' + b'\0' * 50
+  monkeypatch.setattr(images, 'has_heif', lambda: False)
+  monkeypatch.setattr(Image, 'ID', [k for k in Image.ID if k != 'HEIF'])
+  with pytest.raises(ValueError, match='pip install pillow-heif'):
+    decode_pillow.reader(config)(data)
+
+
+@pytest.mark.parametrize('brands, name', [
+  (b'heic\0\0\0\0mif1heic', 'HEIF'), (b'mif1\0\0\0\0mif1heic', 'HEIF'),
+  (b'mif1\0\0\0\0mif1avif', 'AVIF'), (b'avif\0\0\0\0avifmif1', 'AVIF'),
+  (b'isom\0\0\0\0isomavc1', ''),  # a film
+])  # fmt: skip
+def test_brands(brands, name):
+  data = struct.pack('>I', 8 + len(brands)) + b'ftyp' + brands + b'avif' * 9
+  assert image_format.sniff(data) == name

@@ -1,0 +1,427 @@
+"""Tests of vocabulary: classes, adjectives, nouns, and files that list them."""
+
+import hashlib
+import os
+import pathlib
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data import vocabulary
+from tests import mutations
+
+_ANP = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'anp'
+_PAIRS = b'red_car\nold_dog\nred_dog\nnew_car\n'
+_ADJECTIVES = b'red\nblue\nold\nnew\n'
+_NOUNS = b'dog\nzoo\ncar\n'
+
+
+def _files(folder, anps, adjectives=None, nouns=None):
+  """Paths of list files with the given bytes; '' where there are none."""
+  paths = []
+  for name, data in (('anps', anps), ('adj', adjectives), ('nouns', nouns)):
+    paths.append('' if data is None else f'{folder}/{name}.txt')
+    if data is not None:
+      pathlib.Path(paths[-1]).write_bytes(data)
+  return paths
+
+
+def _refused(words, function, *args, **named):
+  """A ConfigError of one line that holds all words; returns it."""
+  with pytest.raises(config_lib.ConfigError) as e:
+    function(*args, **named)
+  text = str(e.value)
+  assert len(text.splitlines()) == 1, text
+  for word in words:
+    assert word in text, text
+  return text
+
+
+def test_pairs_are_taken_apart():
+  v = vocabulary.Vocabulary(('red_car', 'old_car', 'red_apple', 'old_zoo'))
+  assert len(v) == 4
+  assert v.is_anp
+  assert v.adjectives == ('old', 'red')
+  assert v.nouns == ('apple', 'car', 'zoo')
+  assert v.adjective_ids().dtype == v.noun_ids().dtype == np.int32
+  assert v.adjective_ids().tolist() == [1, 0, 1, 0]
+  assert v.noun_ids().tolist() == [1, 1, 0, 2]
+
+
+@pytest.mark.parametrize(
+  'odd', ['car', 'very_old_car', '_car', 'red_', 'red__car', '_', '']
+)
+def test_one_name_that_is_no_pair_makes_plain_classes(odd):
+  v = vocabulary.Vocabulary(('red_car', odd))
+  assert not v.is_anp
+  assert v.adjectives == v.nouns == ()
+  assert v.adjective_ids().shape == v.noun_ids().shape == (0,)
+  assert v.adjective_ids().dtype == np.int32
+
+
+def test_no_names():
+  v = vocabulary.Vocabulary(())
+  assert len(v) == 0
+  assert v.adjectives == v.nouns == ()
+  assert v.noun_ids().shape == (0,)
+  assert v.digest() == hashlib.sha256(b'').hexdigest()
+
+
+def test_numbered_classes_are_no_pairs():
+  assert not vocabulary.Vocabulary(('class_1', 'class_2', 'class_10')).is_anp
+  assert vocabulary.Vocabulary(('class_1', 'class_two')).is_anp
+  assert vocabulary.Vocabulary(('class_1', 'class_2')).adjectives == ()
+
+
+def test_digest_is_of_the_names_in_order():
+  v = vocabulary.Vocabulary(('b', 'a', 'é'))
+  assert v.digest() == hashlib.sha256('b\na\né'.encode()).hexdigest()
+  assert v.digest() != vocabulary.Vocabulary(('a', 'b', 'é')).digest()
+  assert v.digest() != vocabulary.Vocabulary(('b', 'aé')).digest()
+
+
+def test_given_orders_give_the_ids():
+  names = ('red_car', 'old_car', 'old_zoo')
+  v = vocabulary.Vocabulary(names, ('red', 'big', 'old'), ('zoo', 'car'))
+  assert v.is_anp
+  assert v.adjectives == ('red', 'big', 'old')  # big is of no class
+  assert v.adjective_ids().tolist() == [0, 2, 2]
+  assert v.nouns == ('zoo', 'car')
+  assert v.noun_ids().tolist() == [1, 1, 0]
+  one = vocabulary.Vocabulary(names, nouns=('zoo', 'car'))
+  assert one.adjectives == ('old', 'red')
+  assert one.adjective_ids().tolist() == [1, 0, 0]
+  assert one.noun_ids().tolist() == [1, 1, 0]
+
+
+def test_digest_tells_orders_apart():
+  names = ('red_car', 'old_zoo')
+  plain = hashlib.sha256(b'red_car\nold_zoo').hexdigest()
+
+  def digest(*orders):
+    return vocabulary.Vocabulary(names, *orders).digest()
+
+  assert digest() == plain
+  # The order that is derived, spelt out, changes nothing.
+  assert digest(('old', 'red'), ('car', 'zoo')) == plain
+  others = {
+    digest(('red', 'old')),
+    digest(None, ('zoo', 'car')),
+    digest(('red', 'old'), ('zoo', 'car')),
+    digest(('old', 'red', 'sad')),
+    digest(None, ('car', 'sad', 'zoo')),
+  }
+  assert len(others | {plain}) == 6
+  # Published in fingerprints of checkpoints: it must not move.
+  text = b'[["red_car", "old_zoo"], ["red", "old"], ["car", "zoo"]]'
+  assert digest(('red', 'old')) == hashlib.sha256(text).hexdigest()
+
+
+def test_orders_that_do_not_fit_the_classes():
+  names = ('red_car', 'old_zoo')
+  make = vocabulary.Vocabulary
+  _refused(
+    ['class 1', "adjective 'old'", "'old_zoo'", "did you mean 'odd'?"],
+    make, names, ('red', 'odd'),
+  )  # fmt: skip
+  _refused(['class 0', "noun 'car'"], make, names, None, ('zoo', 'dog'))
+  _refused(
+    ["nouns 3: 'car' repeats nouns 1"],
+    make, names, None, ('zoo', 'car', 'dog', 'car'),
+  )  # fmt: skip
+  _refused(["class 2: 'red_car' repeats class 0"], make, ('red_car', 'b') * 2)
+  for orders in ((('red',),), (None, ('car',))):
+    _refused(["class 1: 'hat'", 'given'], make, ('red_car', 'hat'), *orders)
+
+
+def test_equal_vocabularies():
+  names = ('red_car', 'old_zoo', 'red_zoo')
+  v = vocabulary.Vocabulary(names)
+  spelt = vocabulary.Vocabulary(names, ['old', 'red'], ['car', 'zoo'])
+  assert v == spelt and hash(v) == hash(spelt)
+  assert v != vocabulary.Vocabulary(names, ('red', 'old'))
+  plain = vocabulary.Vocabulary(('a', 'b'))
+  assert plain == vocabulary.Vocabulary(('a', 'b'), (), ())
+  assert pickle.loads(pickle.dumps(v)).digest() == v.digest()
+
+
+def test_ids_cannot_be_changed_by_a_caller():
+  v = vocabulary.Vocabulary(('red_car', 'old_zoo'))
+  with pytest.raises(ValueError):
+    v.adjective_ids()[0] = 7
+  assert v.noun_ids() is v.noun_ids()
+
+
+def test_names_of_any_script():
+  # A folder's name that is not UTF-8 comes with a lone surrogate.
+  broken = os.fsdecode(b'red_caf\xe9')
+  names = ('süß_кот', '赤い_猫', 'red_\U0001f600', broken)
+  v = vocabulary.Vocabulary(names)
+  assert v.is_anp
+  ids = zip(v.adjective_ids(), v.noun_ids())
+  assert tuple(f'{v.adjectives[a]}_{v.nouns[n]}' for a, n in ids) == names
+  digests = {v.digest(), vocabulary.Vocabulary(names[:3]).digest()}
+  digests.add(vocabulary.Vocabulary(names, nouns=v.nouns[::-1]).digest())
+  assert len(digests) == 3
+
+
+def test_pairs_are_names_whose_parts_recur():
+  for names, pairs in (
+    (('red_car', 'old_car'), True),
+    (('red_car', 'red_zoo'), True),
+    (('tennis_ball', 'sports_car', 'school_bus'), False),
+    (('tennis_ball', 'golf_ball', 'hat'), False),
+    (('red_car',), False),
+  ):
+    assert vocabulary.Vocabulary(names).is_anp == pairs
+
+
+def test_what_is_asked_for_counts_more_than_the_names():
+  v = vocabulary.Vocabulary(('red_car', 'old_zoo'))
+  pairs = v.with_pairs('yes')
+  assert pairs.adjectives == ('old', 'red') and pairs.nouns == ('car', 'zoo')
+  assert pairs.adjective_ids().tolist() == [1, 0]
+  assert pairs == vocabulary.Vocabulary(v.names, pairs.adjectives, pairs.nouns)
+  # What a run was begun with stays, whatever its names look like.
+  for made in (v, pairs):
+    assert vocabulary.from_json(made.to_json()) == made.with_pairs('auto')
+  assert pairs.with_pairs('no') == v == v.with_pairs('no') != pairs
+  ordered = vocabulary.Vocabulary(v.names, ('red', 'old', 'odd'))
+  assert ordered.with_pairs('yes') == ordered
+  plain = vocabulary.Vocabulary(('red_car', 'hat'))
+  _refused(["class 1: 'hat'", 'config.data.pairs=yes'], plain.with_pairs, 'yes')
+
+
+def test_what_a_vocabulary_holds_in_words():
+  v = vocabulary.Vocabulary
+  assert v(('bag',)).text() == '1 class'
+  assert v(tuple(f'c{i}' for i in range(1000))).text() == '1,000 classes'
+  text = '2 classes of 2 adjectives and 1 noun'
+  assert v(('red_car', 'old_car')).text() == text
+
+
+# Files.
+
+
+def test_lists_give_line_numbers(tmp_path):
+  v = vocabulary.from_lists(*_files(tmp_path, _PAIRS, _ADJECTIVES, _NOUNS))
+  assert v.names == ('red_car', 'old_dog', 'red_dog', 'new_car')
+  assert v.adjectives == ('red', 'blue', 'old', 'new')
+  assert v.nouns == ('dog', 'zoo', 'car')
+  assert v.adjective_ids().tolist() == [0, 2, 0, 3]
+  assert v.noun_ids().tolist() == [2, 0, 0, 2]
+
+
+def test_parts_may_be_left_out(tmp_path):
+  anps, adjectives, nouns = _files(tmp_path, _PAIRS, _ADJECTIVES, _NOUNS)
+  v = vocabulary.from_lists(anps)
+  assert v.adjectives == ('new', 'old', 'red')
+  assert v.nouns == ('car', 'dog')
+  assert vocabulary.from_lists(anps, adjectives).nouns == ('car', 'dog')
+  assert vocabulary.from_lists(anps, nouns=nouns).nouns == ('dog', 'zoo', 'car')
+
+
+@pytest.mark.parametrize('data', [
+  b'red_car\nold_dog',
+  b'red_car\r\nold_dog\r\n',
+  b'\xef\xbb\xbfred_car\nold_dog\n',
+  b' red_car\t\n\told_dog \r\n\n \t\r\n\n',
+])  # fmt: skip
+def test_ways_to_write_a_list(tmp_path, data):
+  v = vocabulary.from_lists(*_files(tmp_path, data))
+  assert v.names == ('red_car', 'old_dog')
+
+
+def test_only_line_feeds_end_lines_and_only_ascii_blanks_go(tmp_path):
+  text = 'a\u2028b_c\n\u00a0rot_d\nd_e'
+  v = vocabulary.from_lists(*_files(tmp_path, text.encode()))
+  assert v.names == ('a\u2028b_c', '\u00a0rot_d', 'd_e')
+
+
+@pytest.mark.parametrize('data', [
+  b't_shirt\ndress\nhat\n',
+  b't_shirt\nhat\n',  # half of them: not more than half
+  b'a_b_c\n_d\ne_\n',
+  b'cat\ndog\n',
+  b'tennis_ball\nsports_car\nhat\n',  # most have the form, no part recurs
+])  # fmt: skip
+def test_lists_of_plain_classes(tmp_path, data):
+  v = vocabulary.from_lists(*_files(tmp_path, data))
+  assert v.names == tuple(data.decode().split())
+  assert not v.is_anp
+
+
+@pytest.mark.parametrize('odd', ['hat', '_hat', 'hat_', 'a_b_c', '__'])
+def test_most_lines_pairs_means_all_must_be(tmp_path, odd):
+  anps = _files(tmp_path, f'red_car\n{odd}\nred_dog\n'.encode())
+  _refused(
+    ['anps.txt:2: ', repr(odd), '2 of 3', 'config.data.pairs=no'],
+    vocabulary.from_lists, *anps,
+  )  # fmt: skip
+  _refused(
+    ['anps.txt:2: ', repr(odd), 'config.data.pairs=yes'],
+    vocabulary.from_lists, *anps, pairs='yes',
+  )  # fmt: skip
+  plain = vocabulary.from_lists(*anps, pairs='no')
+  assert plain.names == ('red_car', odd, 'red_dog') and not plain.is_anp
+
+
+def test_given_parts_mean_that_all_are_pairs(tmp_path):
+  anps, adjectives, nouns = _files(tmp_path, b't_shirt\nhat\n', b't\n', b'x\n')
+  for parts in ((adjectives,), ('', nouns), (adjectives, nouns)):
+    _refused(
+      ["anps.txt:2: 'hat'", 'given'], vocabulary.from_lists, anps, *parts
+    )
+  plain = _files(tmp_path, b'cat\ndog\n', b'cat\n')
+  _refused(["anps.txt:1: 'cat'"], vocabulary.from_lists, *plain)
+
+
+@pytest.mark.parametrize('data, words', [
+  (b'red_car\n\nold_dog\n', ['anps.txt:2: ', 'empty']),
+  (b'red_car\n \t\r\nold_dog', ['anps.txt:2: ', 'empty']),
+  (b'\nred_car\n', ['anps.txt:1: ', 'empty']),
+  (b'', ['anps.txt is empty']),
+  (b' \r\n\n', ['anps.txt is empty']),
+  (b'\xef\xbb\xbf', ['anps.txt is empty']),
+  (b'a_b\nc_d\n a_b \n', ["anps.txt:3: 'a_b' repeats ", 'anps.txt:1']),
+  (b'a_b\nc_d\xff\n', ['anps.txt:2: byte 0xff is not UTF-8']),
+  (b'a_b\nc_d\ne_\xc3', ['anps.txt:3: byte 0xc3 is not UTF-8']),
+  ('a_b'.encode('utf-16'), ['anps.txt:1: byte 0xff']),
+  (b'a_b\nbrave_9/11\n', ["anps.txt:2: 'brave_9/11'", 'folder']),
+  (b'..\n', ["anps.txt:1: '..'", 'folder']),
+  (b'a\n.\n', ["anps.txt:2: '.'", 'folder']),
+  (b'a_\x00b\n', [r"anps.txt:1: 'a_\x00b'", 'control']),
+  (b'a_b\rc_d\r', [r"anps.txt:1: 'a_b\rc_d'", 'control']),
+  (b'a_b\nc_\xc2\x85d\n', [r"anps.txt:2: 'c_\x85d'", 'control']),
+  (b'a_b\n' + b'c' * 256, ['anps.txt:2: ', 'folder']),
+])  # fmt: skip
+def test_lines_that_are_refused(tmp_path, data, words):
+  text = _refused(words, vocabulary.from_lists, *_files(tmp_path, data))
+  assert len(text) < 200 + len(str(tmp_path)) * 2
+
+
+def test_longest_name(tmp_path):
+  name = 'ä' * 127 + 'c'  # 255 bytes
+  assert vocabulary.from_lists(*_files(tmp_path, name.encode())).names == (
+    name,
+  )
+  longer = _files(tmp_path, f'{name}c'.encode())
+  _refused(['anps.txt:1: '], vocabulary.from_lists, *longer)
+
+
+def test_words_that_a_list_misses(tmp_path):
+  anps, adjectives, nouns = _files(tmp_path, _PAIRS, b'red\nold\nnow', b'car')
+  _refused(
+    ["anps.txt:4: adjective 'new' of 'new_car'", adjectives, "mean 'now'?"],
+    vocabulary.from_lists, anps, adjectives,
+  )  # fmt: skip
+  _refused(
+    ["anps.txt:2: noun 'dog' of 'old_dog'", nouns],
+    vocabulary.from_lists, anps, '', nouns,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize('broken', [1, 2])
+def test_lists_of_parts_are_checked_alike(tmp_path, broken):
+  lists = [_PAIRS, _ADJECTIVES, _NOUNS]
+  for extra, words in (
+    (b'\n\nx\n', [':', 'empty']),
+    (b'car\nred\ncar\n', ['repeats']),
+    (b'\xff', ['UTF-8']),
+  ):
+    data = list(lists)
+    data[broken] += extra
+    files = _files(tmp_path, *data)
+    _refused([f'{files[broken]}:', *words], vocabulary.from_lists, *files)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+  missing = str(tmp_path / 'none.txt')
+  anps = _files(tmp_path, _PAIRS)[0]
+  _refused([missing, 'No such file'], vocabulary.from_lists, missing)
+  _refused([missing], vocabulary.from_lists, anps, '', missing)
+  _refused([str(tmp_path)], vocabulary.from_lists, str(tmp_path))
+  _refused(['cannot read'], vocabulary.from_lists, 'a\0b')
+  _refused(['cannot read'], vocabulary.from_lists, '')
+
+
+def test_spec(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  _files(tmp_path, _PAIRS, _ADJECTIVES, _NOUNS)
+  one = vocabulary.from_spec(f' {tmp_path}/anps.txt ')
+  assert one.names[1] == 'old_dog' and one.nouns == ('car', 'dog')
+  three = vocabulary.from_spec('~/anps.txt, ~/adj.txt ,~/nouns.txt')
+  assert three.adjectives == ('red', 'blue', 'old', 'new')
+  assert three.nouns == ('dog', 'zoo', 'car')
+
+
+@pytest.mark.parametrize('spec', ['', ' ', 'a,b', 'a,,c', 'a,b,c,d', 'a,b,'])
+def test_spec_of_another_number_of_paths(spec):
+  _refused(['config.data.lists', repr(spec)], vocabulary.from_spec, spec)
+
+
+@pytest.mark.skipif(
+  not _ANP.is_dir(), reason='the published lists are not here'
+)
+@pytest.mark.parametrize('files, sizes', [
+  (('mtvso553_anplabels', 'mtvso553_adjlabels', 'mtvso553_nounlabels'),
+   (553, 117, 167)),
+  (('mvso1200_anp_list', 'mvso1200_adj_list', 'mvso1200_noun_list'),
+   (1200, 350, 617)),
+])  # fmt: skip
+def test_published_lists(files, sizes):
+  paths = [_ANP / f'{name}.txt' for name in files]
+  v = vocabulary.from_spec(', '.join(map(str, paths)))
+  names, adjectives, nouns = (path.read_text().split() for path in paths)
+  assert (len(v), len(v.adjectives), len(v.nouns)) == sizes
+  assert v.names == tuple(names) and v.is_anp
+  pairs = [name.split('_') for name in names]
+  expected = [adjectives.index(adjective) for adjective, _ in pairs]
+  assert v.adjective_ids().tolist() == expected
+  assert v.noun_ids().tolist() == [nouns.index(noun) for _, noun in pairs]
+  # All words are used: only the order differs from the derived one.
+  derived = vocabulary.from_lists(str(paths[0]))
+  assert derived.adjectives == tuple(sorted(adjectives))
+  assert derived.nouns == tuple(sorted(nouns))
+  assert derived.digest() != v.digest()
+
+
+_TOKENS = (
+  b'\n', b'\r', b'\r\n', b'_', b' ', b'\t', b'\0', b'/', b'\xef\xbb\xbf',
+  b'\xff', b'\xc3', b'\xc2\x85', b'\xe2\x80\xa8', 'é'.encode(), b'dog', b'red',
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_damaged_lists_load_or_are_refused_in_one_line(tmp_path):
+  draw = random.Random(20)
+  loaded = 0
+  for round_ in range(10000):
+    lists = [_PAIRS, _ADJECTIVES, _NOUNS][: draw.choice((1, 3))]
+    damaged = draw.randrange(len(lists))
+    lists[damaged] = mutations.mutated(lists[damaged], draw, _TOKENS)
+    files = [f'{tmp_path}/{name}' for name in ('anps', 'adj', 'nouns')]
+    for file, data in zip(files, lists):
+      mutations.write_anew(file, data)
+    try:
+      v = vocabulary.from_lists(*files[: len(lists)])
+    except config_lib.ConfigError as e:
+      assert len(str(e).splitlines()) == 1, (round_, lists)
+      assert str(tmp_path) in str(e), (round_, lists)
+      continue
+    loaded += 1
+    assert len(set(v.names)) == len(v) > 0, (round_, lists)
+    assert len(set(v.adjectives)) == len(v.adjectives), (round_, lists)
+    assert len(set(v.nouns)) == len(v.nouns), (round_, lists)
+    assert v.is_anp or len(lists) == 1, (round_, lists)
+    if not v.is_anp:
+      assert v.adjectives == v.nouns == (), (round_, lists)
+      continue
+    ids = list(zip(v.adjective_ids().tolist(), v.noun_ids().tolist()))
+    assert min(min(pair) for pair in ids) >= 0, (round_, lists)
+    made = tuple(f'{v.adjectives[a]}_{v.nouns[n]}' for a, n in ids)
+    assert made == v.names, (round_, lists)
+  assert 1000 < loaded < 9000

@@ -1,0 +1,258 @@
+"""The small networks against PyTorch, and their layers against closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import models
+from anp_jax.config import command_line
+from anp_jax.models import convnets
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+CLASSES = 7
+# The known numbers of parameters, with 10 classes.
+PARAMETERS = {
+  'lenet': ((28, 28, 1), 431_080),
+  'cifar10_full': ((32, 32, 3), 89_578),
+  # (75 + 1) 500 + (25 500 + 1) 1500 + (64 1500 + 1) 10.
+  'two_convolutions': ((32, 32, 3), 19_749_510),
+}
+# (network, images): the size that it was made for, and one at which every pool
+# has windows cut off at both far edges, or at one.
+CASES = (
+  ('lenet', (3, 28, 28, 1)),
+  ('lenet', (2, 17, 23, 3)),
+  ('cifar10_full', (3, 32, 32, 3)),
+  ('cifar10_full', (2, 14, 17, 1)),
+  ('two_convolutions', (2, 32, 32, 3)),
+  ('two_convolutions', (2, 14, 17, 3)),
+)
+NETS = {
+  'lenet': convnets.LeNet,
+  'cifar10_full': convnets.Cifar10Full,
+  'two_convolutions': convnets.TwoConvolutions,
+}
+
+
+def _shapes(net, shape):
+  images = jax.ShapeDtypeStruct(shape, jnp.float32)
+  return jax.eval_shape(
+    lambda x: net.init(jax.random.key(0), x, False), images
+  )['params']
+
+
+def _weights(shapes):
+  """Activations of order one, biases that are not zero."""
+  random = np.random.default_rng(0)
+
+  def one(s):
+    spread = np.sqrt(2 / np.prod(s.shape[:-1])) if len(s.shape) > 1 else 0.3
+    return (spread * random.normal(size=s.shape)).astype(s.dtype)
+
+  return jax.tree.map(one, shapes)
+
+
+def _their_response(x, torch):
+  pool = torch.nn.functional.avg_pool2d
+  return x * (1 + 5e-5 * pool(x * x, 3, 1, 1)) ** -0.75
+
+
+def _their_logits(name, x, w, torch):
+  """The network in torch's functions; w: {layer: (weight, bias)}."""
+  f = torch.nn.functional
+  if name == 'lenet':
+    x = f.max_pool2d(f.conv2d(x, *w['conv1']), 2, 2, ceil_mode=True)
+    x = f.max_pool2d(f.conv2d(x, *w['conv2']), 2, 2, ceil_mode=True)
+    x = f.relu(f.linear(x.flatten(1), *w['hidden']))
+    return f.linear(x, *w['head'])
+  if name == 'two_convolutions':
+    for layer in ('conv1', 'conv2'):
+      x = f.relu(f.conv2d(x, *w[layer], padding=2))
+      x = f.max_pool2d(x, 2, 2, ceil_mode=True)
+    return f.linear(x.flatten(1), *w['head'])
+  x = f.max_pool2d(f.conv2d(x, *w['conv1'], padding=2), 3, 2, ceil_mode=True)
+  x = _their_response(f.relu(x), torch)
+  x = f.relu(f.conv2d(x, *w['conv2'], padding=2))
+  x = _their_response(f.avg_pool2d(x, 3, 2, ceil_mode=True), torch)
+  x = f.relu(f.conv2d(x, *w['conv3'], padding=2))
+  x = f.avg_pool2d(x, 3, 2, ceil_mode=True)
+  return f.linear(x.flatten(1), *w['head'])
+
+
+def _to_theirs(params, sides, torch):
+  """Kernels transposed; the rows of what is flattened go channels first."""
+
+  def one(leaf):
+    kernel, bias = leaf['kernel'], leaf['bias']
+    if kernel.ndim == 4:
+      kernel = kernel.transpose(3, 2, 0, 1)
+    elif kernel is params[flattened]['kernel']:
+      kernel = kernel.reshape(*sides, -1, kernel.shape[-1])
+      kernel = kernel.transpose(2, 0, 1, 3).reshape(-1, kernel.shape[-1]).T
+    else:
+      kernel = kernel.T
+    return tuple(
+      torch.from_numpy(a.copy()).requires_grad_() for a in (kernel, bias)
+    )
+
+  flattened = 'hidden' if 'hidden' in params else 'head'
+  return {name: one(leaf) for name, leaf in params.items()}
+
+
+def _flattened_sides(name, shape):
+  """Pixels of the last map: every pool rounds up, lenet's convolutions cut."""
+  cut, pools, window = {
+    'lenet': (4, 2, 2), 'cifar10_full': (0, 3, 3),
+    'two_convolutions': (0, 2, 2),
+  }[name]  # fmt: skip
+  sides = []
+  for n in shape[1:3]:
+    for _ in range(pools):
+      n = -(-(n - cut - window) // 2) + 1
+    sides.append(n)
+  return sides
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
+@pytest.mark.parametrize('name, shape', CASES)
+def test_logits_and_gradients_equal_torch(name, shape, platform):
+  torch = pytest.importorskip('torch')
+  few = {'kernels': (6, 9)} if name == 'two_convolutions' else {}
+  net = NETS[name](CLASSES, platform=platform, **few)
+  params = _weights(_shapes(net, shape))
+  random = np.random.default_rng(1)
+  # Of the size of pixels, so that the response normalisation matters: without
+  # it logits are off by half of the largest.
+  images = (40 * random.normal(size=shape)).astype(np.float32)
+  cotangent = random.normal(size=(shape[0], CLASSES)).astype(np.float32)
+
+  @jax.jit
+  def ours(params, images):
+    logits, pull = jax.vjp(
+      lambda p: net.apply({'params': p}, images, True), params
+    )
+    return logits, pull(cotangent)[0]
+
+  logits, gradients = ours(params, images)
+  theirs = _to_theirs(params, _flattened_sides(name, shape), torch)
+  x = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+  want = _their_logits(name, x, theirs, torch)
+  want.backward(torch.from_numpy(cotangent))
+
+  # float32 sums of at most 2,400 terms in another order: 1e-6 of the largest
+  # value was seen; a wrong edge, bias or constant shows at 1e-2.
+  def close(got, want, what):
+    want = want.detach().numpy()
+    assert got.shape == want.shape, what
+    largest = np.abs(want).max()
+    assert largest > 0, what
+    np.testing.assert_allclose(
+      got, want, rtol=0, atol=2e-5 * largest, err_msg=what
+    )
+
+  close(np.asarray(logits), want, 'logits')
+  got = _to_theirs(
+    jax.tree.map(np.asarray, gradients), _flattened_sides(name, shape), torch
+  )
+  for layer, pair in theirs.items():
+    for part, a, b in zip(('weight', 'bias'), got[layer], pair):
+      close(a.detach().numpy(), b.grad, f'{layer} {part}')
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_parameter_counts(name):
+  shape, count = PARAMETERS[name]
+  shapes = _shapes(NETS[name](10), (1, *shape))
+  assert sum(int(np.prod(s.shape)) for s in jax.tree.leaves(shapes)) == count
+
+
+@pytest.mark.parametrize('name, least', [('lenet', 15), ('cifar10_full', 12)])
+def test_images_that_are_too_small_are_refused(name, least):
+  net = NETS[name](CLASSES)
+  # At the least size each map that is flattened has one pixel.
+  flattened = {'lenet': ('hidden', 50), 'cifar10_full': ('head', 64)}[name]
+  shapes = _shapes(net, (1, least, least, 3))
+  assert shapes[flattened[0]]['kernel'].shape[0] == flattened[1]
+  for shape in ((1, least - 1, 40, 3), (1, 40, least - 1, 3)):
+    with pytest.raises(config_lib.ConfigError) as error:
+      _shapes(net, shape)
+    assert str(error.value) == (
+      f'config.data.image_size={least - 1}: expected {least} or more for {name}'
+    )
+
+
+@pytest.mark.parametrize('name', NETS)
+def test_the_command_line_reaches_them(name):
+  config = command_line.load(
+    'configs/resnet_anp.py:tiny',
+    {'model.name': name, 'model.dtype': 'bfloat16'},
+  )
+  module = models.create(config, 9, 'gpu', 'data')
+  assert module == NETS[name](9, 'bfloat16', 'float32', 'gpu')
+
+
+def test_a_mistyped_name_is_answered_with_the_nearest():
+  with pytest.raises(config_lib.ConfigError, match="did you mean 'lenet'"):
+    command_line.load('configs/resnet_anp.py', {'model.name': 'lennet'})
+
+
+@pytest.mark.parametrize('name', NETS)
+def test_bfloat16_computes_on_float32_parameters(name):
+  net = NETS[name](CLASSES, 'bfloat16', 'float32')
+  shape = (1, 16, 16, 3)
+  shapes = _shapes(net, shape)
+  assert all(s.dtype == np.float32 for s in jax.tree.leaves(shapes))
+  logits, state = jax.eval_shape(
+    lambda p, x: net.apply(
+      {'params': p},
+      x,
+      True,
+      capture_intermediates=True,
+      mutable=['intermediates'],
+    ),
+    shapes,
+    jax.ShapeDtypeStruct(shape, jnp.bfloat16),
+  )
+  assert logits.dtype == jnp.float32
+  for layer, leaf in state['intermediates'].items():
+    if layer not in ('head', '__call__'):
+      assert leaf['__call__'][0].dtype == jnp.bfloat16, layer
+
+
+def test_windows_that_the_edge_cuts_off():
+  # 0..19 in rows of 5. Of 3x3 windows at every second pixel the columns fit;
+  # of the rows the second window has two, rows 2 and 3.
+  x = jnp.arange(20, dtype='float32').reshape(1, 4, 5, 1)
+  highest = convnets.pool(-x, 'max', 3, 2)[0, ..., 0]
+  np.testing.assert_array_equal(highest, [[0, -2], [-10, -12]])
+  # Centres: (1, 1) and (1, 3); then between rows 2 and 3.
+  mean = convnets.pool(x, 'mean', 3, 2)[0, ..., 0]
+  np.testing.assert_allclose(mean, [[6, 8], [13.5, 15.5]], rtol=1e-6)
+  # Also where both edges cut: the last pixel alone of a 3x3 map's 2x2 windows.
+  corner = convnets.pool(x[:, :3, :3], 'mean', 2, 2)[0, ..., 0]
+  np.testing.assert_allclose(corner, [[3, 4.5], [10.5, 12]], rtol=1e-6)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_response_normalisation_in_closed_form(dtype):
+  # A constant map of 200: the mean of squares is 40,000 inside, 2/3 of it at an
+  # edge and 4/9 at a corner, so that bases are 3, 7/3 and 17/9.
+  x = jnp.full((1, 5, 5, 2), 200, dtype)
+  y = convnets.normalise_response(x)
+  assert y.dtype == x.dtype
+  want = 200 * np.array([17 / 9, 7 / 3, 3]) ** -0.75
+  # float32 rounds at 1e-7, bfloat16 at 4e-3; the mean is of the dtype.
+  for channel in (0, 1):
+    got = np.float32(jnp.stack([y[0, 0, 0], y[0, 0, 2], y[0, 2, 2]]))
+    np.testing.assert_allclose(
+      got[:, channel], want, rtol=1e-6 if dtype == 'float32' else 1.2e-2
+    )
+
+
+def test_response_normalisation_adds_to_one_in_float32():
+  # 1 + 5e-5 * 63.5 is 1 in bfloat16, and would leave x as it is. Divided by
+  # 1.003175^0.75 it is 7.950, between 7.9375 and 7.96875 nearer to the former.
+  x = jnp.full((1, 3, 3, 1), 7.96875, 'bfloat16')
+  assert float(convnets.normalise_response(x)[0, 1, 1, 0]) == 7.9375

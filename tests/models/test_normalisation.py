@@ -1,0 +1,316 @@
+"""Batch normalisation against NumPy in float64."""
+
+import functools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax.models import layers
+from anp_jax.parallel import mesh as mesh_lib
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+P = jax.sharding.PartitionSpec
+PLATFORMS = ('cpu', 'gpu')  # the two ways to take moments, both run on a CPU
+
+
+def _normalise(x, scale, bias, group, epsilon=1e-5, cotangent=None):
+  """Batch normalisation in groups, and its gradients by the chain rule."""
+  shape = x.shape
+  x = np.float64(x).reshape(len(x) // group, -1, shape[-1])
+  mean = x.mean(1, keepdims=True)
+  var = ((x - mean) ** 2).mean(1, keepdims=True)
+  unit = (x - mean) / np.sqrt(var + epsilon)
+  y = (unit * scale + bias).reshape(shape)
+  if cotangent is None:
+    return y, mean[:, 0], var[:, 0]
+  # Written as Ioffe and Szegedy write it: through variance and mean apart.
+  count = x.shape[1]
+  dy = np.float64(cotangent).reshape(x.shape)
+  dunit = dy * scale
+  dvar = (dunit * (x - mean) * -0.5 * (var + epsilon) ** -1.5).sum(
+    1, keepdims=True
+  )
+  dmean = (-dunit / np.sqrt(var + epsilon)).sum(1, keepdims=True)
+  dx = (
+    dunit / np.sqrt(var + epsilon)
+    + dvar * 2 * (x - mean) / count
+    + dmean / count
+  )
+  return (
+    y,
+    mean[:, 0],
+    var[:, 0],
+    dx.reshape(shape),
+    (dy * unit).sum((0, 1)),
+    dy.sum((0, 1)),
+  )
+
+
+def _example(batch=8, side=3, channels=5):
+  random = np.random.default_rng(2)
+  x = random.normal(size=(batch, side, side, channels)) * 2 + 3
+  # Rows differ in mean and spread, so that the wrong grouping shows.
+  x = x * (1 + np.arange(batch))[:, None, None, None] + np.arange(channels)
+  scale, bias = random.normal(size=(2, channels))
+  return x, scale, bias, random.normal(size=x.shape)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _layer_step(layer, x, scale, bias, dy):
+  """y, gradients of (dy * y).sum() and new statistics of a BatchNorm."""
+  channels = x.shape[-1]
+  stats = {'mean': jnp.full(channels, 0.5), 'var': jnp.full(channels, 2.0)}
+
+  def loss(x, scale, bias):
+    y, new = layer.apply(
+      {'params': {'scale': scale, 'bias': bias}, 'batch_stats': stats},
+      x,
+      True,
+      mutable=['batch_stats'],
+    )
+    return (y * dy).sum(), (y, new['batch_stats'])
+
+  (_, (y, new)), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(
+    x, scale, bias
+  )
+  return y, gradients, new
+
+
+# 0: all of the batch.
+@pytest.mark.parametrize('group', [1, 2, 4, 8, 0])
+@pytest.mark.parametrize('platform', PLATFORMS)
+def test_batch_norm_equals_numpy(x64, platform, group):
+  x, scale, bias, dy = _example()
+  layer = layers.BatchNorm(
+    group, momentum=0.75, dtype='float64', param_dtype='float64',
+    platform=platform,
+  )  # fmt: skip
+  y, gradients, new = _layer_step(layer, x, scale, bias, dy)
+  want, mean, var, *want_gradients = _normalise(
+    x, scale, bias, group or len(x), cotangent=dy
+  )
+  # Means are up to 30, spreads from 2: a few of 16 digits are lost, and a
+  # missing term shows at 1e-1.
+  close = dict(rtol=1e-10, atol=1e-10)
+  np.testing.assert_allclose(y, want, **close)
+  for got, expected in zip(gradients, want_gradients):
+    np.testing.assert_allclose(got, expected, **close)
+  running = {'mean': (0.5, mean), 'var': (2.0, var)}
+  for name, (old, of_groups) in running.items():
+    expected = 0.75 * old + 0.25 * of_groups.mean(0)
+    np.testing.assert_allclose(new[name], expected, **close)
+
+
+def test_batch_norm_of_rows_without_a_map_equals_numpy(x64):
+  x, scale, bias, dy = (a[:, 0, 0] if a.ndim == 4 else a for a in _example())
+  layer = layers.BatchNorm(4, dtype='float64', param_dtype='float64')
+  y, gradients, _ = _layer_step(layer, x, scale, bias, dy)
+  want, _, _, dx, *_ = _normalise(x, scale, bias, 4, cotangent=dy)
+  np.testing.assert_allclose(y, want, rtol=1e-10, atol=1e-10)
+  np.testing.assert_allclose(gradients[0], dx, rtol=1e-10, atol=1e-10)
+
+
+def test_batch_norm_uses_running_statistics_outside_training(x64):
+  x, scale, bias, _ = _example()
+  mean, var = np.linspace(-1, 1, 5), np.linspace(1, 3, 5)
+  variables = {
+    'params': {'scale': scale, 'bias': bias},
+    'batch_stats': {'mean': mean, 'var': var},
+  }
+  # No multiple of the group: the last batch of an evaluation may be short.
+  layer = layers.BatchNorm(3, dtype='float64', param_dtype='float64')
+  y = layer.apply(variables, x, False)
+  want = (x - mean) / np.sqrt(var + 1e-5) * scale + bias
+  np.testing.assert_allclose(y, want, rtol=1e-12, atol=1e-12)
+
+
+def test_batch_norm_gradient_equals_finite_differences(x64):
+  random = np.random.default_rng(3)
+  x = random.normal(size=(3, 4, 2)) + 1
+  scale, bias = random.normal(size=(2, 2))
+  dy = random.normal(size=x.shape)
+  arguments = [x, scale, bias]
+
+  def loss(x, scale, bias):
+    return float((_normalise(x, scale, bias, 1)[0] * dy).sum())
+
+  # Groups are the first axis, as in `normalise`.
+  gradients = jax.jit(
+    jax.grad(lambda *a: (layers.normalise(*a, 1e-5)[0] * dy).sum(), (0, 1, 2))
+  )(*arguments)
+  step = 1e-5
+  for k, gradient in enumerate(gradients):
+    for index in np.ndindex(gradient.shape):
+      moved = [a.copy() for a in arguments]
+      moved[k][index] += step
+      above = loss(*moved)
+      moved[k][index] -= 2 * step
+      # Truncation step^2 and cancellation 1e-16 / step are both near 1e-10.
+      np.testing.assert_allclose(
+        gradient[index], (above - loss(*moved)) / (2 * step), atol=1e-7
+      )
+
+
+def test_no_gradient_flows_through_statistics():
+  def loss(x):
+    _, mean, var = layers.normalise(x, jnp.ones(2), jnp.zeros(2), 1e-5)
+    return mean.sum() + var.sum()
+
+  x = np.random.default_rng(4).normal(size=(2, 5, 2))
+  np.testing.assert_array_equal(jax.jit(jax.grad(loss))(x), 0)
+
+
+def test_batch_norm_in_bfloat16_keeps_float32_statistics():
+  x, scale, bias, dy = map(np.float32, _example(batch=8, side=8))
+  wide = jnp.asarray(x, jnp.bfloat16)
+  layer = layers.BatchNorm(4, momentum=0.0, dtype='bfloat16')
+  y, gradients, new = _layer_step(
+    layer, wide, scale, bias, jnp.asarray(dy, jnp.bfloat16)
+  )
+  assert y.dtype == jnp.bfloat16 and gradients[0].dtype == jnp.bfloat16
+  assert gradients[1].dtype == gradients[2].dtype == jnp.float32
+  # Of the input that bfloat16 can hold, the statistics are good to float32:
+  # bfloat16's own 8 bits would be off by 4e-3.
+  want, mean, var = _normalise(np.float32(wide), scale, bias, 4)
+  for name, expected in (('mean', mean), ('var', var)):
+    assert new[name].dtype == jnp.float32
+    np.testing.assert_allclose(new[name], expected.mean(0), rtol=2e-5)
+  # The result itself is rounded once to bfloat16.
+  np.testing.assert_allclose(np.float32(y), want, rtol=2**-8, atol=2e-3)
+
+
+def test_batch_norm_refuses_a_batch_that_is_not_whole_groups():
+  layer = layers.BatchNorm(4)
+  x = jnp.ones((6, 2, 2, 3))
+  variables = layer.init(jax.random.key(0), x, False)
+  with pytest.raises(ValueError, match='6 images.*group of 4'):
+    layer.apply(variables, x, True, mutable=['batch_stats'])
+
+
+@pytest.mark.parametrize('platform', PLATFORMS)
+def test_variance_never_falls_below_zero(platform):
+  # Of equal rows it is 0. The mean of squares less the square of the mean is
+  # below it for some of these, by float32 rounding, and by far more than
+  # epsilon: the root would be NaN.
+  values = np.linspace(100, 1000, 512, dtype=np.float32)
+  x = jnp.broadcast_to(values, (1, 7, 512))
+  y, _, var = layers.normalise(
+    x, jnp.ones(512), jnp.zeros(512), 1e-5, None, platform
+  )
+  assert var.min() >= 0 and np.isfinite(y).all()
+
+
+@pytest.mark.parametrize('platform', PLATFORMS)
+def test_a_mean_of_a_thousand_deviations_does_not_cancel(platform):
+  random = np.random.default_rng(5)
+  x = np.float32(random.normal(1e3, 1, (2, 4096, 16)))
+  y, mean, var = layers.normalise(
+    x, jnp.ones(16), jnp.zeros(16), 0.0, None, platform
+  )
+  exact = np.float64(x)
+  # float32 rounds at 6e-8: a sum of squares of order one loses a few times
+  # that, a mean of 1e3 is 6e-5 off, and with it the result.
+  np.testing.assert_allclose(var, exact.var(1), rtol=1e-5)
+  np.testing.assert_allclose(mean, exact.mean(1), rtol=5e-7)
+  unit = exact - exact.mean(1, keepdims=True)
+  unit /= exact.std(1, keepdims=True)
+  np.testing.assert_allclose(y, unit, atol=5e-4)
+  # The textbook's form loses six of seven digits on the same numbers.
+  cancelled = jnp.square(x).mean(1) - jnp.square(jnp.asarray(x).mean(1))
+  assert np.abs(cancelled / exact.var(1) - 1).max() > 1e-2
+
+
+def test_a_first_row_far_from_the_mean_costs_few_digits():
+  # An accelerator's moments are taken around it. At 30 deviations squares are
+  # near 1e3, and float32 rounds those at 6e-5.
+  random = np.random.default_rng(6)
+  x = np.float32(random.normal(size=(1, 4096, 8)))
+  x[0, 0] = 30
+  args = jnp.ones(8), jnp.zeros(8), 0.0, None, 'gpu'
+  _, _, var = layers.normalise(x, *args)
+  np.testing.assert_allclose(var, np.float64(x).var(1), rtol=5e-4)
+
+
+@pytest.mark.parametrize('rows', [1, 2, 3, 7, 8, 12, 16, 40])
+def test_every_count_of_rows_is_summed_whole(x64, rows):
+  random = np.random.default_rng(7)
+  x, dy = random.normal(size=(2, 2, rows, 3))
+  scale, bias = random.normal(size=(2, 3))
+
+  @jax.jit
+  def compute(dy, *arguments):
+    (y, mean, var), pull = jax.vjp(
+      lambda *a: layers.normalise(*a, 1e-2), *arguments
+    )
+    return (y, mean, *pull((dy, jnp.zeros_like(mean), jnp.zeros_like(var))))
+
+  flat = x.reshape(2 * rows, 1, 3)  # _normalise's groups are of the first axis
+  want, want_mean, _, dx, dscale, dbias = _normalise(
+    flat, scale, bias, rows, 1e-2, dy.reshape(flat.shape)
+  )
+  found = compute(dy, x, scale, bias)
+  expected = want, want_mean, dx, dscale, dbias
+  for got, right in zip(found, expected):
+    np.testing.assert_allclose(
+      got, right.reshape(got.shape), rtol=1e-10, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize('group', [2, 0])
+@pytest.mark.parametrize('devices', [1, 2, 4])
+def test_batch_norm_is_independent_of_the_device_count(
+  x64, config, devices, group
+):
+  """Divided by shard_map: groups without, the whole batch with collectives."""
+  _check_divided(config, devices, group)
+
+
+@pytest.mark.parametrize(
+  'platform, devices', [('cpu', 8), ('gpu', 2), ('gpu', 8)]
+)
+def test_batch_norm_of_the_whole_batch_on_many_devices(
+  x64, config, platform, devices
+):
+  _check_divided(config, devices, 0, platform)
+
+
+def _check_divided(config, devices, group, platform='cpu'):
+  x, scale, bias, dy = _example()
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  layer = layers.BatchNorm(
+    group,
+    momentum=0.75,
+    dtype='float64',
+    param_dtype='float64',
+    axis_name=mesh_lib.DATA,
+    platform=platform,
+  )
+
+  def shard(x, dy, scale, bias):
+    y, (dx, *rest), new = _layer_step(layer, x, scale, bias, dy)
+    return y, dx, lax.psum(rest, 'data'), lax.pmean(new, 'data')
+
+  rows = P(mesh_lib.DATA)
+  y, dx, rest, new = jax.jit(
+    jax.shard_map(
+      shard,
+      mesh=mesh,
+      in_specs=(rows, rows, P(), P()),
+      out_specs=(rows, rows, P(), P()),
+      check_vma=False,
+    )
+  )(x, dy, scale, bias)
+  want, mean, var, *gradients = _normalise(
+    x, scale, bias, group or len(x), cotangent=dy
+  )
+  close = dict(rtol=1e-10, atol=1e-10)
+  np.testing.assert_allclose(y, want, **close)
+  for got, expected in zip((dx, *rest), gradients):
+    np.testing.assert_allclose(got, expected, **close)
+  expected = 0.75 * 0.5 + 0.25 * mean.mean(0)
+  np.testing.assert_allclose(new['mean'], expected, **close)
+  expected = 0.75 * 2.0 + 0.25 * var.mean(0)
+  np.testing.assert_allclose(new['var'], expected, **close)

@@ -1,0 +1,297 @@
+"""The strategy `invariant`: the same bits on any number of devices."""
+
+import functools
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import validation
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.data.input import stream
+from anp_jax.parallel import invariant
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import strategies
+from anp_jax.system import cores
+from anp_jax.training import build
+from anp_jax.training import objective as objective_lib
+from scripts.portability import collectives
+
+SHARDS, BATCH, SIDE, CLASSES = 8, 32, 16, 12
+# Of this process's pool, whose size JAX has decided: a run's command line
+# decides it before JAX starts, see test_invariant_processes.py.
+THREADS = max(8, cores.count())
+_NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+
+
+def _config(**overrides):
+  config = config_lib.base()
+  config.update_from_flattened_dict(
+    {
+      'batch_size': BATCH,
+      'duration': '1000 steps',
+      'data.image_size': SIDE,
+      'model.name': 'resnet18',
+      'model.width': 8,
+      'model.norm_group': 2,
+      'optimizer.learning_rate': 0.02,
+      'schedule.warmup': '5 steps',
+      'strategy.name': 'invariant',
+      'strategy.logical_shards': SHARDS,
+      'strategy.threads': THREADS,
+      **overrides,
+    }
+  )
+  validation.validate(config)
+  return config
+
+
+def _parts(config, devices):
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  strategies.check_batch(config, BATCH, mesh)
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
+  return build.create(config, mesh, objective, BATCH, 640), mesh
+
+
+def _batch(step):
+  random = np.random.default_rng(step)
+  return {
+    'image': random.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8),
+    'label': random.integers(0, CLASSES, BATCH, np.int32),
+    'row': np.arange(BATCH, dtype=np.int32),
+    # Examples that could not be read: sums of weights are no constant.
+    'weight': (random.random(BATCH) > 0.1).astype('float32'),
+    'vote': np.zeros(BATCH, np.int32),
+  }
+
+
+def _train(program, steps, start=None, first=0):
+  """The host's copy of the state after steps from `first` on, and losses."""
+  parts, mesh, step = program
+  state = state_lib.create(parts.init, parts.like)
+  if start is not None:
+    state = jax.tree.map(
+      lambda x, s: jax.device_put(x, s.sharding), start, parts.like
+    )
+  losses = []
+  for i in range(first, first + steps):
+    batch = jax.device_put(_batch(i % 4), mesh_lib.batch_sharding(mesh))
+    with jax.transfer_guard('disallow'):
+      state, values = step(state, batch)
+    losses.append(np.asarray(values)[0])
+  return jax.device_get(state), losses
+
+
+def _compiled(config, devices):
+  parts, mesh = _parts(config, devices)
+  batch = build.abstract_batch(config, mesh, BATCH)
+  return parts, mesh, parts.train_step.lower(parts.like, batch).compile()
+
+
+def _differing(got, want):
+  """Names of the leaves of which a bit differs."""
+  got = jax.tree_util.tree_leaves_with_path(got)
+  want = jax.tree.leaves(want)
+  assert len(got) == len(want)
+  return [
+    mesh_lib.path_name(path)
+    for (path, a), b in zip(got, want)
+    if np.asarray(a).tobytes() != np.asarray(b).tobytes()
+  ]
+
+
+def test_a_tree_adds_in_pairs():
+  x = np.random.default_rng(0).normal(size=(8, 1000)).astype('float32')
+  a = [x[i] for i in range(8)]
+  want = ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]))
+  got = jax.jit(invariant.tree_sum)(jnp.asarray(x))
+  np.testing.assert_array_equal(got, want)
+  # In another order bits differ: the test can fail.
+  assert (np.add.reduce(x) != want).any()
+
+
+_CASES = {
+  'everything': {
+    'ema': 0.99, 'data.mixup': 0.2, 'data.cutmix': 1.0,
+    'optimizer.clip_norm': 0.5, 'optimizer.weight_decay': 1e-3,
+    'label_smoothing': 0.1,
+  },
+  **{
+    name: {'optimizer.name': name, 'optimizer.learning_rate': 1e-3,
+           'model.name': 'lenet'}
+    for name in validation._CHOICES['optimizer.name']
+  },
+}  # fmt: skip
+
+
+# Two hundred in `make soak`.
+_STEPS = int(os.environ.get('ANP_STEPS', 30))
+
+
+@functools.cache
+def _program(case, devices):
+  return _compiled(_config(**_CASES[case]), devices)
+
+
+@functools.cache
+def _alone(case, steps):
+  return _train(_program(case, 1), steps)
+
+
+def _marks(case, devices):
+  if case == 'adamw':
+    return (pytest.mark.slow if devices == 8 else pytest.mark.soak,)
+  return (pytest.mark.soak,)
+
+
+@pytest.mark.parametrize(
+  'case, steps, devices',
+  [
+    pytest.param(
+      case, _STEPS if case == 'everything' else 20, devices,
+      marks=_marks(case, devices),
+    )
+    for case in _CASES for devices in (2, 4, 8)
+  ],
+)  # fmt: skip
+def test_no_bit_depends_on_the_number_of_devices(case, steps, devices):
+  want, losses = _alone(case, steps)
+  assert np.isfinite(losses).all() and len(set(losses)) > steps / 2
+  got, again = _train(_program(case, devices), steps)
+  assert not _differing(got, want)
+  assert again == losses
+
+
+@pytest.mark.soak
+def test_a_run_may_go_on_on_another_number_of_devices():
+  want, losses = _alone('everything', _STEPS)
+  state, seen = None, []
+  first = 0
+  for devices, steps in ((4, 15), (1, 10), (8, _STEPS - 25)):
+    program = _program('everything', devices)
+    state, more = _train(program, steps, state, first)
+    seen += more
+    first += steps
+  assert not _differing(state, want)
+  assert seen == losses
+
+
+@pytest.mark.soak
+def test_sums_by_device_do_differ():
+  """What the strategy is there for: `sync` fails this comparison."""
+  config = _config(**_CASES['sgd'], **{'strategy.name': 'sync'})
+  want, _ = _train(_compiled(config, 1), 3)
+  got, _ = _train(_compiled(config, 4), 3)
+  assert 'params/conv1/kernel' in _differing(got, want)
+
+
+@pytest.mark.slow
+def test_the_sums_are_those_of_sync():
+  """In float64: another order of sums costs 1e-15 each, over 5 steps."""
+  keys = {'model.dtype': 'float64', 'model.param_dtype': 'float64',
+          'strategy.reduce_dtype': 'float64',
+          'model.name': 'lenet'}  # fmt: skip
+  with jax.enable_x64(True):
+    sync = _config(**keys, **{'strategy.name': 'sync'})
+    want, _ = _train(_compiled(sync, 1), 5)
+    got, _ = _train(_compiled(_config(**keys), 4), 5)
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    scale = np.abs(b).max(initial=1e-3)
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'devices',
+  [
+    pytest.param(2, marks=pytest.mark.soak),
+    pytest.param(4, marks=pytest.mark.soak),
+    8,
+  ],
+)
+def test_it_sends_what_sync_sends(devices):
+  """Bytes that a device sends, of the compiled programs."""
+  sent = {}
+  for name in ('sync', 'invariant'):
+    config = _config(**{'strategy.name': name, 'model.name': 'lenet'})
+    parts, _, program = _compiled(config, devices)
+    # A ring's sum sends all but its own part twice, either half of it once.
+    halves = {'all-reduce': 2, 'all-to-all': 1, 'all-gather': 1}
+    rows = collectives.totals(collectives.compiled(program.as_text()))
+    sent[name] = sum(halves[r['kind']] * r['bytes'] for r in rows)
+  parameters = sum(s.size for s in jax.tree.leaves(parts.like.params))
+  assert sent['sync'] > 2 * 4 * parameters
+  assert sent['invariant'] <= 1.1 * sent['sync']
+
+
+@pytest.mark.parametrize(
+  'keys, devices, message',
+  [
+    ({}, 3, 'logical_shards=8: fits 1, 2, 4, ... 8 devices, not 3; expected'),
+    ({'strategy.logical_shards': 4}, 8, 'power of two that they divide'),
+    ({'strategy.logical_shards': 64}, 2, 'batch_size=32 does not divide by'),
+    ({'accumulate': 2}, 2, 'config.accumulate=2: expected 1 with'),
+    ({'strategy.threads': 7}, 1, 'threads=7: this process has 8 CPU devices'),
+    (
+      {'strategy.threads': THREADS + 1},
+      1,
+      f'{THREADS} threads .NPROC is not set.*expected NPROC={THREADS + 1}',
+    ),
+    ({'strategy.reduce_dtype': 'bfloat16'}, 2, "reduce_dtype='bfloat16': exp"),
+    ({'sharding': (('.*', 'fsdp'),)}, 2, "expected 'replicate' alone"),
+    ({'model.norm_group': 0}, 2, 'norm_group=0: statistics of the whole'),
+    ({'model.norm_group': 8}, 2, 'norm_group=8: a device computes 4 images'),
+  ],
+)
+def test_what_cannot_keep_the_promise_is_refused(keys, devices, message):
+  with pytest.raises(config_lib.ConfigError, match=message):
+    _parts(_config(**keys), devices)
+
+
+def test_a_batch_of_images_a_device_is_refused():
+  message = 'config.batch_size=0: expected a number of images where strategy'
+  with pytest.raises(config_lib.ConfigError, match=message):
+    _config(batch_size=0)
+
+
+@pytest.mark.parametrize('name, axis', [('invariant', None), ('sync', 'data')])
+def test_a_module_is_given_the_axis_of_devices_by_other_strategies(name, axis):
+  keys = {'strategy.name': name, 'model.name': 'tests.user_network:SmallNet'}
+  assert _parts(_config(**keys), 2)[0].model.axis_name == axis
+
+
+@pytest.mark.parametrize('devices', [1, 2, 8])
+def test_a_batch_of_evaluation_is_whole_shards(devices):
+  config = _config(**{'eval.batch_size': 20})
+  # Twice eight shards of three images, on any number of devices.
+  assert stream.evaluation_batch(config, 1000, devices) == 24
+  assert stream.evaluation_batch(config, 5, devices) == 8
+
+
+@pytest.mark.parametrize('name', ['NPROC', 'PJRT_NPROC'])
+def test_a_pool_that_the_environment_names_is_refused(monkeypatch, name):
+  threads = THREADS + 3
+  monkeypatch.setenv(name, str(threads))
+  message = f'pool of this process has {threads} threads .NPROC is {threads}.'
+  with pytest.raises(config_lib.ConfigError, match=message):
+    _parts(_config(), 2)
+  _parts(_config(**{'strategy.threads': threads}), 2)
+
+
+@pytest.mark.parametrize('shards', [0, 1, 3, 12, -4])
+def test_shards_are_a_power_of_two(shards):
+  with pytest.raises(config_lib.ConfigError, match='logical_shards=.*power'):
+    _config(**{'strategy.logical_shards': shards})
+
+
+def test_a_gpu_without_deterministic_algorithms_is_refused(monkeypatch):
+  monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_deterministic_ops=false')
+  message = 'on a gpu needs XLA_FLAGS=--xla_gpu_deterministic_ops=true; XLA_FL'
+  with pytest.raises(config_lib.ConfigError, match=message):
+    invariant.check(_config(), 2, 'gpu')
+  monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_deterministic_ops=true')
+  invariant.check(_config(), 2, 'gpu')

@@ -1,0 +1,469 @@
+"""The strategy `local`: groups that exchange weights now and then."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.config import validation
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.parallel import local
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import strategies
+from anp_jax.system import cores
+from anp_jax.training import build
+from anp_jax.training import objective as objective_lib
+from anp_jax.training import step as step_lib
+from scripts.portability import collectives
+from tests import launching
+from tests import user_network
+
+# Compiling is most of the time here; the arithmetic is what is tested.
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+BATCH, SIDE, CLASSES = 16, 8, 12
+RATE, MOMENTUM, DECAY, CLIP = 0.1, 0.9, 1e-3, 0.3
+# float64 rounds at 1e-16; sums in another order were seen to differ by 1e-14
+# after twenty steps.
+TIGHT = 1e-11
+_NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+
+
+def _config(dtype='float64', **overrides):
+  config = config_lib.base()
+  config.update_from_flattened_dict(
+    {
+      'batch_size': BATCH,
+      'duration': '1000 steps',
+      'data.image_size': SIDE,
+      'data.resize': SIDE,
+      'model.name': 'tests.user_network:WithoutDropout',
+      'model.dtype': dtype,
+      'model.param_dtype': dtype,
+      'model.norm_group': 2,
+      'optimizer.name': 'momentum',
+      'optimizer.learning_rate': RATE,
+      'optimizer.momentum': MOMENTUM,
+      'optimizer.weight_decay': DECAY,
+      'optimizer.clip_norm': CLIP,
+      'schedule.name': 'constant',
+      'strategy.name': 'local',
+      'strategy.reduce_dtype': dtype,
+      **overrides,
+    }
+  )
+  validation.validate(config)
+  return config
+
+
+def _parts(config, devices):
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  strategies.check_batch(config, BATCH, mesh)
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
+  return build.create(config, mesh, objective, BATCH, 640), mesh
+
+
+def _batch(step):
+  random = np.random.default_rng(step)
+  return {
+    'image': random.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8),
+    'label': random.integers(0, CLASSES, BATCH, np.int32),
+    'row': np.arange(BATCH, dtype=np.int32),
+    'weight': np.ones(BATCH, np.float32),
+    'vote': np.zeros(BATCH, np.int32),
+  }
+
+
+def _train(config, devices, steps, change=lambda batch: batch):
+  """The parts, the device's state after steps, and each step's metrics."""
+  parts, mesh = _parts(config, devices)
+  state = state_lib.create(parts.init, parts.like)
+  types = jax.tree.map(jax.typeof, state)
+  names = step_lib.metric_names(
+    objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
+  )
+  metrics = []
+  for i in range(steps):
+    batch = jax.device_put(change(_batch(i)), mesh_lib.batch_sharding(mesh))
+    with jax.transfer_guard('disallow'):
+      state, values = parts.train_step(state, batch)
+    # Another dtype, or place, would compile the next step anew.
+    assert jax.tree.map(jax.typeof, state) == types
+    metrics.append(dict(zip(names, jax.device_get(values), strict=True)))
+  return parts, state, metrics
+
+
+def _assert_close(got, want, tolerance=TIGHT):
+  """Every leaf, relative to the largest number in it."""
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  want = jax.tree_util.tree_leaves_with_path(want)
+  for a, (path, b) in zip(jax.tree.leaves(got), want, strict=True):
+    a, b = np.asarray(a), np.asarray(b)
+    scale = max(np.abs(b).max(initial=0), 1e-3)
+    name = mesh_lib.path_name(path)
+    assert a.shape == b.shape, name
+    np.testing.assert_allclose(a, b, 0, tolerance * scale, err_msg=name)
+
+
+_SLOW = pytest.mark.slow
+_LINEAR = {
+  'model.name': 'tests.user_network:PlainNet', 'optimizer.clip_norm': 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'optimizer, devices',
+  [
+    ('sgd', 2),
+    pytest.param('sgd', 1, marks=_SLOW),
+    pytest.param('sgd', 4, marks=_SLOW),
+    pytest.param('sgd', 8, marks=_SLOW),
+    pytest.param('momentum', 4, marks=_SLOW),
+  ],
+)
+def test_an_exchange_every_step_is_synchronous_training(
+  x64, optimizer, devices
+):
+  """Where updates are linear in the gradient, and there are no groups else."""
+  keys = {**_LINEAR, 'optimizer.name': optimizer, 'strategy.period': 1}
+  parts, state, metrics = _train(_config(**keys), devices, 25)
+  _, want, losses = _synchronous(optimizer)
+  _assert_close(parts.scored(state).params, want.params)
+  for got, loss in zip(metrics, losses, strict=True):
+    for name in ('loss', 'anp_top1', 'learning_rate', 'finite', 'damaged'):
+      np.testing.assert_allclose(got[name], loss[name], 1e-6, err_msg=name)
+
+
+@functools.cache
+def _synchronous(optimizer):
+  keys = {**_LINEAR, 'optimizer.name': optimizer, 'strategy.name': 'sync'}
+  return _train(_config(**keys), 1, 25)
+
+
+class ByHand:
+  """Groups of the small network, each trained alone: no mesh, no optax."""
+
+  def __init__(self, config, start):
+    self.config = config
+    self.strategy = config.strategy
+    self.net = user_network.WithoutDropout(
+      CLASSES, dtype='float64', param_dtype='float64'
+    )
+    self.groups = [
+      jax.tree.map(np.array, {
+        'params': start.params, 'stats': start.stats,
+        'trace': jax.tree.map(np.zeros_like, start.params),
+        'average': {'params': start.params, 'stats': start.stats},
+      })
+      for _ in range(self.strategy.groups)
+    ]  # fmt: skip
+    self.weights = self.groups[0]['params']
+    self.momentum = jax.tree.map(np.zeros_like, self.weights)
+    self.steps = 0
+    self.step = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
+
+  def _loss(self, params, stats, images, labels):
+    d = self.config.data
+    images = (images.astype('float64') - jnp.array(d.mean)) / jnp.array(d.std)
+    logits, stats = self.net.apply(
+      {'params': params, **stats}, images, True, mutable=['batch_stats']
+    )
+    log = logits - jax.scipy.special.logsumexp(logits, -1, keepdims=True)
+    return -log[jnp.arange(len(labels)), labels].mean(), stats
+
+  def train(self, batch):
+    losses = []
+    for i, group in enumerate(self.groups):
+      size = BATCH // len(self.groups)
+      rows = slice(i * size, (i + 1) * size)
+      (loss, group['stats']), gradient = jax.device_get(
+        self.step(group['params'], group['stats'], batch['image'][rows],
+                  batch['label'][rows])
+      )  # fmt: skip
+      losses.append(loss)
+      # Of a group's own gradient, not of all.
+      norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(gradient)))
+      assert norm > CLIP  # so that clipping is seen
+      gradient = jax.tree.map(
+        lambda g, p, norm=norm: g * CLIP / norm + DECAY * p * (p.ndim > 1),
+        gradient, group['params'],
+      )  # fmt: skip
+      group['trace'] = jax.tree.map(
+        lambda t, g: MOMENTUM * t + g, group['trace'], gradient
+      )
+      group['params'] = jax.tree.map(
+        lambda p, t: p - RATE * t, group['params'], group['trace']
+      )
+      # The decay is a number in float32.
+      decay = np.float32(1 + self.steps) / np.float32(10 + self.steps)
+      rate = float(1 - min(np.float32(self.config.ema), decay))
+      group['average'] = jax.tree.map(
+        lambda a, x, rate=rate: a + rate * (x - a), group['average'],
+        {'params': group['params'], 'stats': group['stats']},
+      )  # fmt: skip
+    self.steps += 1
+    if self.steps % self.strategy.period == 0:
+      self._exchange()
+    return np.mean(losses)
+
+  def mean(self, name):
+    return jax.tree.map(
+      lambda *x: sum(x) / len(x), *(g[name] for g in self.groups)
+    )
+
+  def _exchange(self):
+    names = ['params', 'stats', 'average']
+    names += ['trace'] * (self.strategy.moments == 'average')
+    new = {name: self.mean(name) for name in names}
+    if self.strategy.outer == 'nesterov':
+      keep, rate = 0.9, self.strategy.outer_learning_rate
+      moved = jax.tree.map(np.subtract, self.weights, new['params'])
+      self.momentum = jax.tree.map(
+        lambda m, g: keep * m + g, self.momentum, moved
+      )
+      new['params'] = jax.tree.map(
+        lambda w, m, g: w - rate * g - rate * keep * m, self.weights,
+        self.momentum, moved,
+      )  # fmt: skip
+    self.weights = new['params']
+    for group in self.groups:
+      group.update(new)
+
+
+_CASES = {
+  'average': {'strategy.moments': 'average'},
+  'keep': {'strategy.groups': 4},
+  'nesterov': {'strategy.outer': 'nesterov'},
+  'divided': {'sharding': (('.*', 'fsdp'),), 'strategy.outer': 'nesterov'},
+}
+_QUICK = (('average', 4), ('nesterov', 2), ('keep', 2))
+
+
+@pytest.mark.parametrize(
+  'case, devices',
+  [
+    pytest.param(
+      case, devices,
+      # Of the quick ones each has groups of two devices, of one, and of half.
+      marks=() if (case, devices) in _QUICK else _SLOW,
+    )
+    for case in _CASES
+    for devices in (1, 2, 4, 8)
+  ],
+)  # fmt: skip
+def test_groups_train_alone_and_meet(x64, case, devices):
+  config = _config(ema=0.9, **_CASES[case], **{'strategy.period': 3})
+  parts, state, metrics = _train(config, devices, 8)
+  start = parts.scored(state_lib.create(parts.init, parts.like))
+  hand = ByHand(config, start)
+  losses = [hand.train(_batch(i)) for i in range(8)]
+  np.testing.assert_allclose([m['loss'] for m in metrics], losses, 1e-6)
+  params, stats = parts.scored(state).evaluated()
+  _assert_close(params, hand.mean('average')['params'])
+  _assert_close(stats, hand.mean('average')['stats'], 1e-6)
+  state = jax.device_get(state)
+  for i, group in enumerate(hand.groups):
+    mine = jax.tree.map(lambda x, i=i: x[i],
+                        state.replace(step=(), opt_state=()))  # fmt: skip
+    _assert_close(mine.params, group['params'])
+    _assert_close(mine.average['params'], group['average']['params'])
+    # Flax's batch norm keeps them in float32, which rounds at 6e-8.
+    _assert_close(mine.stats, group['stats'], 1e-6)
+    _assert_close(mine.average['stats'], group['average']['stats'], 1e-6)
+    traces = [x[i] for x in jax.tree.leaves(state.opt_state.groups)
+              if x.ndim > 1]  # fmt: skip
+    _assert_close(traces, jax.tree.leaves(group['trace']))
+  # Two steps after an exchange groups have parted: the test can fail.
+  first, second = (g['params']['head']['kernel'] for g in hand.groups[:2])
+  assert np.abs(first - second).max() > 1e-3
+  if config.strategy.outer == 'nesterov':
+    _assert_close(state.opt_state.outer['weights'], hand.weights)
+    _assert_close(state.opt_state.outer['momentum'], hand.momentum)
+  else:
+    assert state.opt_state.outer == {}
+
+
+@pytest.mark.parametrize('probability', [0.3, 1.0])
+def test_coins_fall_as_often_as_they_should(probability):
+  due = [
+    np.asarray(jax.vmap(local.Local(config, {})._is_due)(jnp.arange(1, 2001)))
+    for seed in (0, 0, 1)
+    for config in [
+      _config(seed=seed, **{'strategy.exchange_probability': probability})
+    ]
+  ]
+  np.testing.assert_array_equal(due[0], due[1])
+  # Five deviations of 2000 coins.
+  spread = 5 * np.sqrt(probability * (1 - probability) / 2000)
+  assert abs(due[0].mean() - probability) <= spread
+  assert (due[0] != due[2]).any() == (probability < 1)
+
+
+@pytest.mark.slow
+def test_groups_agree_where_a_coin_fell_and_nowhere_else():
+  config = _config(
+    'float32', **_LINEAR, **{'strategy.exchange_probability': 0.5}
+  )
+  parts, mesh = _parts(config, 2)
+  state = state_lib.create(parts.init, parts.like)
+  is_due = local.Local(config, {})._is_due
+  due = [bool(is_due(jnp.int32(i + 1))) for i in range(12)]
+  assert 0 < sum(due) < 12
+  for i in range(12):
+    batch = jax.device_put(_batch(i), mesh_lib.batch_sharding(mesh))
+    state, _ = parts.train_step(state, batch)
+    first, second = np.asarray(state.params['head']['kernel'])
+    assert (first == second).all() == due[i]
+
+
+@pytest.mark.slow
+def test_the_numbers_of_a_step_are_those_of_all_groups(x64):
+  def change(batch):
+    batch['weight'][[0, 1, 2, 9]] = 0  # three of the first group, one other
+    batch['vote'][12] = 2
+    return batch
+
+  keys = {**_LINEAR, 'batch_size': BATCH}
+  _, _, (want,) = _train(
+    _config(**keys, **{'strategy.name': 'sync'}), 1, 1, change
+  )
+  for devices in (1, 4):
+    _, _, (got,) = _train(_config(**keys), devices, 1, change)
+    assert (got['damaged'], got['vote'], got['finite']) == (4, 2, 1)
+    for name in ('loss', 'anp_top1'):
+      np.testing.assert_allclose(got[name], want[name], 1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('groups, devices', [(2, 2), (2, 4)])
+def test_traffic_between_groups_falls_by_the_period(groups, devices):
+  """Bytes of the compiled programs."""
+  keys = {'model.name': 'lenet', 'data.image_size': 16, 'data.resize': 16,
+          'strategy.groups': groups}  # fmt: skip
+  sent = {}
+  for name in ('sync', 'local'):
+    config = _config('float32', **keys, **{'strategy.name': name})
+    parts, mesh = _parts(config, devices)
+    batch = build.abstract_batch(config, mesh, BATCH)
+    text = parts.train_step.lower(parts.like, batch).compile().as_text()
+    for conditional in (False, True):
+      sent[name, conditional] = sum(
+        c.size
+        for c in collectives.compiled(text)
+        if c.conditional == conditional
+      )
+  parameters = sum(s.size for s in jax.tree.leaves(parts.one.params))
+  assert sent['sync', False] >= 4 * parameters and not sent['sync', True]
+  # Weights alone, as this network has no statistics.
+  assert sent['local', True] == 4 * parameters
+  # Ten numbers of each group.
+  inside = sent['sync', False] if devices > groups else 0
+  assert sent['local', False] == inside + 4 * 10 * groups
+  average = sent['local', False] - inside + sent['local', True] / 8
+  assert average <= sent['sync', False] / 8 + 4 * 10 * groups
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
+  config.model.name = 'tests.user_network:WithoutDropout'
+  config.model.norm_group = 2
+  config.log.tensorboard = False
+  config.schedule.name, config.schedule.warmup = 'constant', '0 steps'
+  config.ema = 0.9
+  config.strategy.update(
+    {'name': 'local', 'groups': 4, 'period': 4, 'outer': 'nesterov'}
+  )
+  for name, stops in (('whole', (10,)), ('parts', (6, 10))):
+    for stop in stops:
+      config.duration = f'{stop} steps'
+      scores = train.run(config, str(tmp_path / name))
+  assert train.run(config, str(tmp_path / name), 'evaluate') == scores
+  want, have = (launching.weights(tmp_path / n) for n in ('whole', 'parts'))
+  assert want['10/params/head/kernel'].shape[0] == 4
+  assert '10/opt_state/outer/momentum/head/kernel' in want
+  assert want.keys() == have.keys()
+  assert not [k for k in want if want[k].tobytes() != have[k].tobytes()]
+
+
+@pytest.mark.multiprocess
+def test_processes_train_like_one(tmp_path):
+  """Also one that goes on over fewer devices than groups."""
+  keys = {
+    'model.dtype': 'float64', 'model.param_dtype': 'float64',
+    'strategy.reduce_dtype': 'float64', 'strategy.name': 'local',
+    'strategy.period': '3', 'strategy.outer': 'nesterov',
+    'schedule.name': 'constant', 'schedule.warmup': '0 steps',
+  }  # fmt: skip
+  found = {}
+  for name, topologies in (
+    ('one', [[1]]), ('mixed', [[1, 1], [1]]),
+  ):  # fmt: skip
+    for i, devices in enumerate(topologies):
+      steps = 7 * (i + 1) if i < len(topologies) - 1 else 12
+      launching.run(
+        tmp_path / f'{name}{i}', len(devices),
+        launching.arguments(
+          tmp_path / name, duration=f'{steps} steps', **keys
+        ),
+        devices, environment={'JAX_ENABLE_X64': '1'},
+      )  # fmt: skip
+    found[name] = launching.weights(tmp_path / name)
+  assert found['one']['12/params/head/kernel'].shape[0] == 2
+  assert found['mixed'].keys() == found['one'].keys()
+  for key, want in found['one'].items():
+    # Twelve steps of sums in another order, in float64.
+    scale = max(np.abs(want).max(initial=0), 1e-3)
+    np.testing.assert_allclose(
+      found['mixed'][key], want, 0, 1e-11 * scale, err_msg=key
+    )
+
+
+@pytest.mark.parametrize(
+  'key, value, message',
+  [
+    ('groups', 0, 'groups=0: expected a number above 0'),
+    ('period', 0, 'period=0: expected a number above 0'),
+    ('exchange_probability', 1.5, '1.5: expected a number from 0 to 1'),
+    ('outer', 'nestrov', "expected one of average, nesterov; did you mean 'ne"),
+    ('outer_learning_rate', 0.0, 'expected a number above 0'),
+    ('outer_momentum', 1.0, 'expected a number from 0, below 1'),
+    ('moments', 'averaged', "expected one of keep, average; did you mean 'av"),
+  ],
+)
+def test_bad_values_are_refused(key, value, message):
+  with pytest.raises(config_lib.ConfigError, match=message):
+    _config(**{f'strategy.{key}': value})
+
+
+def test_a_batch_that_does_not_divide_over_groups_is_refused():
+  config = _config(**{'strategy.groups': 6})
+  with pytest.raises(
+    config_lib.ConfigError,
+    match='batch_size=16 does not divide by config.strategy.groups=6 x',
+  ):
+    _parts(config, 2)
+
+
+@pytest.mark.parametrize(
+  'keys, devices, turns',
+  [
+    ({}, 4, 1),
+    ({'strategy.groups': 4}, 2, 1),
+    ({'strategy.groups': 4, 'accumulate': 2}, 2, 2),
+    ({'strategy.name': 'sync', 'accumulate': 2}, 4, 2),
+    # As many threads as this process's pool has.
+    (
+      {'strategy.name': 'invariant',
+       'strategy.threads': max(8, cores.count())}, 4, 2,
+    ),
+  ],
+)  # fmt: skip
+def test_turns_of_the_loop_over_a_devices_batch(keys, devices, turns):
+  config = _config(**keys)
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  assert strategies.check_batch(config, BATCH, mesh) == turns

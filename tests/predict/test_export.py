@@ -1,0 +1,523 @@
+"""What is handed on: loaded by transformers, run by JAX alone."""
+
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import export
+from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.checkpoint.weights import huggingface
+from anp_jax.checkpoint.weights import program
+from anp_jax.checkpoint.weights import source
+from anp_jax.checkpoint.weights import start
+from anp_jax.config import command_line
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.data.input import decode_pillow
+from anp_jax.parallel import state as state_lib
+from anp_jax.training import objective as objective_lib
+from tests import published
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+_CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
+_SIDE = 32
+_PAIRS = vocabulary_lib.Vocabulary(
+  tuple(f'{a}_{n}' for n in ('car', 'dog') for a in ('old', 'red', 'shy'))
+)
+
+
+def _trained(name='resnet18', words=_PAIRS, width=4, **keys):
+  """A network with weights and statistics that no initialisation gives."""
+  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  settings = {
+    'model__name': name, 'model__width': width, 'data__image_size': _SIDE,
+    'data__resize': 40,
+  }  # fmt: skip
+  for key, value in {**settings, **keys}.items():
+    config_lib.put(config, key.replace('__', '.'), value)
+  objective = objective_lib.create(words, config)
+  made = trained_lib.Trained('nowhere', config, words, 7, {}, {})
+  shapes = jax.eval_shape(
+    lambda: state_lib.variables(made.model('cpu'), config)
+  )
+  assert objective.outputs == shapes['params']['head']['bias'].size
+  random = np.random.default_rng(0)
+
+  def leaf(path, like):
+    kind = path[-1].key
+    if kind in ('scale', 'var'):
+      value = random.uniform(0.3, 0.6, like.shape)
+    elif kind == 'kernel':
+      value = random.normal(size=like.shape) * np.prod(like.shape[:-1]) ** -0.5
+      value *= 1.3
+    else:
+      value = random.uniform(-0.5, 0.5, like.shape)
+    return value.astype(like.dtype)
+
+  variables = jax.tree_util.tree_map_with_path(leaf, shapes)
+  params = variables.pop('params')
+  return trained_lib.Trained('nowhere', config, words, 7, params, variables)
+
+
+def _images(count, seed=0):
+  random = np.random.default_rng(seed)
+  coarse = random.integers(0, 256, (count, 4, 4, 3), np.uint8)
+  return coarse.repeat(_SIDE // 4, 1).repeat(_SIDE // 4, 2)
+
+
+def _normalised(config, images):
+  mean, std = np.array(config.data.mean), np.array(config.data.std)
+  return ((images - mean) / std).astype(np.float32)
+
+
+def _logits(trained, images):
+  """By the network itself, as evaluation applies it."""
+  variables = {'params': trained.params, **trained.stats}
+  pixels = _normalised(trained.config, images)
+  return jax.jit(lambda v, x: trained.model('cpu').apply(v, x, False))(
+    variables, pixels
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name, keys',
+  [
+    ('resnet18', {}),
+    ('resnet50', {'model__version': 'v1', 'width': 8}),
+    pytest.param('resnet50', {}, marks=pytest.mark.soak),
+  ],
+)
+def test_transformers_loads_it(name, keys, tmp_path):
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  trained = _trained(name, **keys)
+  huggingface.write(trained, tmp_path)
+  network, told = transformers.ResNetForImageClassification.from_pretrained(
+    tmp_path, output_loading_info=True
+  )
+  assert not any(told.values()), told
+  images = _images(3)
+  with torch.no_grad():
+    pixels = published.pixels(_normalised(trained.config, images))
+    want = network.eval()(pixels).logits.numpy()
+  got = np.asarray(_logits(trained, images))
+  # Up to 53 float32 convolutions that are summed in another order.
+  assert np.abs(got - want).max() <= 1e-4
+  assert 0.1 < want.std() < 20 and want.std(0).max() > 0.01
+  assert network.config.id2label == dict(enumerate(_PAIRS.names))
+
+
+def test_the_processor_of_transformers_makes_the_same_pixels(tmp_path):
+  transformers = pytest.importorskip('transformers')
+  trained = _trained(data__image_size=20, data__resize=20)
+  huggingface.write(trained, tmp_path)
+  processor = transformers.AutoImageProcessor.from_pretrained(
+    tmp_path, backend='pil'
+  )
+  image = np.random.default_rng(0).integers(0, 256, (20, 20, 3), np.uint8)
+  got = processor(image, return_tensors='np')['pixel_values'][0]
+  want = _normalised(trained.config, image).transpose(2, 0, 1)
+  # Means and deviations over 255, in float32.
+  np.testing.assert_allclose(got, want, 0, 1e-5)
+
+
+def test_it_is_read_back(tmp_path):
+  trained = _trained()
+  huggingface.write(trained, tmp_path)
+  tree = start.flat({'params': trained.params, **trained.stats})
+  found = source.read(str(tmp_path), trained.config, tree)
+  assert set(found.tensors) == set(tree) and not found.others
+  for name, value in tree.items():
+    np.testing.assert_array_equal(found.tensors[name][1], value, name)
+
+
+def test_averages_in_float64_are_written_as_float32():
+  trained = _trained()
+  wide = jax.tree.map(lambda x: x.astype(np.float64), trained.params)
+  tensors = huggingface.tensors(
+    trained_lib.Trained('', trained.config, _PAIRS, 7, wide, trained.stats)
+  )
+  kinds = {n: x.dtype for n, x in tensors.items()}
+  floats = {k for n, k in kinds.items() if not n.endswith('tracked')}
+  assert floats == {np.dtype('float32')}
+
+
+_ALONE = """
+  import importlib.abc, json, sys
+
+  class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+      if name.partition('.')[0] in ('anp_jax', 'flax', 'tensorflow', 'optax'):
+        raise ImportError(name)
+
+  sys.meta_path.insert(0, Missing())
+  import numpy as np
+  from jax import export
+
+  folder, images = sys.argv[1], np.load(sys.argv[2])
+  with open(folder + '/model.stablehlo', 'rb') as f:
+    program = export.deserialize(f.read())
+  with open(folder + '/labels.json') as f:
+    labels = json.load(f)
+  found = {}
+  for count in (1, 3, 8):
+    result = program.call(images[:count])
+    for name, value in result.items():
+      assert len(value) == count
+      found[f'{name}{count}'] = np.asarray(value)
+  found['best'] = np.array(labels['classes'])[found['logits8'].argmax(-1)]
+  np.savez(sys.argv[2] + '.npz', **found)
+"""
+
+
+def _run_alone(trained, folder, platforms=('cpu', 'cuda', 'tpu')):
+  """The program's results in a process that has nothing but JAX."""
+  program.write(trained, folder, platforms)
+  images = _images(8)
+  np.save(folder / 'images.npy', images)
+  environment = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
+  subprocess.run(
+    [sys.executable, '-c', textwrap.dedent(_ALONE), folder,
+     folder / 'images.npy'],
+    check=True, cwd=folder, env=environment,
+  )  # fmt: skip
+  return images, dict(np.load(folder / 'images.npy.npz'))
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'tests.user_network:WithOurLayers',
+    pytest.param('resnet18', marks=pytest.mark.slow),
+  ],
+)
+def test_it_runs_with_jax_alone(name, tmp_path):
+  trained = _trained(name)
+  images, found = _run_alone(trained, tmp_path)
+  logits = np.asarray(_logits(trained, images))
+  # The same operations in float32, fused otherwise: roundings of 6e-8 of
+  # logits of order one, through 20 convolutions.
+  for count in (1, 3, 8):
+    assert np.abs(found[f'logits{count}'] - logits[:count]).max() < 2e-5
+  odds = np.exp(logits.astype(np.float64))
+  anp = odds / odds.sum(-1, keepdims=True)
+  # Pairs are old_car, red_car, shy_car, old_dog, ..: by noun, then adjective.
+  table = anp.reshape(8, 2, 3)
+  for name, want in (
+    ('anp', anp), ('noun', table.sum(2)), ('adjective', table.sum(1)),
+  ):  # fmt: skip
+    assert np.abs(found[f'{name}8'] - want).max() < 1e-5
+  assert found['best'].tolist() == [_PAIRS.names[i] for i in logits.argmax(-1)]
+  assert found['anp8'].std(0).max() > 1e-3
+
+
+def test_the_program_has_every_platform_and_its_weights_once(tmp_path):
+  trained = _trained()
+  made = program.exported(trained, ('cpu', 'cuda', 'tpu'))
+  assert made.platforms == ('cpu', 'cuda', 'tpu')
+  size = sum(x.nbytes for x in jax.tree.leaves((trained.params, trained.stats)))
+  assert size < len(made.serialize()) < 1.5 * size + 300_000
+  alone = program.exported(trained, ('tpu',))
+  assert alone.platforms == ('tpu',)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['gpu', 'tpu'])
+def test_what_is_lowered_for_accelerators_is_the_same_function(
+  kind, monkeypatch
+):
+  """Their part of the program, computed on a CPU, for any number of images."""
+  monkeypatch.setitem(program.PLATFORMS, 'cpu', kind)
+  trained, images = _trained(), _images(5)
+  found = program.exported(trained, ('cpu',)).call(images)['logits']
+  # Other ways to sum the same float32 products, through 20 convolutions.
+  assert np.abs(found - np.asarray(_logits(trained, images))).max() < 1e-4
+
+
+@pytest.mark.parametrize('head', ['multitask', 'factored'])
+def test_other_heads_give_probabilities_by_name(head, tmp_path):
+  trained = _trained('tests.user_network:WithoutDropout', model__head=head)
+  assert head in huggingface.refusal(_trained(model__head=head).config)
+  call = program.exported(trained, ('cpu',)).call
+  images = _images(5)
+  found = jax.device_get(call(images))
+  outputs = np.asarray(_logits(trained, images), np.float64)
+  if head == 'multitask':
+    parts = np.split(outputs, [6, 9], -1)
+  else:  # adjectives, then nouns; the pair's logit is the sum of its two
+    parts = np.split(outputs, [3], -1)
+    pairs = parts[0][:, [0, 1, 2, 0, 1, 2]] + parts[1][:, [0, 0, 0, 1, 1, 1]]
+    parts = [pairs, *parts]
+  for name, logits in zip(('anp', 'adjective', 'noun'), parts, strict=True):
+    odds = np.exp(logits)
+    want = odds / odds.sum(-1, keepdims=True)
+    assert np.abs(found[name] - want).max() < 1e-5, name
+  assert np.abs(found['logits'] - parts[0]).max() < 2e-5
+
+
+def test_plain_classes_and_a_network_of_the_users(tmp_path):
+  words = vocabulary_lib.Vocabulary(('a', 'b', 'c'))
+  trained = _trained('tests.user_network:WithoutDropout', words)
+  assert 'is no ResNet' in huggingface.refusal(trained.config)
+  trained.config.model.name = 'resnet_of_mine:Net'
+  assert 'is no ResNet' in huggingface.refusal(trained.config)
+  trained.config.model.name = 'tests.user_network:WithoutDropout'
+  images = _images(2)
+  found = jax.device_get(program.exported(trained, ('cpu',)).call(images))
+  assert set(found) == {'logits', 'anp'}
+  want = np.asarray(_logits(trained, images))
+  assert np.abs(found['logits'] - want).max() < 1e-5
+
+
+def test_bfloat16_is_computed_as_in_evaluation():
+  trained = _trained(
+    'tests.user_network:WithoutDropout', model__dtype='bfloat16'
+  )
+  images = _images(2)
+  found = jax.device_get(program.exported(trained, ('cpu',)).call(images))
+  pixels = jnp.asarray(_normalised(trained.config, images), jnp.bfloat16)
+  variables = {'params': trained.params, **trained.stats}
+  want = trained.model('cpu').apply(variables, pixels, False)
+  assert found['logits'].dtype == np.float32
+  # bfloat16 has 8 bits, of logits of order one; fused otherwise.
+  assert np.abs(found['logits'] - want).max() < 0.02
+
+
+def test_files_beside_the_program(tmp_path):
+  program.write(_trained(), tmp_path, ('cpu',))
+  labels = json.loads((tmp_path / 'labels.json').read_text())
+  assert labels == {
+    'classes': ['old_car', 'red_car', 'shy_car', 'old_dog', 'red_dog',
+                'shy_dog'],
+    'adjectives': ['old', 'red', 'shy'],
+    'nouns': ['car', 'dog'],
+    'adjective_of_class': [0, 1, 2, 0, 1, 2],
+    'noun_of_class': [0, 0, 0, 1, 1, 1],
+  }  # fmt: skip
+  told = json.loads((tmp_path / 'preprocessing.json').read_text())
+  assert (told['image_size'], told['resize']) == (_SIDE, 40)
+  assert told['mean'] == [123.68, 116.78, 103.94]
+
+
+# Images prepared as the files say, by somebody who has Pillow and NumPy.
+
+
+def _shares(size, side, shape):
+  """(side, size): what each pixel is of each result, along one axis."""
+  scale = size / side
+  places, ends = np.arange(size), np.arange(side)[:, None]
+  if shape == 'area':
+    low = np.maximum(places, ends * scale)
+    shares = np.minimum(places + 1, (ends + 1) * scale) - low
+  else:
+    wide = max(scale, 1) if shape == 'antialiased' else 1
+    centre = (ends + 0.5) * scale - 0.5
+    if shape == 'nearest':
+      centre = np.clip(centre, 0, size - 1)
+    shares = 1 - np.abs(places - centre) / wide
+  shares = np.maximum(shares, 0)
+  return shares / shares.sum(1, keepdims=True)
+
+
+def _prepared(file, told):
+  """(side, side, 3) uint8, as preprocessing.json has it."""
+  side, resize, decode = (
+    told[key] for key in ('image_size', 'resize', 'decode')
+  )
+  image = Image.open(io.BytesIO(file))
+  if decode in ('bilinear', 'bicubic'):
+    sides = [resize * n // min(image.size) for n in image.size]
+    left, top = ((n - side) // 2 for n in sides)
+    image = image.convert('RGB').resize(sides, getattr(Image, decode.upper()))
+    return np.asarray(image.crop((left, top, left + side, top + side)))
+  square = round(min(image.size) * side / resize)
+  left, top = ((n - square) // 2 for n in image.size)
+  if 'jpeg' in told:
+    times = max(t for t in (1, 2, 4, 8) if t == 1 or square >= t * side)
+    image.draft(None, [n // times for n in image.size])
+    left, top, square = left // times, top // times, square // times
+  pixels = np.asarray(image.convert('RGB'), float)
+  pixels = pixels[top : top + square, left : left + square]
+  shape = 'antialiased'
+  if decode == 'fast':
+    shape = 'area' if square >= side else 'nearest'
+  shares = _shares(square, side, shape)
+  rows = np.tensordot(shares, pixels, 1)
+  found = np.moveaxis(np.tensordot(shares, rows, (1, 1)), 0, 1)
+  return np.floor(found + 0.5)
+
+
+@pytest.mark.parametrize('decode', ['fast', 'exact', 'bilinear', 'bicubic'])
+def test_preprocessing_is_that_of_the_evaluation(decode):
+  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  config.data.image_size, config.data.resize = _SIDE, 40
+  config.data.decode = decode
+  told = program.preprocessing(config)
+  random = np.random.default_rng(0)
+  read = decode_pillow.reader(config)
+  for size in ((30, 36), (70, 61), (90, 171), (400, 455), (530, 390)):
+    shape = (size[1] // 9 + 2, size[0] // 9 + 2, 3)
+    image = Image.fromarray(random.integers(0, 256, shape, np.uint8))
+    file = io.BytesIO()
+    image.resize(size, Image.Resampling.BICUBIC).save(file, 'JPEG')
+    prepared = _prepared(file.getvalue(), told).astype(int)
+    gaps = np.abs(prepared - read(file.getvalue()))
+    # float64 here, and Pillow takes a box in float32: ties are rounded apart.
+    assert gaps.max() <= (3 if decode == 'bicubic' else 1), size
+    assert gaps.mean() < 0.25, size
+
+
+def test_preprocessing_of_what_is_no_file():
+  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  config.data.source = 'digits'
+  told = program.preprocessing(config)
+  assert told['decode'] == 'arrays' and 'jpeg' not in told
+  config.data.source, config.data.cache = 'anp_shapes', 'decoded'
+  assert 'shrink' in program.preprocessing(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('decode', ['fast', 'exact', 'bilinear', 'bicubic'])
+def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  photographs = sorted(_CLOTHING.glob('test/*/*.jpg'))[:350:7]
+  if not photographs:
+    pytest.skip(f'{_CLOTHING} is not here')
+  files = [path.read_bytes() for path in photographs]
+  trained = _trained(width=8, data__decode=decode)
+  read = decode_pillow.reader(trained.config)
+  logits = _logits(trained, np.stack([read(file) for file in files]))
+  # As sure as a trained network is: logits of its head spread by 2.
+  head = trained.params['head']
+  head['kernel'] = head['kernel'] * (2 / np.std(logits, 0).mean())
+  logits = _logits(trained, np.stack([read(file) for file in files]))
+  head['bias'] = head['bias'] - np.mean(logits, 0)
+  ours = np.asarray(jax.nn.softmax(logits - np.mean(logits, 0)))
+  assert len(set(ours.argmax(1))) > 3
+
+  # The program, with preprocessing.json.
+  program.write(trained, tmp_path, ('cpu',))
+  told = json.loads((tmp_path / 'preprocessing.json').read_text())
+  images = np.stack([_prepared(file, told) for file in files])
+  call = jax.export.deserialize((tmp_path / program.NAME).read_bytes()).call
+  np.testing.assert_allclose(
+    call(images.astype(np.uint8))['anp'], ours, atol=1e-3
+  )
+
+  # transformers, with preprocessor_config.json.
+  huggingface.write(trained, tmp_path)
+  network = transformers.ResNetForImageClassification.from_pretrained(tmp_path)
+  prepare = transformers.AutoImageProcessor.from_pretrained(
+    tmp_path, backend='pil'
+  )
+  opened = [Image.open(path) for path in photographs]
+  with torch.no_grad():
+    pixels = prepare(opened, return_tensors='pt')['pixel_values']
+    theirs = network.eval()(pixels).logits.softmax(-1).numpy()
+  gaps = np.abs(theirs - ours).max(1)
+  if huggingface.is_approximate(trained.config):
+    # It resizes before it crops, and has neither mean nor smaller scale.
+    assert gaps.mean() < 0.1
+  else:
+    assert gaps.max() < 1e-3
+    assert theirs.argmax(1).tolist() == ours.argmax(1).tolist()
+  print(f'{decode}: {gaps.mean():.5f} in the mean, {gaps.max():.5f} at most')
+
+
+# The command.
+
+
+def _export(out, capsys, checkpoint):
+  """The lines that are printed, and the files that are named in them."""
+  given = [f'--checkpoint={checkpoint}', f'--output={out}']
+  assert export.main(['', *given, '--platforms=cpu']) == 0
+  lines = capsys.readouterr().out.splitlines()
+  names = [line.partition('  ')[0] for line in lines]
+  assert lines[-1] == 'model.stablehlo is for cpu; any number of images'
+  return lines, {os.path.basename(n) for n in names if n.startswith(str(out))}
+
+
+@pytest.mark.parametrize(
+  'decode, is_near', [('fast', True), ('bicubic', False)]
+)
+def test_a_processor_that_is_only_near_is_said(decode, is_near, tmp_path):
+  trained = _trained(data__decode=decode)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(trained_lib, 'load', lambda *_: trained)
+    patch.setattr(program, 'write', lambda *_: [])
+    lines = list(export.export('it', str(tmp_path), 'newest', ('cpu',)))
+  near = [line for line in lines if 'approximates the evaluation' in line]
+  assert len(near) == is_near and all("'fast'" in line for line in near)
+  told = json.loads((tmp_path / 'preprocessor_config.json').read_text())
+  assert told['resample'] == (2 if is_near else 3)  # as Pillow numbers them
+
+
+def test_command_of_a_resnet(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(trained_lib, 'load', lambda *_: _trained())
+  lines, names = _export(tmp_path / 'out', capsys, 'it')
+  assert lines[0] == 'nowhere: resnet18, 6 classes, step 7'
+  assert names == set(os.listdir(tmp_path / 'out')) == {
+    'config.json', 'labels.json', 'model.safetensors', 'model.stablehlo',
+    'preprocessing.json', 'preprocessor_config.json',
+  }  # fmt: skip
+
+
+def test_files_of_another_network_are_not_left_beside(tmp_path, monkeypatch):
+  trained = _trained(model__head='factored')
+  monkeypatch.setattr(trained_lib, 'load', lambda *_: trained)
+  (tmp_path / 'config.json').write_text('{}')
+  with pytest.raises(config_lib.ConfigError, match='config.json of another'):
+    list(export.export('it', str(tmp_path), 'newest', ('cpu',)))
+
+
+@pytest.mark.slow
+def test_command_on_a_run(tmp_path, capsys, config):
+  from anp_jax import train
+
+  config.model.name = 'tests.user_network:WithoutDropout'
+  config.duration, config.log.tensorboard = '2 steps', False
+  first = jax.devices()[:1]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax, 'devices', lambda: first)
+    train.run(config, str(tmp_path / 'run'))
+  capsys.readouterr()
+  lines, names = _export(tmp_path / 'out', capsys, tmp_path / 'run')
+  assert lines[0].endswith('WithoutDropout, 12 classes, step 2')
+  assert lines[1].startswith('nothing for transformers: ')
+  assert names == {'labels.json', 'model.stablehlo', 'preprocessing.json'}
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  [
+    ([], ('--checkpoint=DIR is missing',)),
+    (['--checkpoint=x'], ('--output=DIR is missing',)),
+    (['--checkpont=x'], ("'--checkpont", "'--checkpoint'")),
+    (
+      ['--checkpoint=x', '--output=y', '--platforms=cpu,cudda'],
+      ("'cudda'", "did you mean 'cuda'"),
+    ),
+    (['--checkpoint=/nowhere', '--output=y'], ('/nowhere', 'expected')),
+  ],
+)  # fmt: skip
+def test_bad_input_is_one_line(arguments, words, capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert export.main(['', *arguments]) == 2
+  text = capsys.readouterr().err
+  assert text.count('\n') == 1 and text.startswith('error: ')
+  for word in words:
+    assert word in text
+  assert not os.listdir(tmp_path)

@@ -1,0 +1,590 @@
+"""Tests of predict: files named from the command line, as evaluation would."""
+
+import csv
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax import train
+from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.config import command_line
+from anp_jax.data import vocabulary
+from anp_jax.data.input import decode_pillow
+from anp_jax.data.sources import left_out
+from anp_jax.predict import __main__ as predict
+from anp_jax.predict import files
+from anp_jax.predict import network as network_lib
+from anp_jax.predict import progress
+from anp_jax.predict import rows
+from anp_jax.predict import sheet
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PAIRS = ('big_cat', 'big_dog', 'old_cat', 'old_dog', 'red_car')
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """A trained run on JPEG files: (workdir, folder of the validation split)."""
+  root = tmp_path_factory.mktemp('run')
+  rng = np.random.default_rng(0)
+  for i, name in enumerate(_PAIRS):
+    for split, count in (('train', 12), ('validation', 8 + i)):
+      folder = root / 'tree' / split / name
+      folder.mkdir(parents=True)
+      for k in range(count):
+        tone = np.array([40 * i, 200 - 40 * i, 90], float)
+        noise = rng.normal(0, 60, (12, 12, 3))
+        coarse = np.clip(tone + noise, 0, 255).astype(np.uint8)
+        size = (40 + 9 * k, 30 + 11 * i)
+        picture = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+        picture.save(folder / f'{k}.jpg')
+  config = command_line.load(
+    str(_ROOT / 'configs' / 'resnet_anp.py:tiny'),
+    {
+      'model.name': 'tests.user_network:PlainNet',
+      'data.source': 'folder',
+      'data.path': str(root / 'tree'),
+      'data.image_size': '16',
+      'data.resize': '18',
+      'batch_size': '8',
+      'duration': '60 steps',
+      'optimizer.learning_rate': '0.1',
+      'log.tensorboard': 'False',
+      'checkpoint.every': '60 steps',
+      'eval.every': '60 steps',
+    },
+  )
+  before = jax.devices
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax, 'devices', lambda: before()[:1])
+    train.run(config, str(root / 'run'))
+  return root / 'run', root / 'tree' / 'validation'
+
+
+def _main(*arguments):
+  return predict.main(['predict', *(str(a) for a in arguments)])
+
+
+def _named(capfd, *arguments, status=0):
+  """Rows as dicts of text, and the lines of standard error."""
+  assert _main(*arguments) == status
+  out, err = capfd.readouterr()
+  return list(csv.DictReader(io.StringIO(out))), err.splitlines()
+
+
+def _last_scores(workdir):
+  with open(workdir / 'metrics.jsonl') as f:
+    lines = [json.loads(line) for line in f]
+  return [line for line in lines if line['kind'] == 'validation'][-1]
+
+
+# What evaluation sees.
+
+
+def test_top1_count_is_that_of_the_evaluation(run, capfd):
+  workdir, tree = run
+  found, err = _named(capfd, f'--checkpoint={workdir}', tree, '--top=5')
+  best = [row for row in found if row['rank'] == '1']
+  assert len(best) == 50 == len({row['file'] for row in found})
+  scores = _last_scores(workdir)
+  hits = sum(row['anp'] == pathlib.Path(row['file']).parent.name
+             for row in best)  # fmt: skip
+  assert hits == round(scores['anp_top1'] * scores['examples'])
+  assert 10 < hits < 50  # it learned something, and is not always right
+  # The loss that evaluation reports is of the same probabilities.
+  own = [float(row['probability']) for row in found
+         if row['anp'] == pathlib.Path(row['file']).parent.name]  # fmt: skip
+  # Written with five digits.
+  assert -np.log(own).mean() == pytest.approx(scores['loss'], rel=1e-4)
+  assert err[-1].startswith('50 named in ')
+
+
+def test_words_are_sums_over_their_pairs(run, capfd):
+  """Probabilities add up to 1; those of words are sums, for head joint."""
+  workdir, tree = run
+  flags = (f'--checkpoint={workdir}', tree / 'old_dog', '--top=9', '--explain')
+  found, _ = _named(capfd, *flags)
+  assert len(found) == 5 * 11
+  for start in range(0, len(found), 5):
+    own = found[start : start + 5]
+    assert [row['rank'] for row in own] == list('12345')
+    pairs = {row['anp']: float(row['probability']) for row in own}
+    assert sorted(pairs.values(), reverse=True) == list(pairs.values())
+    assert sum(pairs.values()) == pytest.approx(1, abs=1e-4)
+    for part, place in (('adjective', 0), ('noun', 1)):
+      sums = {}
+      for name, value in pairs.items():
+        word = name.split('_')[place]
+        sums[word] = sums.get(word, 0) + value
+      ranked = sorted(sums, key=sums.get, reverse=True)
+      got = [row[f'best_{part}'] for row in own]
+      assert got == ranked + [''] * (5 - len(ranked))
+      for row in own:
+        assert row[part] == row['anp'].split('_')[place]
+        got = float(row[f'{part}_probability'])
+        assert got == pytest.approx(sums[row[part]], rel=1e-3)
+      for row, word in zip(own, ranked):
+        got = float(row[f'best_{part}_probability'])
+        assert got == pytest.approx(sums[word], rel=1e-3)
+
+
+def test_names_stand_beside_their_files_over_several_batches(
+  run, tmp_path, capfd
+):  # fmt: skip
+  workdir, tree = run
+  (tmp_path / 'text.jpg').write_text('no image')
+  paths = sorted(str(p) for p in tree.glob('*/*.jpg'))[::-1]
+  paths.insert(20, str(tmp_path / 'text.jpg'))
+  found, err = _named(
+    capfd, f'--checkpoint={workdir}', *paths, '--top=1', '--batch_size=16'
+  )
+  del paths[20]
+  assert [row['file'] for row in found] == paths and len(paths) == 50
+  assert len(err) == 2 and err[0].startswith('unreadable: ')
+  # By hand: the network alone on all of them, then the softmax in float64.
+  trained = trained_lib.load(str(workdir))
+  read = decode_pillow.reader(trained.config)
+  d = trained.config.data
+  images = np.stack([read(pathlib.Path(p).read_bytes()) for p in paths])
+  logits = trained.model('cpu').apply(
+    {'params': trained.params, **trained.stats},
+    jnp.float32((images - np.array(d.mean)) / np.array(d.std)), False,
+  )  # fmt: skip
+  shares = np.exp(np.float64(logits))
+  shares /= shares.sum(1, keepdims=True)
+  assert [row['anp'] for row in found] == [_PAIRS[i] for i in shares.argmax(1)]
+  # Written with five digits.
+  np.testing.assert_allclose(
+    [float(row['probability']) for row in found], shares.max(1), rtol=1e-4
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+def test_any_number_of_devices(run, devices):
+  workdir, tree = run
+  trained = trained_lib.load(str(workdir))
+  paths = sorted(str(p) for p in tree.glob('*/*.jpg'))[:11]
+  net = network_lib.Network(trained, 3, 8, jax.devices()[:devices])
+  assert net.batch_size == 8 and len(net.devices) == devices
+  read = decode_pillow.reader(trained.config)
+  images = np.stack([read(pathlib.Path(p).read_bytes()) for p in paths])
+  # By hand: the network alone, then the softmax in float64.
+  d = trained.config.data
+  x = (images - np.array(d.mean)) / np.array(d.std)
+  logits = trained.model('cpu').apply(
+    {'params': trained.params, **trained.stats}, jnp.float32(x), False
+  )
+  shares = np.exp(np.float64(logits))
+  shares /= shares.sum(1, keepdims=True)
+  batches = files.batches(files.find(paths), read, 8, 16, 2)
+  row = 0
+  for batch, names in predict.named(net, batches):
+    for i, file in enumerate(batch.files):
+      assert file == paths[row]
+      want = np.argsort(-shares[row])[:3]
+      np.testing.assert_array_equal(names.classes[i], want)
+      # float32 through the layers.
+      np.testing.assert_allclose(
+        names.probabilities[i], shares[row][want], rtol=1e-4
+      )
+      row += 1
+  assert row == 11
+
+
+# What is read.
+
+
+def test_find(tmp_path):
+  for name in ('b/2.JPG', 'b/1.png', 'b/note.txt', 'b/.hid.jpg', 'b/c/0.webp',
+               'b/.thumbs/9.jpg', 'a.jpg', 'plain'):  # fmt: skip
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b'')
+  (tmp_path / 'empty').mkdir()
+  strange = os.path.join(os.fsencode(tmp_path), b'\xff.jpg')
+  lines = [f'{tmp_path}/plain\n'.encode(), b'\n', strange + b'\r\n']
+  given = [f'{tmp_path}/{p}' for p in ('a.jpg', 'b', 'empty', 'gone', 'a.jpg')]
+  found = list(files.find([given[0], '-', *given[1:]], lines))
+  assert [(p.removeprefix(f'{tmp_path}/'), bool(why)) for p, why in found] == [
+    ('a.jpg', False), ('plain', False), ('\udcff.jpg', False),
+    ('b/1.png', False), ('b/2.JPG', False), ('b/c/0.webp', False),
+    ('empty', True), ('gone', False), ('a.jpg', False),
+  ]  # fmt: skip
+
+
+def test_find_counts_what_it_leaves_out(tmp_path):
+  for name in ('a/1.jpg', 'a/2.svg', 'a/b/3.svg', 'a/b/4', 'a/.hid.svg'):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b'')
+  counts = left_out.LeftOut()
+  paths = [f'{tmp_path}/a', f'{tmp_path}/a/2.svg']  # a file is not left out
+  assert len([*files.find(paths, left_out=counts)]) == 2
+  assert counts.text({}) == (
+    f'2 .svg (first {tmp_path}/a/2.svg), '
+    f'1 without a suffix (first {tmp_path}/a/b/4)'
+  )
+
+
+def test_batches_keep_the_order_and_read_ahead_within_bounds(tmp_path):
+  """Slow files, faulty files, and far more files than may wait."""
+  for i in range(60):
+    (tmp_path / f'{i:02}').write_bytes(bytes([i]))
+  taken, most = [], 0
+
+  def paths():
+    for i in range(60):
+      taken.append(i)
+      yield str(tmp_path / f'{i:02}'), 'bad' if i == 20 else ''
+
+  def read(data):
+    if data[0] % 7 == 3:
+      raise ValueError('odd')
+    time.sleep(0.004 * (data[0] % 4 == 0))
+    return np.full((2, 2, 3), data[0], np.uint8)
+
+  seen, bad = [], []
+  for batch in files.batches(paths(), read, 8, 2, threads=3):
+    assert batch.images.shape == (8, 2, 2, 3)
+    numbers = batch.images[: len(batch.files), 0, 0, 0].tolist()
+    assert [os.path.basename(f) for f in batch.files] == [
+      f'{n:02}' for n in numbers
+    ]
+    assert not batch.images[len(batch.files) :].any()
+    seen += numbers
+    bad += [(int(os.path.basename(f)), why) for f, why in batch.unreadable]
+    most = max(most, len(taken) - len(seen) - len(bad))
+  wrong = [i for i in range(60) if i % 7 == 3]
+  assert seen == [i for i in range(60) if i not in (*wrong, 20)]
+  assert bad == sorted([(i, 'odd') for i in wrong] + [(20, 'bad')])
+  assert most <= 2 * 8 + 3
+
+
+def test_memory_does_not_grow_with_the_files(tmp_path):
+  """Of what Python and NumPy allocate: 300 files and 6,000 the same."""
+  (tmp_path / 'one').write_bytes(b'x')
+
+  def held(count):
+    paths = ((str(tmp_path / 'one'), '') for _ in range(count))
+    read = lambda data: np.zeros((32, 32, 3), np.uint8)  # noqa: E731
+    tracemalloc.start()
+    for _ in files.batches(paths, read, 8, 32, threads=2):
+      pass
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+  held(300)
+  few, many = held(300), held(6000)
+  assert many < 1.5 * few  # the pictures of 6,000 would be 18 MB
+  assert few < 2e6
+
+
+def test_unreadable_files_are_listed_and_do_not_stop_it(run, tmp_path, capfd):
+  workdir, tree = run
+  good = tree / 'big_cat' / '1.jpg'
+  (tmp_path / 'cut.jpg').write_bytes(good.read_bytes()[:400])
+  (tmp_path / 'text.png').write_text('no image')
+  (tmp_path / 'empty').mkdir()
+  (tmp_path / 'empty' / 'x.svg').write_text('<svg/>')
+  os.mkfifo(tmp_path / 'pipe.jpg')
+  given = [tmp_path / 'gone.jpg', good, tmp_path / 'cut.jpg',
+           tmp_path / 'text.png', tmp_path / 'empty', tmp_path / 'pipe.jpg',
+           good]  # fmt: skip
+  found, err = _named(capfd, f'--checkpoint={workdir}', *given, '--top=1')
+  assert [row['file'] for row in found] == [str(good)] * 2
+  assert found[0]['anp'] == found[1]['anp']
+  for line, path, reason in zip(
+    err, [given[0], *given[2:6]],
+    ['no such file', 'truncated', 'not an image', 'without image files',
+     'neither a file nor a folder'],
+  ):  # fmt: skip
+    assert line.startswith(f'unreadable: {path}: ')
+    assert reason in line.lower(), line
+  assert err[5] == f'left out: 1 .svg (first {tmp_path}/empty/x.svg)'
+  assert err[-1].endswith(', 5 unreadable') and len(err) == 7
+  found, err = _named(capfd, f'--checkpoint={workdir}', given[0], status=1)
+  assert not found and err[-1].startswith('0 named in ')
+
+
+def test_names_that_are_not_utf8(run, tmp_path, capfdbinary):
+  workdir, tree = run
+  strange = os.path.join(os.fsencode(tmp_path), b'a\xff\n"\xc3\xa9.jpg')
+  pathlib.Path(os.fsdecode(strange)).write_bytes(
+    (tree / 'big_cat' / '1.jpg').read_bytes()
+  )
+  assert _main(f'--checkpoint={workdir}', tmp_path, '--top=1') == 0
+  out, _ = capfdbinary.readouterr()
+  (row,) = csv.DictReader(
+    io.StringIO(out.decode(errors='surrogateescape'), newline='')
+  )
+  assert os.fsencode(row['file']) == strange
+  assert _main(f'--checkpoint={workdir}', tmp_path, '--format=jsonl') == 0
+  out, _ = capfdbinary.readouterr()
+  lines = [json.loads(line) for line in out.splitlines()]
+  assert len(lines) == 5
+  assert {os.fsencode(line['file']) for line in lines} == {strange}
+
+
+# What is written.
+
+
+def _vocabulary():
+  return vocabulary.Vocabulary(('big_cat', 'old_dog')).with_pairs('yes')
+
+
+def _names():
+  words = network_lib.Words(
+    np.array([[1, 0]]), np.array([[0.8, 0.2]]), np.log([[0.8, 0.2]])
+  )
+  return network_lib.Names(
+    np.array([[1, 0]]), np.array([[0.75, 0.25]]),
+    {'adjective': words, 'noun': words},
+  )  # fmt: skip
+
+
+def test_rows_with_tables(tmp_path):
+  (tmp_path / 'mood.csv').write_text('ANP,sentiment\nold_dog,-0.5\n')
+  emotions = [f'e{i:02}' for i in range(24)]
+  shares = ['0'] * 24
+  shares[7], shares[2], shares[9] = '0.5', '0.3', '0.2'
+  (tmp_path / 'felt.csv').write_text(
+    f'ANP,{",".join(emotions)}\nold_dog,{",".join(shares)}\n'
+  )
+  table = rows.Rows(
+    _vocabulary(), True, str(tmp_path / 'mood.csv'), str(tmp_path / 'felt.csv')
+  )
+  assert len(table.notes) == 2 and "'big_cat'" in table.notes[0]
+  first, second = table.of('x.jpg', _names(), 0)
+  assert list(first) == table.columns
+  assert first == {
+    'file': 'x.jpg', 'rank': 1, 'anp': 'old_dog', 'adjective': 'old',
+    'noun': 'dog', 'probability': 0.75, 'sentiment': -0.5,
+    'emotion_1': 'e07', 'emotion_1_share': 0.5,
+    'emotion_2': 'e02', 'emotion_2_share': 0.3,
+    'emotion_3': 'e09', 'emotion_3_share': 0.2,
+    'adjective_probability': 0.8, 'noun_probability': 0.8,
+    'best_adjective': 'old', 'best_adjective_probability': 0.8,
+    'best_noun': 'dog', 'best_noun_probability': 0.8,
+  }  # fmt: skip
+  assert (second['anp'], second['best_noun']) == ('big_cat', 'cat')
+  assert second['sentiment'] is None and second['emotion_1'] is None
+
+
+def test_csv_and_json_lines():
+  table = rows.Rows(_vocabulary())
+  found = table.of('a, "b".jpg', _names(), 0)
+  stream = io.BytesIO()
+  write = rows.writer('csv', stream, table.columns)
+  assert stream.getvalue() == b'file,rank,anp,adjective,noun,probability\n'
+  write(found)
+  assert stream.getvalue().splitlines()[1:] == [
+    b'"a, ""b"".jpg",1,old_dog,old,dog,0.75',
+    b'"a, ""b"".jpg",2,big_cat,big,cat,0.25',
+  ]
+  stream = io.BytesIO()
+  rows.writer('jsonl', stream, table.columns)(found)
+  assert [json.loads(line) for line in stream.getvalue().splitlines()] == found
+
+
+def test_plain_classes():
+  plain = vocabulary.Vocabulary(('t_shirt', 'dress'))
+  table = rows.Rows(plain)
+  assert table.columns == ['file', 'rank', 'class', 'probability']
+  found = table.of('x', _names(), 0)
+  assert found[0] == {
+    'file': 'x', 'rank': 1, 'class': 'dress', 'probability': 0.75
+  }  # fmt: skip
+  assert [bar.name for bar in sheet.bars(found)] == ['dress', 't_shirt']
+  with pytest.raises(ValueError, match='--explain.*plain'):
+    rows.Rows(plain, True)
+
+
+def test_sheet(run, tmp_path, capfd, monkeypatch):
+  workdir, tree = run
+  monkeypatch.setattr(sheet, 'MOST', 5)
+  titles = []
+  write = sheet.write
+  monkeypatch.setattr(
+    sheet, 'write', lambda *a: (titles.extend(a[-1]), write(*a))
+  )
+  path = tmp_path / 'names.png'
+  flags = (f'--checkpoint={workdir}', tree / 'red_car', f'--sheet={path}')
+  found, _ = _named(capfd, *flags, '--explain')
+  image = np.asarray(Image.open(path).convert('RGB'))
+  assert 'the first 5 of 12 images; 7 left out' in titles[0]
+  # The first thumbnail, enlarged nine times, and the bar of its best pair.
+  config = trained_lib.load(str(workdir)).config
+  want = decode_pillow.reader(config)(
+    pathlib.Path(found[0]['file']).read_bytes()
+  )
+  want = want.repeat(9, 0).repeat(9, 1)
+  places = np.argwhere((image[:, :, :] == want[0, 0]).all(-1))
+  assert any(
+    np.array_equal(image[y : y + 144, x : x + 144], want) for y, x in places
+  )
+  blue = (image == (0x9F, 0xD0, 0xEE)).all(-1)
+  assert blue.any()
+
+
+def test_bars_are_as_long_as_probabilities(tmp_path):
+  lengths = []
+  for share in (0.25, 0.5, 1.0):
+    bar = sheet.Bar('', share, 'anp')
+    sheet.write(
+      str(tmp_path / 's.png'), [np.zeros((8, 8, 3), np.uint8)], ['x'],
+      [[bar]], ['title'],
+    )  # fmt: skip
+    image = np.asarray(Image.open(tmp_path / 's.png').convert('RGB'))
+    blue = (image == (0x9F, 0xD0, 0xEE)).all(-1)
+    lengths.append(blue.any(0).sum())
+  assert np.abs(np.array(lengths) / lengths[-1] - [0.25, 0.5, 1]).max() < 0.01
+
+
+class _Terminal(io.StringIO):
+  encoding = 'ascii'
+
+  def isatty(self):
+    return True
+
+
+def test_progress(monkeypatch):
+  monkeypatch.setenv('TERM', 'xterm')
+  now = [0.0]
+  stream = _Terminal()
+  shown = progress.Progress(stream, lambda: now[0])
+  shown._count(range(100))
+  now[0] = 10.0  # the first batch compiles: no part of the rate
+  shown.add(10, [])
+  now[0] = 15.0
+  shown.add(20, [('a\udcff.jpg', 'odd')])
+  text = stream.getvalue()
+  assert 'unreadable: a\\udcff.jpg: odd\n' in text
+  assert text.endswith('31 of 100 files, 4.0 a second, 17.2 s left')
+  shown.end()
+  assert '30 named in 15.0 s (2.0 a second, start' in stream.getvalue()
+
+
+def test_durations():
+  assert [progress.duration(s) for s in (1.25, 65, 3725)] == [
+    '1.2 s', '1 min 05 s', '1 h 02 min',
+  ]  # fmt: skip
+
+
+# The command.
+
+
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    ([], ['--checkpoint']),
+    (['--checkpoint=none'], ['no file or folder']),
+    (['--checkpoint=none', 'x.jpg'], ['none', 'workdir']),
+    (['--checkpoint=x', '-', '-'], ['twice']),
+    (['--checkpoint=x', 'x.jpg', '--top=0'], ['--top=0', '1 or more']),
+    (['--checkpoint=x', 'y', '--format=jsn'], ['jsn', 'jsonl']),
+    (
+      ['--checkpoint=x', 'y', '--output=no/where.csv'],
+      ['--output', 'no/where'],
+    ),
+    (['--checkpoint=x', 'y', '--shet=a.png'], ['--shet', '--sheet']),
+  ],
+)
+def test_refused(flags, words, capfd):
+  assert _main(*flags) == 2
+  out, err = capfd.readouterr()
+  assert not out and err.startswith('error: ') and err.count('\n') == 1
+  assert all(word in err for word in words), err
+
+
+def test_format_follows_the_output(run, tmp_path):
+  workdir, tree = run
+  for name, kind in (('a.jsonl', 'json'), ('a.csv', 'csv'), ('a', 'csv')):
+    path = tmp_path / name
+    flags = (f'--checkpoint={workdir}', tree / 'big_cat' / '1.jpg')
+    assert _main(*flags, f'--output={path}', '--top=1') == 0
+    assert path.read_text().startswith('{' if kind == 'json' else 'file,rank')
+
+
+class Diverged(nn.Module):
+  """A network whose outputs are no numbers."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, images, train):
+    return jnp.full((len(images), self.num_classes), jnp.nan)
+
+
+def test_a_network_that_diverged_is_refused(config):
+  config.model.name = 'tests.test_predict:Diverged'
+  trained = trained_lib.Trained('place', config, _vocabulary(), 0, {}, {})
+  net = network_lib.Network(trained, 2, 8)
+  with pytest.raises(ValueError, match='place.*not finite'):
+    net.names(net.start(np.zeros((8, 32, 32, 3), np.uint8)), 8)
+
+
+def _process(workdir, *arguments, **options):
+  return subprocess.Popen(
+    [sys.executable, '-c',
+     'import sys; from anp_jax.predict import __main__ as predict\n'
+     'status = predict.main(sys.argv)\n'
+     'loaded = {"tensorflow", "tensorboard", "matplotlib"} & {*sys.modules}\n'
+     'sys.exit(f"imported {loaded}" if loaded else status)',
+     f'--checkpoint={workdir}', *map(str, arguments)],
+    cwd=_ROOT, text=True, **options,
+  )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_tensorflow_stays_out_and_a_list_comes_on_stdin(run):
+  workdir, tree = run
+  process = _process(
+    workdir, '-', '--top=1', stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )  # fmt: skip
+  paths = sorted(str(p) for p in tree.glob('*/*.jpg'))[::-1]
+  out, err = process.communicate('\n'.join(paths))
+  assert process.returncode == 0, err
+  assert [row['file'] for row in csv.DictReader(io.StringIO(out))] == paths
+  assert err.startswith('50 named')  # nothing else is said
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_a_reader_that_leaves(run):
+  workdir, tree = run
+  pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+               stderr=subprocess.PIPE)  # fmt: skip
+  process = _process(workdir, '-', '--batch_size=8', **pipes)
+  path = f'{next(tree.glob("*/*.jpg"))}\n'
+  # As many as it reads before the first of them are named.
+  for _ in range(100):
+    process.stdin.write(path)
+  process.stdin.flush()
+  assert process.stdout.readline().startswith('file,')
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate()
+  assert process.returncode == 130 and err.strip().endswith('interrupted')
+
+  process = _process(workdir, *[tree] * 40, **pipes)
+  process.stdout.readline()
+  process.stdout.close()
+  process.stdin.close()
+  err = process.stderr.read()
+  assert process.wait() == 0 and 'Error' not in err

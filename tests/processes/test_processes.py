@@ -1,0 +1,517 @@
+"""A run over several processes is the run of one, on real processes."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax.reporting import telemetry
+from tests import launching
+
+pytestmark = pytest.mark.multiprocess
+
+_LONG = {
+  'duration': '100000 steps',
+  'eval.every': '100000 steps',
+  'checkpoint.every': '100000 steps',
+}
+
+# Other numbers of processes and devices: `make soak`.
+_SOAK = pytest.mark.soak
+
+
+def _losses(workdir):
+  lines = telemetry.read(str(workdir))
+  return {(r['kind'], r['step']): r['loss'] for r in lines}
+
+
+def _compare(one, many, rel):
+  wanted, found = _losses(one), _losses(many)
+  assert wanted.keys() == found.keys()
+  for key, loss in wanted.items():
+    assert found[key] == pytest.approx(loss, rel=rel), key
+
+
+def _until(ranks, pattern, rank=0, timeout=60):
+  """Waits until a rank has written this."""
+  end = time.monotonic() + timeout
+  while not re.search(pattern, ranks.text(rank)):
+    assert time.monotonic() < end, ranks.text(rank)
+    assert ranks.processes[rank].poll() is None, ranks.text(rank)
+    time.sleep(0.05)
+
+
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory):
+  """The workdir of one process with one device."""
+  folder = tmp_path_factory.mktemp('alone')
+  launching.run(folder, 1, launching.arguments(folder / 'run'))
+  return folder / 'run'
+
+
+@pytest.mark.parametrize(
+  'devices',
+  [[2, 2], *(pytest.param(d, marks=_SOAK) for d in ([1, 1], [1] * 4))],
+  ids=str,
+)
+def test_processes_train_and_score_like_one(tmp_path, alone, devices):
+  texts = launching.run(
+    tmp_path, len(devices), launching.arguments(tmp_path / 'run'), devices
+  )
+  # Sums over devices in another order, in float32, over 12 steps.
+  _compare(alone, tmp_path / 'run', 1e-5)
+  for rank, text in enumerate(texts):
+    lines = [line for line in text.splitlines() if line]
+    assert all(line.startswith(f'[{rank} ') for line in lines), text
+  assert 'validation at step' not in ''.join(texts[1:])
+
+
+@pytest.fixture(scope='module')
+def colours(tmp_path_factory):
+  """Arguments of a run in float64 that learns three colours in 50 steps."""
+  folder = tmp_path_factory.mktemp('colours')
+  rng = np.random.default_rng(0)
+  labels = np.arange(48, dtype=np.int32) % 3
+  images = rng.integers(0, 100, (48, 32, 32, 3), np.uint8)
+  images[np.arange(48), :, :, labels] += 100
+  np.savez(
+    folder / 'set.npz', train_images=images, train_labels=labels,
+    test_images=images[:8], test_labels=labels[:8],
+  )  # fmt: skip
+  keys = {
+    'data.source': 'arrays',
+    'data.path': str(folder / 'set.npz'),
+    'data.eval_split': 'test',
+    'duration': '50 steps',
+    'eval.every': '50 steps',
+    'checkpoint.every': '50 steps',
+    'model.dtype': 'float64',
+    'model.param_dtype': 'float64',
+    'strategy.reduce_dtype': 'float64',
+    'optimizer.learning_rate': '0.1',
+  }
+
+  def run(name, devices):
+    launching.run(
+      folder / name, len(devices),
+      launching.arguments(folder / name / 'run', **keys), devices,
+      environment={'JAX_ENABLE_X64': '1'},
+    )  # fmt: skip
+    return folder / name / 'run'
+
+  return run
+
+
+@pytest.fixture(scope='module')
+def float64_alone(colours):
+  return colours('one', [1])
+
+
+@pytest.mark.parametrize(
+  'devices',
+  [[1] * 4, *(pytest.param(d, marks=_SOAK) for d in ([1, 1], [2, 2]))],
+  ids=str,
+)
+def test_loss_curve_in_float64(colours, float64_alone, devices):
+  losses = _losses(float64_alone)
+  assert losses['train', 50] < losses['train', 1] / 2
+  many = colours('-'.join(map(str, devices)), devices)
+  # 2^-53 a sum, of which 50 steps each amplify the error of the last.
+  _compare(float64_alone, many, 1e-9)
+
+
+@pytest.fixture(scope='module')
+def unbroken(tmp_path_factory):
+  """The workdir of one process that trains with a constant rate."""
+  folder = tmp_path_factory.mktemp('unbroken')
+  keys = {'schedule.name': 'constant', 'schedule.warmup': '0 steps'}
+  launching.run(folder, 1, launching.arguments(folder / 'run', **keys))
+  return folder / 'run'
+
+
+@pytest.mark.parametrize(
+  'sharding', ['replicate', pytest.param('fsdp', marks=_SOAK)]
+)
+def test_any_topology_continues_any_other(tmp_path, unbroken, sharding):
+  """2 x 2, then 1 x 1, then 1 x 4 and 2 x 1 devices: one run."""
+  topologies = ([2, 2], [1], [4], [1, 1])
+  for i, devices in enumerate(topologies):
+    steps = 12 if i == len(topologies) - 1 else 2 * (i + 1)
+    launching.run(
+      tmp_path / str(i), len(devices),
+      launching.arguments(
+        tmp_path / 'run', duration=f'{steps} steps',
+        sharding=f"(('.*', '{sharding}'),)",
+        # Else the cosine ends with each part.
+        **{'schedule.name': 'constant', 'schedule.warmup': '0 steps'},
+      ),
+      devices,
+    )  # fmt: skip
+  wanted, found = _losses(unbroken), _losses(tmp_path / 'run')
+  for step in range(1, 13):
+    # Another order of sums in float32; another batch would be off by far more.
+    assert found['train', step] == pytest.approx(
+      wanted['train', step], rel=1e-5
+    )
+
+
+def test_a_disk_that_reads_badly_on_one_sends_all_to_another_step(
+  tmp_path, alone
+):
+  """Where each decided for itself, one would wait for the others for ever."""
+  work = tmp_path / 'run'
+  shutil.copytree(alone, work)
+  before, newest = sorted(
+    int(p.name) for p in (work / 'checkpoints').iterdir() if p.name.isdigit()
+  )
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(work, duration=f'{newest} steps'),
+    environment={'ANP_BAD_READ': f'1 {newest}'},
+  ) as ranks:  # fmt: skip
+    assert ranks.wait(60) == [0, 0], ranks.text(0) + ranks.text(1)
+    for rank in (0, 1):
+      assert (
+        f'checkpoint {newest} is damaged (rank 1: OSError: Input/output error)'
+      ) in ranks.text(rank)
+    assert f'continuing from step {before} of {newest}' in ranks.text(0)
+  _compare(alone, work, 1e-5)
+
+
+@pytest.mark.parametrize(
+  'name',
+  ['TERM', *(pytest.param(n, marks=pytest.mark.soak) for n in ('USR1', 'INT'))],
+)
+def test_a_signal_to_one_stops_all_at_one_step(tmp_path, name):
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **_LONG)
+  ) as ranks:
+    _until(ranks, r'\b5/')
+    ranks.processes[1].send_signal(getattr(signal, f'SIG{name}'))
+    ended = [0, 130 if name == 'INT' else 0]
+    assert ranks.wait(60) == ended, ranks.text(0) + ranks.text(1)
+    assert f'SIG{name}: saving' in ranks.text(1)
+    step = int(re.search(r'stopped at step (\d+)', ranks.text(0))[1])
+  marker = json.loads((tmp_path / 'run/stopped.json').read_text())
+  assert marker == {'step': step, 'total': 100000, 'reason': 'a signal'}
+  launching.run(
+    tmp_path / 'again', 2,
+    launching.arguments(tmp_path / 'run', **{**_LONG, 'duration':
+                                             f'{step + 2} steps'}),
+  )  # fmt: skip
+  assert not (tmp_path / 'run/stopped.json').exists()
+  steps = [
+    r['step'] for r in telemetry.read(str(tmp_path / 'run'))
+    if r['kind'] == 'train'
+  ]  # fmt: skip
+  assert steps == list(range(1, step + 3))
+
+
+def test_a_second_signal_leaves_at_once(tmp_path):
+  """And takes the others along, by name."""
+  keys = {**_LONG, 'cluster.stop_timeout': '0'}
+  environment = {'ANP_KILL': '1 input 6 STOP',
+                 'ANP_KILL_LOG': str(tmp_path / 'log')}  # fmt: skip
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys),
+    environment=environment,
+  ) as ranks:  # fmt: skip
+    _until(ranks, r'\b5/')
+    time.sleep(1)  # rank 1 has stopped: rank 0 waits for it
+    for _ in range(2):
+      ranks.processes[0].send_signal(signal.SIGINT)
+      time.sleep(0.5)
+    assert ranks.processes[0].wait(10) == 130
+    ranks.processes[1].send_signal(signal.SIGCONT)
+    assert ranks.processes[1].wait(10) == 75
+    assert 'rank 0 on' in ranks.text(1) and 'has gone' in ranks.text(1)
+
+
+def test_a_dead_rank_ends_the_others_by_name(tmp_path):
+  with launching.Ranks(
+    tmp_path, 3, launching.arguments(tmp_path / 'run', **_LONG,
+                                     batch_size='48')
+  ) as ranks:  # fmt: skip
+    _until(ranks, r'\b5/')
+    ranks.processes[1].kill()
+    start = time.monotonic()
+    assert ranks.processes[0].wait(30) == 75
+    assert ranks.processes[2].wait(30) == 75
+    assert time.monotonic() - start < 30
+    for rank in (0, 2):
+      assert re.search(r'error: rank 1 on \S+ has gone', ranks.text(rank))
+
+
+def test_a_stopped_rank_ends_the_others_by_name(tmp_path):
+  keys = {**_LONG, 'cluster.heartbeat_timeout': '5.0'}
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)
+  ) as ranks:
+    _until(ranks, r'\b5/')
+    ranks.processes[1].send_signal(signal.SIGSTOP)
+    assert ranks.processes[0].wait(20) == 75
+    assert re.search(r'rank 1 on \S+ has been silent for \d+ s', ranks.text(0))
+
+
+def test_a_stalled_input_ends_all_and_names_the_late_rank(tmp_path):
+  keys = {**_LONG, 'cluster.stall_timeout': '3.0'}
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys),
+    environment={'ANP_STALL': '1 6'},
+  ) as ranks:  # fmt: skip
+    assert ranks.wait(90) == [75, 75], ranks.text(0)
+    for rank in (0, 1):
+      assert re.search(r'rank 1 on \S+ is late', ranks.text(rank))
+    assert 'rank 0 on' not in ranks.text(0).split('error:')[1]
+    # What it was doing, by its own stack.
+    assert 'stall_here' in ranks.text(1)
+
+
+def test_a_stop_that_cannot_be_ends_all_in_time(tmp_path):
+  """A stalled input, and SIGTERM: nobody reaches the step to stop at."""
+  keys = {**_LONG, 'cluster.stop_timeout': '4.0'}
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys),
+    environment={'ANP_STALL': '1 6'},
+  ) as ranks:  # fmt: skip
+    _until(ranks, r'\b4/')
+    time.sleep(2)
+    ranks.processes[0].send_signal(signal.SIGTERM)
+    start = time.monotonic()
+    assert ranks.wait(30) == [75, 75]
+    assert 3 < time.monotonic() - start < 15
+    # Of the four seconds, and what some steps take.
+    assert re.search(
+      r'could not stop within 4(\.\d)? s of SIGTERM', ranks.text(1)
+    )
+
+
+def test_the_time_limit_saves_in_time(tmp_path):
+  keys = {**_LONG, 'time_limit': '0.5'}
+  texts = launching.run(
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)
+  )
+  # Whose clock says so first stops all; the other may have had no time to.
+  assert any('of time are left: saving' in text for text in texts)
+  marker = json.loads((tmp_path / 'run/stopped.json').read_text())
+  assert marker['reason'] == 'the time limit' and marker['step'] > 0
+  assert (tmp_path / f'run/checkpoints/{marker["step"]}').is_dir()
+
+
+@pytest.mark.parametrize(
+  'rank1, words',
+  [
+    (['--config.seed=1'], ['rank 1 on', 'config.seed 1', 'rank 0 on']),
+    (['--mode=evaluate'], ['rank 1 on', '--mode evaluate']),
+    (['--num_processes=3', '--process_id=2'], ['rank 2 on', 'expects 3']),
+  ],
+)
+def test_ranks_that_differ_do_not_start(tmp_path, rank1, words):
+  (tmp_path / 'run').mkdir()
+  port = launching.free_port()
+  both = launching.arguments(tmp_path / 'run')
+  flags = [f'--coordinator=127.0.0.1:{port}', '--num_processes=2']
+  start = time.monotonic()
+  children = [
+    subprocess.Popen(
+      [os.sys.executable, 'main.py', *flags, f'--process_id={i}', *both, *more],
+      cwd=launching.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for i, more in enumerate(([], rank1))
+  ]  # fmt: skip
+  for child in children:
+    text, _ = child.communicate(timeout=30)
+    assert child.returncode == 2, text
+    errors = [line for line in text.splitlines() if 'error:' in line]
+    assert len(errors) == 1 and all(w in errors[0] for w in words), text
+  assert time.monotonic() - start < 30
+
+
+def test_uneven_devices_are_refused(tmp_path):
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run'), [2, 1]
+  ) as ranks:
+    assert ranks.wait(60) == [2, 2]
+    for rank in (0, 1):
+      assert re.search(
+        r'rank 1 on \S+ has 1 devices, rank 0 on \S+ has 2', ranks.text(rank)
+      )
+
+
+def test_ranks_whose_gpus_do_not_start_are_refused(tmp_path):
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run'),
+    environment={'ANP_PLATFORM': 'gpu'},
+  ) as ranks:  # fmt: skip
+    assert ranks.wait(60) == [2, 2], ranks.text()
+    for rank in (0, 1):
+      assert re.search(
+        r'error: .*has a gpu, but JAX computes on cpu', ranks.text(rank)
+      )
+
+
+def test_a_missing_rank_is_named(tmp_path):
+  port = launching.free_port()
+  done = subprocess.run(
+    [
+      os.sys.executable, 'main.py', f'--coordinator=127.0.0.1:{port}',
+      '--num_processes=3', '--process_id=0',
+      '--config.cluster.rendezvous_timeout=12',
+      *launching.arguments(tmp_path / 'run'),
+    ],
+    cwd=launching.ROOT, capture_output=True, text=True, timeout=60,
+  )  # fmt: skip
+  assert done.returncode == 75
+  assert 'waiting: rank 1, rank 2 have not come yet (1 of 3' in done.stdout
+  assert 'rank 1, rank 2 have not come within 12 s' in done.stderr
+
+
+@pytest.mark.parametrize(
+  'where', ['import', pytest.param('devices', marks=_SOAK)]
+)
+def test_a_rank_that_is_stuck_while_jax_starts_is_named(tmp_path, where):
+  """Of a file system that hangs, or a driver."""
+  keys = {'cluster.rendezvous_timeout': '8'}
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys),
+    environment={'ANP_STUCK': f'1 {where}'},
+  ) as ranks:  # fmt: skip
+    assert ranks.wait(60) == [75, 75], ranks.text(0) + ranks.text(1)
+    for rank in (0, 1):
+      assert re.search(r'error: .*rank 1 on \S+ is late', ranks.text(rank))
+    assert 'phased.py' in ranks.text(1)  # its stack
+
+
+def test_ctrl_c_while_jax_waits_for_the_others(tmp_path):
+  """In native code, which no exception gets into; the others hear of it."""
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run'),
+    environment={'ANP_STUCK': '1 import'},
+  ) as ranks:  # fmt: skip
+    # JAX's own port: rank 0 waits there for rank 1, which never comes.
+    pid = ranks.processes[0].pid
+    deadline = time.monotonic() + 60
+    while len(_listening(pid)) < 2:
+      assert time.monotonic() < deadline, ranks.text(0)
+      time.sleep(0.1)
+    time.sleep(1)
+    ranks.processes[0].send_signal(signal.SIGINT)
+    assert ranks.wait(20) == [130, 130], ranks.text(0) + ranks.text(1)
+    for rank in (0, 1):
+      assert re.search('error: .*interrupted', ranks.text(rank))
+      assert 'Traceback' not in ranks.text(rank)
+
+
+def _listening(pid):
+  """Inodes of the TCP sockets on which a process listens."""
+  folder = pathlib.Path(f'/proc/{pid}')
+  rows = [
+    line.split()
+    for name in ('tcp', 'tcp6')
+    for line in (folder / 'net' / name).read_text().splitlines()[1:]
+  ]
+  listening = {f'socket:[{row[9]}]' for row in rows if row[3] == '0A'}
+  return listening & {
+    os.readlink(link) for link in (folder / 'fd').iterdir() if link.is_symlink()
+  }
+
+
+def test_nobody_at_the_coordinator(tmp_path):
+  done = subprocess.run(
+    [
+      os.sys.executable, 'main.py', '--num_processes=2', '--process_id=1',
+      f'--coordinator=127.0.0.1:{launching.free_port()}',
+      '--config.cluster.rendezvous_timeout=3',
+      *launching.arguments(tmp_path / 'run'),
+    ],
+    cwd=launching.ROOT, capture_output=True, text=True, timeout=60,
+  )  # fmt: skip
+  assert done.returncode == 75
+  assert 'no answer from rank 0' in done.stderr
+  assert 'loopback' in done.stderr
+
+
+@pytest.mark.soak
+def test_launch_local(tmp_path):
+  """As the documentation has it; and its status is that of the failing rank."""
+  command = ['scripts/launch_local.sh', '2', '--devices=2', '--bind']
+  environment = {**os.environ, 'PYTHON': os.sys.executable}
+  done = subprocess.run(
+    [*command, *launching.arguments(tmp_path / 'run')],
+    cwd=launching.ROOT, env=environment, capture_output=True, text=True,
+    timeout=120,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert 'devices  4 x cpu' in done.stdout
+  failed = subprocess.run(
+    [*command, *launching.arguments(tmp_path / 'new', **{
+      'mesh.data': '3'})],
+    cwd=launching.ROOT, env=environment, capture_output=True, text=True,
+    timeout=120,
+  )  # fmt: skip
+  assert failed.returncode == 2
+  assert 'config.mesh (data=3, model=1) does not fit 4 cpu' in failed.stderr
+
+
+def test_launch_local_passes_signals_on(tmp_path):
+  process = subprocess.Popen(
+    [
+      'scripts/launch_local.sh', '2',
+      *launching.arguments(tmp_path / 'run', **_LONG),
+    ],
+    cwd=launching.ROOT, env={**os.environ, 'PYTHON': os.sys.executable},
+    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+  )  # fmt: skip
+  for line in process.stdout:
+    if '5/100000' in line:
+      process.send_signal(signal.SIGTERM)
+      break
+  rest = process.stdout.read()
+  assert process.wait(60) == 0, rest
+  assert 'stopped at step' in rest
+
+
+@pytest.fixture
+def photographs(tmp_path):
+  """A tree of which one file is no image; the keys that name it."""
+  rng = np.random.default_rng(0)
+  for split, count in (('train', 24), ('validation', 8)):
+    for i in range(count):
+      path = tmp_path / 'tree' / split / f'class_{"ab"[i % 2]}' / f'{i:03}.png'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+  (tmp_path / 'tree/train/class_b/003.png').write_bytes(b'no image')
+  return {'data.source': 'folder', 'data.path': str(tmp_path / 'tree')}
+
+
+@pytest.mark.soak
+def test_processes_count_damage_like_one(tmp_path, photographs):
+  for name, count in (('one', 1), ('many', 2)):
+    launching.run(
+      tmp_path / name, count,
+      launching.arguments(tmp_path / name / 'run', **photographs),
+    )  # fmt: skip
+  _compare(tmp_path / 'one/run', tmp_path / 'many/run', 1e-5)
+  last = [telemetry.read(str(tmp_path / w / 'run'))[-2]
+          for w in ('one', 'many')]  # fmt: skip
+  # 12 steps of 16 rows are eight epochs of 24.
+  assert [r['damaged'] for r in last] == [8, 8]
+
+
+def test_damage_ends_all_processes(tmp_path, photographs):
+  """Also the one whose own rows are all whole."""
+  keys = {**photographs, 'data.max_damaged': '0'}
+  with launching.Ranks(
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)
+  ) as ranks:
+    assert ranks.wait() == [1, 1]
+    for rank in (0, 1):
+      assert 'config.data.max_damaged=0 allows' in ranks.text(rank)

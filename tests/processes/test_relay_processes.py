@@ -1,0 +1,119 @@
+"""A ring over real processes, one of which is killed."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from anp_jax.config import command_line
+from anp_jax.reporting import telemetry
+from anp_jax.runtimes.relay import spans as spans_lib
+from tests import event_files
+from tests import launching
+from tests import relaying
+
+pytestmark = pytest.mark.multiprocess
+
+MODELS = ('seed=1', 'seed=2', 'ema=0.9; optimizer.name=adam')
+_KEYS = {
+  'strategy.name': 'relay',
+  'duration': '3 epochs',
+  'eval.every': '1 epochs',
+  'model.name': 'tests.user_network:PlainNet',
+  'model.norm_group': '2',
+  'schedule.warmup': '0 steps',
+  'batch_size': '4',
+  'data.image_size': '8',
+  'data.resize': '8',
+  'checkpoint.every': '5 steps',
+}
+
+
+def _arguments(folder, models, **keys):
+  return launching.arguments(
+    folder / 'run', **{**_KEYS, 'strategy.models': str(models), **keys}
+  )
+
+
+def _config(arguments):
+  overrides, _ = command_line.split_overrides(arguments)
+  return command_line.load('configs/resnet_anp.py:tiny', overrides)
+
+
+@pytest.mark.parametrize(
+  'processes, devices',
+  [(2, 1), pytest.param(2, 2, marks=pytest.mark.soak),
+   pytest.param(3, 1, marks=pytest.mark.soak)],
+)  # fmt: skip
+def test_over_processes(tmp_path, processes, devices):
+  arguments = _arguments(tmp_path, MODELS, **{'log.tensorboard': 'True'})
+  texts = launching.run(tmp_path, processes, arguments, devices)
+  assert 'finished' in texts[0]
+  stations = processes * devices
+  sizes = json.loads((tmp_path / 'run' / 'relay.json').read_text())['parts']
+  assert len(sizes) == stations
+  relaying.assert_same(tmp_path / 'run', _config(arguments), sizes, range(3))
+  for index in range(3):
+    _assert_shown(tmp_path / 'run' / 'models' / f'{index:03}')
+  if stations > 2:
+    return
+  # Models alone travel: to the other station after each visit but the last, and
+  # what a score needs where that is due at the other one.
+  spans = spans_lib.read(str(tmp_path / 'run'))
+  want = 0
+  for model in range(3):
+    leaves = relaying.ended(tmp_path / 'run', model)
+    scored = [
+      v for k, v in leaves.items() if k.startswith(('params/', 'stats/'))
+    ]
+    # Laps end at station 1; station 0 makes the last scores.
+    scores = sum((model + lap) % 2 == 0 for lap in (1, 2)) + 1
+    want += 5 * _size(leaves.values()) + scores * _size(scored)
+  assert sum(s['bytes'] for s in spans if s['what'] == 'send') == want
+
+
+def _assert_shown(folder):
+  """Each line of metrics.jsonl is shown once by TensorBoard, and no other."""
+  lines = telemetry.read(str(folder))
+  for kind, below in (('train', ''), ('validation', 'validation')):
+    points = event_files.points(folder / 'tensorboard' / below)
+    want = {
+      (f'{kind}/{name}', r['step']): [np.float32(value)]
+      for r in lines if r['kind'] == kind
+      for name, value in r.items()
+      if name not in ('kind', 'step', 'time', 'epoch')
+    }  # fmt: skip
+    assert len(want) > 5 and points == want
+
+
+def _size(leaves):
+  return sum(leaf.nbytes for leaf in leaves)
+
+
+def test_killed_node_is_started_again(tmp_path):
+  arguments = _arguments(
+    tmp_path, MODELS, duration='14 epochs', **{'log.tensorboard': 'True'}
+  )
+  folder = tmp_path / 'run' / 'relay.jsonl'
+  with launching.Ranks(tmp_path, 2, arguments) as ranks:
+    end = time.monotonic() + 90
+    while not folder.exists() or folder.read_text().count('\n') < 9:
+      assert time.monotonic() < end, ranks.text(0)
+      time.sleep(0.02)
+    ranks.processes[1].kill()
+    codes = ranks.wait(60)
+    assert codes == [75, -9], ranks.text(0)
+  launching.run(tmp_path, 2, arguments)
+  config = _config(arguments)
+  relaying.assert_same(tmp_path / 'run', config, (35, 35), range(3), 14)
+  records = [json.loads(x) for x in folder.read_text().splitlines()]
+  seen = sorted((r['model'], r['laps']) for r in records)
+  assert seen == [(m, k) for m in range(3) for k in range(1, 15)]
+  for model in range(3):
+    own = tmp_path / 'run' / 'models' / f'{model:03}'
+    lines = [r for r in telemetry.read(str(own)) if r['kind'] == 'validation']
+    assert len(lines) == len({r['step'] for r in lines}) == 14
+    # What was not written out when it was killed is not there.
+    shown = event_files.points(own / 'tensorboard')
+    assert all(len(values) == 1 for values in shown.values())

@@ -1,0 +1,48 @@
+"""scripts/slurm/server.sbatch as it stands, on a real cluster."""
+
+import subprocess
+import sys
+
+import pytest
+
+from anp_jax.runtimes.server import log as log_lib
+from tests import launching
+from tests import slurm_cluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope='module')
+def cluster():
+  with slurm_cluster.found() as found:
+    yield found
+    found.cancel_all()
+
+
+def test_two_nodes_and_their_replay(cluster, tmp_path):
+  arguments = launching.arguments(
+    tmp_path / 'run',
+    **{
+      'duration': '300 steps',
+      'strategy.servers': '2',
+      'eval.every': '300 steps',
+      'checkpoint.every': '100 steps',
+    },
+  )
+  job = cluster.submit(
+    'scripts/slurm/server.sbatch', ['--nodes=2'], arguments,
+    tmp_path / 'job.log',
+  )  # fmt: skip
+  cluster.wait(job)
+  logs = tmp_path / 'run' / 'logs'
+  text = (logs / f'{job}-0.log').read_text()
+  assert 'async: 2 workers, 2 servers beside them' in text, text
+  records = log_lib.read(str(tmp_path / 'run'))
+  tickets = [r['parts'][0]['ticket'][0] for r in records if 'order' in r]
+  assert sorted(tickets) == list(range(300))
+  found = subprocess.run(
+    [sys.executable, '-m', 'anp_jax.runtimes.server.replay',
+     str(tmp_path / 'run')],
+    cwd=launching.ROOT, capture_output=True, text=True,
+  )  # fmt: skip
+  assert found.returncode == 0, found.stdout + found.stderr

@@ -1,0 +1,513 @@
+"""evaluation: its numbers are scikit-learn's, its files those of the rows."""
+
+import csv
+import json
+import pathlib
+
+import jax
+import numpy as np
+from PIL import Image
+import pytest
+from sklearn import metrics
+
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.config import command_line
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.data.sources import label_mapping
+from anp_jax.reporting.analysis import figures
+from anp_jax.reporting.analysis import files
+from anp_jax.reporting.analysis import pictures
+from anp_jax.reporting.analysis import results as results_lib
+from tests import launching
+
+ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
+NAMES = tuple(f'{a}_{n}' for a in ADJECTIVES for n in NOUNS)
+KNOWN = vocabulary_lib.Vocabulary(NAMES)
+COUNT = 400
+HELD_OUT = ('big_cat', 'red_tree')
+
+
+def _softmax(x):
+  e = np.exp(x - x.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)
+
+
+def _rows(seed=0, lost=3):
+  """Rows of a made-up network, with the probabilities behind them.
+
+  The last class has no example, and the one before is never predicted.
+  """
+  random = np.random.default_rng(seed)
+  labels = random.integers(0, len(NAMES) - 1, COUNT)
+  logits = random.normal(size=(COUNT, len(NAMES)))
+  logits[np.arange(COUNT), labels] += 1.5
+  logits[:, -2] = -9
+  scores = _softmax(logits)
+  order = np.argsort(-scores, 1)
+  rows = {
+    'label': labels.astype(np.int32),
+    'weight': np.ones(COUNT, np.float32),
+    'classes': order[:, :5].astype(np.int32),
+    'probabilities': np.take_along_axis(scores, order[:, :5], 1),
+    'rank': (order == labels[:, None]).argmax(1) + 1,
+    'own': scores[np.arange(COUNT), labels],
+    'loss': -np.log(scores[np.arange(COUNT), labels]),
+  }
+  for part, ids, k in (
+    ('adjective', KNOWN.adjective_ids(), 3), ('noun', KNOWN.noun_ids(), 4),
+  ):  # fmt: skip
+    sums = np.stack([scores[:, ids == i].sum(1) for i in range(k)], 1)
+    rows[part] = sums.argmax(1)
+    rows[f'{part}_probability'] = sums.max(1)
+  rows['weight'][:lost] = 0  # files that could not be read
+  return rows, scores
+
+
+@pytest.fixture(scope='module')
+def made():
+  rows, scores = _rows()
+  sizes = np.arange(len(NAMES)) * 10
+  return results_lib.Results(KNOWN, rows, sizes), scores
+
+
+def test_classes_are_scikit_learns(made):
+  results, scores = made
+  seen = results.seen
+  labels, predicted = results.rows['label'][seen], scores[seen].argmax(1)
+  report = metrics.classification_report(
+    labels, predicted, labels=range(len(NAMES)), target_names=NAMES,
+    output_dict=True, zero_division=0,
+  )  # fmt: skip
+  for row in results.classes()[:-1]:
+    want = report[row['class']]
+    # A class that nothing is called has no precision; scikit-learn says 0.
+    assert (row['precision'] or 0) == pytest.approx(
+      want['precision'], abs=1e-12
+    )
+    assert row['recall'] == row['top1'] == pytest.approx(want['recall'])
+    assert row['f1'] == pytest.approx(want['f1-score'], abs=1e-12)
+    assert row['images'] == want['support']
+  last = results.classes()[-1]
+  assert (last['images'], last['recall'], last['f1']) == (0, None, None)
+  assert last['training_images'] == 110
+  assert results.classes()[-2]['precision'] is None
+  found = results.scores()
+  want = metrics.balanced_accuracy_score(labels, predicted)
+  assert found['macro_accuracy'] == pytest.approx(want, abs=1e-12)
+  part = results.parts[0]
+  assert part.hits.mean() == metrics.accuracy_score(labels, predicted)
+  images = np.array([row['images'] for row in results.classes()])
+  top5 = np.array([row['top5'] or 0 for row in results.classes()])
+  want = metrics.top_k_accuracy_score(
+    labels, scores[seen], k=5, labels=range(len(NAMES))
+  )
+  assert (images * top5).sum() / images.sum() == pytest.approx(want)
+
+
+def test_confusions_are_scikit_learns(made):
+  results, _ = made
+  for part in results.parts:
+    everything = np.arange(len(part.names))
+    want = metrics.confusion_matrix(
+      part.labels, part.predicted, labels=everything
+    )
+    np.testing.assert_array_equal(part.matrix(everything), want)
+    wrong = want - np.diag(np.diag(want))
+    assert sum(n for *_, n in part.confusions) == wrong.sum()
+    label, predicted, times = part.confusions[0]
+    assert times == wrong.max() == wrong[label, predicted]
+    want = metrics.balanced_accuracy_score(part.labels, part.predicted)
+    assert part.macro_accuracy == pytest.approx(want, abs=1e-12)
+  worst = results.classes()[0]
+  wrong = results.parts[0].matrix(np.arange(len(NAMES)))[0]
+  wrong[0] = 0
+  assert worst['times'] == wrong.max()
+  assert wrong[NAMES.index(worst['most_confused_with'])] == wrong.max()
+
+
+def test_held_out_classes_by_hand():
+  rows, scores = _rows(lost=0)
+  held_out = (2, 5)
+  chosen = scores[:, held_out]
+  rows['held_out'] = np.array(held_out)[chosen.argmax(1)]
+  found = results_lib.Results(KNOWN, rows, None, held_out).scores()
+  labels, predicted = rows['label'], scores.argmax(1)
+  ours = (labels == 2) | (labels == 5)
+  assert found['seen_classes'] == (labels == predicted)[~ours].mean()
+  assert found['held_out_classes'] == (labels == predicted)[ours].mean()
+  best = np.where(chosen[:, 0] > chosen[:, 1], 2, 5)
+  assert found['held_out_among_themselves'] == (labels == best)[ours].mean()
+
+
+def test_calibration_error_in_closed_form():
+  # Four of 90 %, half right; one of 60 %, right; one of exactly 3/15, wrong.
+  confidence = [0.9, 0.9, 0.9, 0.9, 0.6, 0.2]
+  hits = np.array([1, 0, 1, 0, 1, 0], bool)
+  found = results_lib.calibration(confidence, hits)
+  assert found.error == pytest.approx((4 * 0.4 + 0.4 + 0.2) / 6, abs=1e-12)
+  # Bins are open below: 0.2 is the end of the third, 0.9 in the fourteenth.
+  assert np.flatnonzero(found.counts).tolist() == [2, 8, 13]
+  assert found.counts.sum() == 6 and found.accuracies[13] == 0.5
+  assert results_lib.calibration([0.3, 1.0], [0, 1]).counts[14] == 1
+  certain = results_lib.calibration(np.full(10, 1.0), np.arange(10) < 7)
+  assert certain.error == pytest.approx(0.3, abs=1e-12)
+  assert np.isnan(results_lib.calibration([], []).error)
+
+
+def test_words_that_are_confused_stand_side_by_side():
+  """Of 500 words, the forty with the most errors, in their couples."""
+  random = np.random.default_rng(0)
+  labels = np.repeat(np.arange(500), 10)
+  predicted = labels.copy()
+  couples = random.permutation(500)[:40].reshape(20, 2)
+  for i, (a, b) in enumerate(couples):
+    for x, y in ((a, b), (b, a)):
+      predicted[np.flatnonzero(labels == x)[: 2 + i % 8]] = y
+  part = results_lib.Part(
+    'noun', 'nouns', tuple(f'word{i}' for i in range(500)), labels, predicted,
+    np.ones(len(labels)),
+  )  # fmt: skip
+  order = figures.shown(part).tolist()
+  assert sorted(order) == sorted(couples.ravel().tolist())
+  for a, b in couples.tolist():
+    assert abs(order.index(a) - order.index(b)) == 1
+  some = results_lib.Part('noun', 'nouns', part.names[:5], labels[:30],
+                          labels[:30], np.ones(30))  # fmt: skip
+  assert figures.shown(some).tolist() == [0, 1, 2]
+
+
+class _Source:
+  """Pixels that show their own index, and places that need care."""
+
+  kind = 'pixels'
+  name = 'photographs: validation'
+  vocabulary = KNOWN
+
+  def __init__(self, labels):
+    self._labels = labels
+
+  def __len__(self):
+    return len(self._labels)
+
+  def read(self, indices):
+    images = [np.full((20, 20, 3), i % 251, np.uint8) for i in indices]
+    return images, self._labels[indices]
+
+  def where(self, index):
+    return f'a, "b"/{index}\udcff.png'
+
+
+def _table(path):
+  with open(path, newline='', encoding='utf-8') as f:
+    return list(csv.DictReader(f))
+
+
+@pytest.fixture(scope='module')
+def folder(made, tmp_path_factory):
+  results, _ = made
+  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  config.data.image_size = config.data.resize = 20
+  place = str(tmp_path_factory.mktemp('evaluation'))
+  source = _Source(results.rows['label'])
+  facts = {'step': 7, 'data': source.name, 'damaged': 3,
+           'scores': {'examples': 397, 'anp_top1': 0.5}}  # fmt: skip
+  said = files.write(place, config, source, results, facts)
+  return place, said
+
+
+def test_files_hold_what_the_rows_hold(made, folder):
+  results, scores = made
+  place, said = folder
+  path = pathlib.Path(place)
+  lines = _table(path / 'predictions.csv')
+  assert len(lines) == COUNT
+  for i in (0, 5, COUNT - 1):
+    assert lines[i]['index'] == str(i)
+    assert lines[i]['file'] == f'a, "b"/{i}\\udcff.png'
+  for i in (5, COUNT - 1):
+    assert lines[i]['label'] == NAMES[results.rows['label'][i]]
+  # It could not be read: the label in its row is that of a stand-in.
+  assert lines[0]['predicted'] == lines[0]['label'] == ''
+  order = np.argsort(-scores[5])
+  assert lines[5]['predicted'] == NAMES[order[0]]
+  assert lines[5]['predicted_5'] == NAMES[order[4]]
+  assert float(lines[5]['probability']) == pytest.approx(
+    scores[5].max(),
+    rel=1e-5,  # six digits
+  )
+  rank = order.tolist().index(results.rows['label'][5]) + 1
+  assert lines[5]['rank_of_label'] == str(rank)
+  classes = _table(path / 'classes.csv')
+  assert [row['class'] for row in classes] == list(NAMES)
+  assert classes[0]['noun'] == 'cat' and classes[-1]['recall'] == ''
+  assert json.loads((path / 'scores.json').read_text()) == said
+  page = (path / 'evaluation.md').read_text()
+  assert 'Checkpoint of step 7, 397 images, 3 of which' in page
+  for file in said['files'].values():
+    assert f'({file})' in page and (path / file).exists()
+
+
+def test_figures_are_pictures_of_a_sane_size(folder):
+  place, said = folder
+  drawn = [f for f in said['files'].values() if f.endswith('.png')]
+  assert sorted(drawn) == [
+    'calibration.png', 'class_sizes.png', 'confused_pairs.png',
+    'confusion_adjectives.png', 'confusion_nouns.png',
+  ]  # fmt: skip
+  for file in drawn:
+    with Image.open(pathlib.Path(place) / file) as image:
+      assert image.format == 'PNG'
+      assert 300 <= min(image.size) and max(image.size) <= 3000
+      assert len(set(image.convert('L').tobytes())) > 20
+
+
+def test_examples_are_right_and_wrong_as_the_network_sees_them(made, folder):
+  results, scores = made
+  place, said = folder
+  right = [e for e in said['examples'] if e['right']]
+  wrong = [e for e in said['examples'] if not e['right']]
+  assert len(right) == len(wrong) == 12
+  for example in said['examples']:
+    index = int(example['file'].removesuffix('.png'))
+    assert (scores[index].argmax() == results.rows['label'][index]) == (
+      example['right']
+    )
+    with Image.open(pathlib.Path(place, 'examples', example['file'])) as image:
+      assert image.size == (20, 20)
+      assert set(np.asarray(image).ravel()) == {index % 251}
+  sure = [e['probability'] for e in wrong]
+  assert sure == sorted(sure, reverse=True)
+  choice = pictures.choose(results)
+  label, predicted, times, confused, others = choice.pairs[0]
+  for index in confused:
+    assert results.rows['label'][index] == label
+    assert scores[index].argmax() == predicted
+  assert all(results.rows['label'][i] == predicted for i in others)
+  assert len(confused) == min(times, 5)
+
+
+@pytest.mark.parametrize('sizes', [np.full(12, 7), np.arange(12)])
+def test_accuracy_by_class_size_is_drawn(made, tmp_path, sizes):
+  results, _ = made
+  figures.sizes(str(tmp_path / 'a.png'), results.parts[0], sizes)
+  assert Image.open(tmp_path / 'a.png').size[0] > 600
+
+
+def test_labels_are_found_by_the_names_of_classes():
+  class Other(_Source):
+    name = 'other'
+    vocabulary = vocabulary_lib.Vocabulary(('red_sun', 'big_cat'))
+
+    def labels(self):
+      return self._labels
+
+  source = Other(np.array([0, 1, 1], np.int32))
+  found = label_mapping.relabelled(source, KNOWN)
+  assert found.labels().tolist() == [NAMES.index('red_sun'), 0, 0]
+  assert found.read(np.array([2, 0]))[1].tolist() == [0, NAMES.index('red_sun')]
+  assert (len(found), found.vocabulary, found.name) == (3, KNOWN, 'other')
+  assert label_mapping.relabelled(_Source(None), KNOWN).vocabulary is KNOWN
+  # The run's classes are pairs, whatever the names alone would tell.
+  Other.vocabulary = KNOWN.with_pairs('no')
+  assert label_mapping.relabelled(source, KNOWN).vocabulary is KNOWN
+  Other.vocabulary = vocabulary_lib.Vocabulary(('big_cat', 'red_sunn'))
+  with pytest.raises(
+    config_lib.ConfigError, match="other has the class 'red_sunn'.*'red_sun'"
+  ):
+    label_mapping.relabelled(source, KNOWN)
+
+
+# A run, from training to the evaluation of other data.
+
+
+def _save(path, names, count, seed, split='validation'):
+  """Images whose brightness is their class's place among NAMES."""
+  random = np.random.default_rng(seed)
+  labels = random.integers(0, len(names), count)
+  places = np.array([NAMES.index(name) for name in names])[labels]
+  images = (
+    random.integers(0, 20, (count, 16, 16, 3))
+    + 19 * (places[:, None, None, None])
+  )
+  arrays = {
+    f'{split}_images': images.astype(np.uint8), f'{split}_labels': labels,
+    'class_names': np.array(names),
+  }  # fmt: skip
+  if path.exists():
+    with np.load(path) as before:
+      arrays = {**before, **arrays}
+  np.savez(path, **arrays)
+  return labels
+
+
+def _tiny(path):
+  config = command_line.load('configs/resnet_anp.py:tiny', {
+    'data.image_size': '16', 'data.resize': '16', 'data.source': 'arrays',
+    'data.path': str(path), 'eval.examples': 'True', 'log.tensorboard': 'False',
+    'model.name': 'tests.user_network:SmallNet', 'duration': '6 steps',
+    'data.held_out': repr(HELD_OUT),
+  })  # fmt: skip
+  return config
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory, quick_compiles):
+  """A finished run whose training data are gone."""
+  place = tmp_path_factory.mktemp('run')
+  data = place / 'set.npz'
+  labels = _save(data, NAMES, 64, 0, 'train')
+  _save(data, NAMES, 50, 1)
+  config = _tiny(data)
+  with pytest.MonkeyPatch.context() as patch:
+    first = jax.devices()[:1]
+    patch.setattr(jax, 'devices', lambda: first)
+    scores = train.run(config, str(place / 'work'))
+  data.unlink()
+  return place, config, scores | {'labels': labels}
+
+
+def test_a_training_ends_with_an_evaluation_and_a_page(run):
+  place, _, scores = run
+  folder = place / 'work' / 'evaluation' / '6-validation'
+  said = json.loads((folder / 'scores.json').read_text())
+  assert said['step'] == 6 and said['scores']['examples'] == 50
+  assert said['scores']['anp_top1'] == scores['anp_top1']
+  rows = _table(folder / 'predictions.csv')
+  right = sum(row['label'] == row['predicted'] for row in rows)
+  assert right / 50 == pytest.approx(scores['anp_top1'], abs=1e-6)
+  for i, row in enumerate(_table(folder / 'classes.csv')):
+    count = 0 if NAMES[i] in HELD_OUT else (scores['labels'] == i).sum()
+    assert int(row['training_images']) == count
+  ours = [row for row in rows if row['label'] in HELD_OUT]
+  right = sum(row['label'] == row['predicted'] for row in ours)
+  assert said['scores']['held_out_classes'] == right / len(ours)
+  assert 0 <= right / len(ours) <= said['scores']['held_out_among_themselves']
+  page = (place / 'work' / 'report' / 'index.html').read_text()
+  assert page.count('data:image/png') >= 6 + 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'devices',
+  [1, 8, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4))],
+)
+def test_other_data_of_the_runs_classes_on_any_devices(
+  run, tmp_path, monkeypatch, devices, capsys
+):  # fmt: skip
+  place, config, _ = run
+  some = ('red_tree', 'big_cat', 'old_sun')
+  labels = _save(tmp_path / 'other.npz', some, 21, 3, 'test')
+  config = config.copy_and_resolve_references()
+  config.data.path = str(tmp_path / 'other.npz')
+  config.data.eval_split = 'test'
+  config.data.source = 'arrays'
+  chosen = jax.devices()[:devices]
+  monkeypatch.setattr(jax, 'devices', lambda: chosen)
+  output = tmp_path / 'out'
+  scores = train.run(
+    config, str(place / 'work'), 'evaluate', output=str(output)
+  )
+  assert scores['examples'] == 21
+  rows = _table(output / 'predictions.csv')
+  assert [row['label'] for row in rows] == [some[i] for i in labels]
+  text = capsys.readouterr().out
+  assert 'checkpoint of step 6, 21 images' in text
+  assert 'macro_accuracy' in text and str(output) in text
+  # The first one's file is the others' too.
+  kept = place / 'first.csv'
+  if not kept.exists():
+    kept.write_bytes((output / 'predictions.csv').read_bytes())
+  for row, want in zip(rows, _table(kept)):
+    assert row['predicted'] == want['predicted']
+    # Six digits of float32, whose sums are in another order.
+    assert float(row['probability']) == pytest.approx(
+      float(want['probability']), rel=1e-4
+    )
+
+
+def test_a_class_that_the_run_does_not_know_is_one_line(run, tmp_path):
+  place, config, _ = run
+  _save(tmp_path / 'a.npz', NAMES[:2], 8, 0)
+  with np.load(tmp_path / 'a.npz') as found:
+    arrays = dict(found, class_names=np.array(['big_cat', 'old_sunn']))
+  np.savez(tmp_path / 'a.npz', **arrays)
+  config = config.copy_and_resolve_references()
+  config.data.path = str(tmp_path / 'a.npz')
+  with pytest.raises(config_lib.ConfigError) as e:
+    train.run(config, str(place / 'work'), 'evaluate')
+  text = str(e.value)
+  assert "'old_sunn'" in text and "did you mean 'old_sun'" in text
+  assert '\n' not in text
+
+
+def test_another_network_is_refused_but_no_other_data(run, tmp_path):
+  place, config, _ = run
+  _save(tmp_path / 'a.npz', NAMES, 8, 0)
+  config = config.copy_and_resolve_references()
+  config.data.path = str(tmp_path / 'a.npz')
+  config.seed = 3
+  with pytest.raises(config_lib.ConfigError, match='config.seed is 3'):
+    train.run(config, str(place / 'work'), 'evaluate')
+
+
+class _Flags:
+  config, mode, checkpoint, output = '', 'evaluate', 'newest', ''
+
+
+def test_the_config_of_a_run_is_in_its_workdir(run, tmp_path):
+  place, config, _ = run
+  _save(tmp_path / 'a.npz', NAMES, 8, 0)
+  flags = _Flags()
+  flags.workdir = str(place / 'work')
+  path = str(tmp_path / 'a.npz')
+  found, workdir = command_line.from_flags(flags, {'data.path': path})
+  assert workdir == str(place / 'work')
+  want = config.copy_and_resolve_references()
+  want.data.path = path
+  assert config_lib.flat(found) == config_lib.flat(want)
+  with pytest.raises(config_lib.ConfigError, match='data.path'):
+    command_line.from_flags(flags, {})  # the data are gone
+  flags.mode = 'train'
+  with pytest.raises(config_lib.ConfigError, match='--config=FILE'):
+    command_line.from_flags(flags, {'data.path': path})
+  flags.mode, flags.workdir = 'evaluate', str(tmp_path)
+  with pytest.raises(config_lib.ConfigError, match='--config=FILE'):
+    command_line.from_flags(flags, {})
+
+
+def test_a_folder_to_write_to_is_for_evaluations(run, tmp_path):
+  flags = _Flags()
+  flags.config, flags.workdir = 'configs/resnet_anp.py:tiny', str(tmp_path)
+  flags.mode, flags.output = 'train', 'out'
+  with pytest.raises(config_lib.ConfigError, match='--output=out'):
+    command_line.from_flags(flags, {})
+  flags.mode, flags.output = 'evaluate', str(tmp_path / 'file')
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(config_lib.ConfigError, match='is a file'):
+    command_line.from_flags(flags, {})
+  flags.config, flags.output = 'configs/relay_anp.py:tiny', 'out'
+  with pytest.raises(config_lib.ConfigError, match='leaderboard'):
+    command_line.from_flags(flags, {})
+
+
+@pytest.mark.multiprocess
+def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
+  first = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: first)
+  config = command_line.load('configs/resnet_anp.py:tiny', launching.TINY)
+  work = str(tmp_path / 'work')
+  train.run(config, work)
+  train.run(config, work, 'evaluate')
+  texts = launching.run(
+    tmp_path / 'logs', 2,
+    [f'--workdir={work}', '--mode=evaluate', f'--output={tmp_path / "two"}'],
+  )  # fmt: skip
+  assert 'checkpoint of step 12, 70 images' in texts[0]
+  one = _table(tmp_path / 'work/evaluation/12-validation/predictions.csv')
+  two = _table(tmp_path / 'two/predictions.csv')
+  assert len(one) == len(two) == 70
+  for a, b in zip(one, two):
+    assert a['label'] == b['label']
+    # A device has other rows: float32 sums may be in another order.
+    assert float(a['loss']) == pytest.approx(float(b['loss']), rel=1e-4)

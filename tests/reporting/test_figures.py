@@ -1,0 +1,336 @@
+"""Every figure, read back: no markup, no labels that meet, nothing cut off."""
+
+import matplotlib
+import matplotlib.figure
+import numpy as np
+import pytest
+
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.data.show import draw
+from anp_jax.data.show import stats
+from anp_jax.predict import sheet
+from anp_jax.reporting.analysis import figures
+from anp_jax.reporting.analysis import pictures
+from anp_jax.reporting.analysis import results as results_lib
+from anp_jax.reporting.run_page import curves
+from anp_jax.system import drawing
+from scripts.study import grid
+from scripts.study import plots
+from scripts.study import results as study_results
+from tests import figure_text
+
+_LONG = 'an extraordinarily long name_of a class that no figure has room for'
+
+
+def _faults(function, *arguments):
+  """What is wrong with the text of each picture that a function writes."""
+  lines, count = [], 0
+  with (
+    figure_text.matplotlib_figures() as drawn,
+    figure_text.pillow_sheets() as sheets,
+  ):
+    function(*arguments)
+  for figure in drawn:
+    texts = figure_text.of_figure(figure)
+    lines += figure_text.faults(figure.bbox.size, texts)
+    lines += figure_text.repeated_ticks(figure)
+    count += len(texts)
+  for one in sheets:
+    lines += figure_text.faults(*one)
+    count += len(one[1])
+  assert count  # else nothing was read back
+  return lines
+
+
+def _part(classes, examples, name='class', long=False):
+  random = np.random.default_rng(0)
+  names = tuple(f'{_LONG if long else "c"}{i:03}' for i in range(classes))
+  labels = random.integers(0, classes, examples)
+  labels[:classes] = np.arange(classes)[:examples]
+  wrong = random.random(examples) < 0.3
+  predicted = np.where(wrong, random.integers(0, classes, examples), labels)
+  confidence = random.uniform(0.2, 1, examples)
+  plural = vocabulary_lib.plural(name)
+  return results_lib.Part(name, plural, names, labels, predicted, confidence)
+
+
+def test_what_is_wrong_with_a_figure_is_told():
+  """As drawn with matplotlib's own formatter, of which nothing is read."""
+  with (
+    matplotlib.rc_context(drawing.STYLE),
+    figure_text.matplotlib_figures() as drawn,
+  ):
+    figure = matplotlib.figure.Figure(figsize=(3, 2))
+    axis = figure.subplots()
+    axis.set_xscale('log')
+    axis.set_xlim(80, 200)
+    axis.text(1.2, 0.5, 'far away', transform=axis.transAxes)
+    axis.set_yticks((0.1, 0.9), ('1', '1'))
+    figure.savefig('unused.png')
+  lines = figure_text.faults(
+    drawn[0].bbox.size, figure_text.of_figure(drawn[0])
+  )
+  for word in ('markup', 'overlap', 'cut off'):
+    assert any(line.startswith(f'{word}: ') for line in lines)
+  assert figure_text.repeated_ticks(drawn[0]) == ["repeated: ['1', '1']"]
+  box = 'over', (5, 0, 15, 9)
+  told = ["over the edge of a bar: 'over'"]
+  assert figure_text.faults((99, 99), [box], [(0, 0, 10, 9)]) == told
+  assert not figure_text.faults((99, 99), [box], [(0, 0, 20, 9)])
+
+
+@pytest.mark.parametrize(
+  'sizes',
+  [
+    [5],
+    [7] * 10,
+    [100, 101, 104, 109],
+    [1200, 1201],
+    [100, 140, 190, 235],
+    [1, 2],
+    [0, 0, 1],
+    [0, 40, 40],
+    [19, 96],
+    [20, 300, 900],
+    [0, 1, 3, 50, 1000, 5000, 100_000, 1_300_000],
+    [1_000_000, 1_009_000],
+  ],
+)
+def test_accuracy_by_class_size(sizes):
+  part = _part(len(sizes), 40)
+  assert _faults(figures.sizes, 'a.png', part, np.array(sizes)) == []
+
+
+def test_sizes_that_are_far_apart_are_on_a_log_axis():
+  part = _part(4, 40)
+  for sizes, scale, labels in (
+    ((100, 120, 140, 160), 'linear', ['100', '120', '140', '160']),
+    ((0, 3, 10, 90), 'log', ['0', '1', '2', '5', '10', '20', '50', '100']),
+    ((1, 10, 500, 2000), 'log', ['1', '10', '100', '1,000']),
+  ):
+    with figure_text.matplotlib_figures() as drawn:
+      figures.sizes('a.png', part, np.array(sizes))
+    (axis,) = drawn[0].axes
+    assert axis.get_xscale() == scale
+    low, high = axis.get_xlim()
+    shown = [
+      tick.label1.get_text() for tick in axis.xaxis.get_major_ticks()
+      if low <= tick.get_loc() <= high
+    ]  # fmt: skip
+    assert shown == labels
+    assert low < max(sizes[0], 0.5) and max(sizes) < high
+
+
+@pytest.mark.parametrize('classes, examples', [(1, 1), (16, 300), (41, 900)])
+def test_confusion(classes, examples):
+  part = _part(classes, examples, long=True)
+  assert _faults(figures.confusion, 'a.png', part) == []
+
+
+@pytest.mark.parametrize('parts, examples', [(1, 1), (3, 300), (3, 10**5)])
+def test_calibration(parts, examples):
+  chosen = [
+    _part(1 + i, examples, name)
+    for i, name in enumerate(('class', 'adjective', 'noun')[:parts])
+  ]
+  assert _faults(figures.calibration, 'a.png', tuple(chosen)) == []
+
+
+def _lines(kind, steps, **values):
+  return [
+    {'kind': kind, 'step': s, 'epoch': s / 20}
+    | {name: float(value(s)) for name, value in values.items()}
+    for s in steps
+  ]
+
+
+@pytest.mark.parametrize(
+  'steps, loss, rate, speed',
+  [
+    ([], None, None, None),
+    ([1], lambda s: 3, lambda s: 1e-5, lambda s: 9999.5),
+    (range(5, 99, 5), lambda s: 1 + 1e-9 * s, lambda s: 0.1, lambda s: 1e4),
+    (range(1, 99), lambda s: np.nan, lambda s: 0, lambda s: 0),
+    (range(10**4, 10**6, 10**4), lambda s: 1e9 if s < 10**5 else 1e-3,
+     lambda s: 1e-9 * s, lambda s: 10.0 ** (s % 7)),
+  ],
+)  # fmt: skip
+def test_curves(steps, loss, rate, speed):
+  train = _lines(
+    'train', steps, loss=loss, learning_rate=rate, images_per_second=speed,
+    anp_top1=lambda s: 0.5,
+  )  # fmt: skip
+  validation = _lines(
+    'validation', steps, loss=loss, anp_top1=lambda s: 0.5,
+    anp_top5=lambda s: 0.51, adjective_top1=lambda s: 1, noun_top1=lambda s: 0,
+  )  # fmt: skip
+  assert _faults(curves.plot, 'a.png', train, validation) == []
+  assert _faults(curves.plot, 'a.png', train, []) == []
+
+
+def test_a_single_point_is_seen():
+  """A line without markers through one point leaves no ink."""
+  train = _lines('train', [1], loss=lambda s: 3)
+  with figure_text.matplotlib_figures() as drawn:
+    curves.plot('a.png', train, [])
+  (line,) = drawn[0].axes[0].lines
+  assert line.get_marker() == 'o'
+
+
+@pytest.mark.parametrize(
+  'names, train, held',
+  [
+    (['only'], [1], [0]),
+    (['a', 'b', 'c'], [0, 0, 0], [0, 0, 0]),
+    (['a', 'b', 'c'], [1000, 1001, 1003], [100, 100, 101]),
+    ([f'{i} {_LONG}' for i in range(9)], [3 * 10**6] * 5 + [2] * 4,
+     [0, 1, 3, 10, 50, 300, 1000, 10**5, 1_300_000]),
+    ([f'{i} {_LONG * 2}' for i in range(61)], np.arange(61) ** 3, [1] * 61),
+    (['red_car', 'old_car', 'red_cat'], [1, 2, 3], [1, 1, 1]),
+  ],
+)  # fmt: skip
+def test_class_balance(names, train, held):
+  known = vocabulary_lib.Vocabulary(tuple(names))
+  counts = []
+  for images in (train, held):
+    images = np.array(images)
+    parts = [
+      np.int64(np.bincount(ids, images[: len(ids)], len(words)))
+      for ids, words in ((known.adjective_ids(), known.adjectives),
+                         (known.noun_ids(), known.nouns))
+    ]  # fmt: skip
+    counts.append(stats.Counts('set', known, images.sum(), images, *parts))
+  assert _faults(draw.balance, 'a.png', counts) == []
+
+
+def test_one_is_no_plural():
+  known = vocabulary_lib.Vocabulary(('red_car', 'red_cat'))
+  one, two = np.array([1]), np.array([1, 1])
+  counts = stats.Counts('set', known, 2, two, np.array([2]), two)
+  alone = vocabulary_lib.Vocabulary(('bag',))
+  none = np.zeros(0, np.int64)
+  single = stats.Counts('set', alone, 1, one, none, none)
+  with figure_text.matplotlib_figures() as drawn:
+    draw.balance('a.png', [single, single])
+    draw.balance('a.png', [counts, counts])
+  titles = [axes.get_title('left') for f in drawn for axes in f.axes[::2]]
+  assert titles == [
+    'training: 1 image of 1 class', 'training: 2 images of 2 classes',
+    'training: 2 images of 1 adjective', 'training: 2 images of 2 nouns',
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize('count, side', [(1, 8), (5, 64), (4, 300)])
+def test_sheets(tmp_path, count, side):
+  path = str(tmp_path / 'a.png')
+  images = np.zeros((count, side, side, 3), np.uint8)
+  names, title = [_LONG] * count, [_LONG * 4, 'a']
+  bad = np.ones(count, bool)
+  assert _faults(draw.sheet, path, images, names, bad, title) == []
+  bars = [sheet.Bar(_LONG, p, 'anp') for p in (1.0, 0.999, 0.5, 0.001, 0.0)]
+  assert (
+    _faults(sheet.write, path, list(images), names, [bars] * count, title) == []
+  )
+
+
+@pytest.mark.parametrize('names', ['ab', (_LONG + ' a', _LONG + ' b')])
+@pytest.mark.parametrize('side', [8, 64, 224])
+def test_confused_pairs(tmp_path, names, side):
+  labels = np.array([0] * 90 + [1] * 9, np.int32)
+  classes = np.tile(np.int32([1, 0]), (99, 1))
+  rows = {'label': labels, 'weight': np.ones(99), 'classes': classes,
+          'probabilities': np.full((99, 2), 0.5)}  # fmt: skip
+  known = vocabulary_lib.Vocabulary(tuple(names))
+  results = results_lib.Results(known, rows)
+  choice = pictures.choose(results)
+  images = {i: np.zeros((side, side, 3), np.uint8) for i in range(99)}
+  path = str(tmp_path / 'a.png')
+  assert _faults(pictures.pairs, path, results, choice, images) == []
+
+
+# Those of a study.
+
+
+def _points(strategies, nodes, devices, rate, **more):
+  cells = grid.expand(strategies, nodes, devices, (0, 1))
+  steps = np.arange(1, 4)
+  runs = {
+    c: study_results.Run(
+      rate * c.workers**0.9, steps, 1e6 * steps, steps / rate, 0.3 * steps,
+      **more
+    )
+    for c in cells
+  }  # fmt: skip
+  return study_results.points(cells, runs, {})
+
+
+@pytest.mark.parametrize(
+  'strategies, nodes, devices, rate, megabytes, staleness',
+  [
+    (('sync',), (1,), (1,), 100.0, 1.0, {0: 1}),
+    (('sync', 'local'), (1, 2), (1, 2), 1e-6, 1e-6, {0: 9, 1: 9}),
+    (('sync',), (1, 2, 3, 4, 5, 6, 7, 8, 64), (1,), 123456.0, 1e9, {9: 1}),
+    (('sync', 'server'), (1, 64, 256), (1, 2, 4, 8), 1e6, 2.5,
+     {i: 1 for i in range(0, 200, 9)}),
+  ],
+)  # fmt: skip
+def test_figures_of_a_study(
+  strategies, nodes, devices, rate, megabytes, staleness
+):  # fmt: skip
+  points = _points(strategies, nodes, devices, rate, megabytes=megabytes,
+                   staleness=staleness)  # fmt: skip
+  for figure in (
+    plots.speed(points), plots.accuracy(points, 0.5),
+    plots.staleness(points), plots.traffic(points),
+  ):  # fmt: skip
+    assert _faults(plots.save, figure, 'a.png') == []
+
+
+@pytest.mark.parametrize(
+  'stations, names, unit',
+  [
+    (1, ['as the config'], 1.0),
+    (2, ['seed=1', 'seed=2'], 1e-3),
+    (8, [f'seed={i}, {_LONG} {_LONG} {_LONG}' for i in range(12)], 1e5),
+  ],
+)
+def test_a_ring(stations, names, unit):
+  spans = [
+    {'station': s, 'what': what, 'model': m, 'start': unit * (s + m + i / 2),
+     'end': unit * (s + m + i / 2 + 0.4)}
+    for s in range(stations)
+    for m in range(len(names))
+    for i, what in enumerate(('train', 'score'))
+  ]  # fmt: skip
+  assert _faults(plots.save, plots.gantt(spans, names), 'a.png') == []
+
+
+@pytest.mark.parametrize(
+  'configs, devices, unit',
+  [
+    (['net'], (2,), 1.0),
+    (['net', 'other'], (2, 3), 1e-3),
+    ([_LONG[:40], 'net'], (2, 4, 8, 64), 1e-4),
+  ],
+)
+def test_split_steps(configs, devices, unit):
+  points = [
+    {'name': 'plan', 'config': c, 'devices': n, 'batch_size': 8**n % 65537,
+     'predicted': unit * n**2, 'measured': unit * n**2.1, 'speed_up': 0.7 * n,
+     'ideal': 0.9 * n}
+    for c in configs
+    for n in devices
+  ]  # fmt: skip
+  assert _faults(plots.save, plots.split_steps(points), 'a.png') == []
+
+
+@pytest.mark.parametrize('panels, links', [(1, 1), (4, 5)])
+def test_simulated(panels, links):
+  line = [(n, n**0.9) for n in (1, 2, 4, 8, 16, 32)]
+  drawn = {
+    f'kernel_split_cifar10:500x1500, {i} images': {
+      'links': {f'{10**k} Gbit/s': line for k in range(links)}, 'ideal': line,
+    }
+    for i in range(panels)
+  }  # fmt: skip
+  assert _faults(plots.save, plots.simulated(drawn), 'a.png') == []

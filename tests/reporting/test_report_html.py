@@ -1,0 +1,237 @@
+"""report/index.html: one file, no script, and no user's text as markup."""
+
+import base64
+import html.parser
+import io
+import json
+import os
+import re
+import types
+
+import jax
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.reporting import run_page
+from anp_jax.reporting import summary
+from anp_jax.reporting.run_page import html as html_lib
+
+_EVIL = '<script>alert("x")</script>&\udcff'
+_CONFIG = f'data.path = {_EVIL!r}\nseed = 0\n'
+
+
+class _Parser(html.parser.HTMLParser):
+  """Tags with their attributes, the text, and what is left open."""
+
+  def __init__(self):
+    super().__init__()
+    self.tags, self.text, self.open = [], [], []
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append((tag, dict(attrs)))
+    if tag not in ('meta', 'img', 'br'):
+      self.open.append(tag)
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+  def handle_data(self, data):
+    self.text.append(data)
+
+
+def _parsed(path):
+  parser = _Parser()
+  parser.feed(path.read_text(encoding='utf-8'))
+  assert not parser.open
+  return parser
+
+
+def _png(path, side, seed=0):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3))
+  Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+def _evaluation(folder):
+  """As `evaluation.files` leaves it."""
+  _png(folder / 'confusion_nouns.png', 50)
+  _png(folder / 'confused_pairs.png', 400)  # noise: above the bound for PNG
+  for i, side in enumerate((16, 200)):
+    _png(folder / 'examples' / f'{i}.png', side)
+  said = {
+    'step': 40, 'data': f'{_EVIL}: validation', 'damaged': 0,
+    'scores': {'examples': 1234, 'anp_top1': 0.25, 'macro_accuracy': 0.125,
+               'ece': None},
+    'files': {'pairs': 'confused_pairs.png',
+              'confusion_nouns': 'confusion_nouns.png'},
+    'confusions': [[_EVIL, 'red_car', 9]],
+    'examples': [
+      {'file': f'{i}.png', 'where': f'/x/{_EVIL}.jpg', 'label': _EVIL,
+       'predicted': 'red_car', 'probability': 0.875, 'right': not i}
+      for i in range(2)
+    ],
+  }  # fmt: skip
+  (folder / 'scores.json').write_text(json.dumps(said))
+
+
+def _lines(workdir):
+  lines = [
+    {'kind': 'time', 'step': 0, 'what': 'start', 'seconds': 10},
+    {'kind': 'time', 'step': 0, 'what': 'compiling', 'seconds': 20},
+    {'kind': 'train', 'step': 20, 'epoch': 1, 'loss': 2.0, 'seconds': 100,
+     'input_wait': 0.2, 'images_per_second': 50.0, 'learning_rate': 0.1},
+    {'kind': 'time', 'step': 20, 'what': 'evaluating', 'seconds': 30},
+    {'kind': 'validation', 'step': 20, 'epoch': 1, 'loss': 1.5,
+     'anp_top1': 0.5},
+    {'kind': 'train', 'step': 40, 'epoch': 2, 'loss': 1.0, 'seconds': 100,
+     'input_wait': 0.0, 'images_per_second': 60.0, 'learning_rate': 0.05},
+    {'kind': 'time', 'step': 40, 'what': 'evaluating', 'seconds': 40},
+  ]  # fmt: skip
+  workdir.mkdir(parents=True)
+  text = ''.join(json.dumps(line) + '\n' for line in lines)
+  (workdir / 'metrics.jsonl').write_text(text)
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  place = tmp_path_factory.mktemp('runs') / 'a<b>&c'
+  _lines(place)
+  _evaluation(place / 'evaluation' / '40-validation')
+  run_page.write(
+    str(place), _CONFIG, {'parameters': 12}, {'devices': '8 x <cpu>'}
+  )
+  return place
+
+
+@pytest.fixture(scope='module')
+def page(workdir):
+  return _parsed(workdir / 'report' / 'index.html')
+
+
+def test_the_page_needs_nothing_but_itself(page):
+  names = {name for name, _ in page.tags}
+  assert not names & {'script', 'link', 'iframe', 'object', 'embed', 'form'}
+  for _, attributes in page.tags:
+    assert not [k for k in attributes if k.startswith('on')]
+    assert attributes.get('href', '#').startswith('#')
+    assert attributes.get('src', 'data:image/').startswith('data:image/')
+  text = ''.join(page.text)
+  assert not re.search(r'url\(|@import|https?:', text)
+  ids = {attributes.get('id') for _, attributes in page.tags}
+  links = {a['href'][1:] for name, a in page.tags if name == 'a'}
+  assert links <= ids and len(links) == 7
+
+
+def test_users_texts_are_texts(workdir, page):
+  text = ''.join(page.text)
+  # Half of a character becomes a question mark.
+  assert text.count(_EVIL.replace('\udcff', '?')) >= 4
+  assert 'a<b>&c' in text and '8 x <cpu>' in text
+  raw = (workdir / 'report' / 'index.html').read_text()
+  assert '<script' not in raw and '<cpu>' not in raw
+
+
+def test_what_a_person_looks_for_is_there(page):
+  text = ' '.join(page.text)
+  for words in (
+    'best validation', '50.0%', 'images/s (median)', '55', 'macro accuracy',
+    '12.5%', '1,234 images', 'checkpoint of step 40', 'red_car', '88%',
+    'seed = 0', 'parameters',
+  ):  # fmt: skip
+    assert words in text, words
+  assert 'calibration error' not in text  # which is not known
+  names = [name for name, _ in page.tags]
+  assert 'details' in names
+  sizes = []
+  for name, attributes in page.tags:
+    if name == 'img':
+      data = base64.b64decode(attributes['src'].partition(',')[2])
+      with Image.open(io.BytesIO(data)) as image:
+        sizes.append((image.format, *image.size))
+  # Curves; two figures, the large one as JPEG; two thumbnails.
+  assert sizes[0][0] == 'PNG' and sizes[0][1] > 1000
+  assert sorted(sizes[1:]) == [
+    ('JPEG', 200, 200), ('JPEG', 400, 400), ('PNG', 16, 16), ('PNG', 50, 50),
+  ]  # fmt: skip
+
+
+def test_the_bar_says_where_the_time_went(page):
+  # 300 s: 200 of training, of which 20 waiting, and 100 beside.
+  shares = {}
+  for _, attributes in page.tags:
+    found = re.match(r'flex: ([\d.]+);', attributes.get('style') or '')
+    if found:
+      what = re.match(r'(\D+) ', attributes['title'])[1]
+      shares[what] = float(found[1])
+  assert shares == {
+    'start': 3.333, 'compiling': 6.667, 'steps': 60, 'waiting for input': 6.667,
+    'evaluating': 23.333,
+  }  # fmt: skip
+  assert '5:00 in all.' in page.text
+
+
+def test_a_later_evaluation_takes_the_place_of_the_first(workdir, tmp_path):
+  folder = tmp_path / 'other'
+  _evaluation(folder)
+  said = json.loads((folder / 'scores.json').read_text())
+  said['data'] = 'another set'
+  (folder / 'scores.json').write_text(json.dumps(said))
+  before = (workdir / 'report' / 'report.md').read_text()
+  assert run_page.again(str(workdir), str(folder))
+  text = ' '.join(_parsed(workdir / 'report' / 'index.html').text)
+  assert 'another set' in text and '8 x <cpu>' in text
+  assert (workdir / 'report' / 'report.md').read_text() == before
+
+
+def test_a_run_that_goes_on_has_no_page(tmp_path):
+  _lines(tmp_path / 'run')
+  assert not run_page.again(str(tmp_path / 'run'), '')
+  assert not run_page.exists(str(tmp_path / 'run'))
+
+
+def test_a_page_without_an_evaluation(tmp_path, monkeypatch):
+  _lines(tmp_path / 'run')
+  monkeypatch.setattr(run_page.curves, 'plot', lambda *_: None)
+  run_page.write(str(tmp_path / 'run'), _CONFIG, {})
+  parsed = _parsed(tmp_path / 'run' / 'report' / 'index.html')
+  assert 'Evaluation' not in parsed.text and 'Scores' in parsed.text
+  assert 'img' not in [name for name, _ in parsed.tags]
+
+
+def test_the_newest_evaluation_is_shown(tmp_path):
+  assert html_lib.newest_evaluation(str(tmp_path)) == ''
+
+  for i, name in enumerate(('b', 'a')):
+    _evaluation(tmp_path / 'evaluation' / name)
+    os.utime(tmp_path / 'evaluation' / name / 'scores.json', (i, i))
+  (tmp_path / 'evaluation' / 'torn').mkdir()
+  found = html_lib.newest_evaluation(str(tmp_path))
+  assert found == str(tmp_path / 'evaluation' / 'a')
+
+
+def test_what_is_torn_or_gone_costs_no_report(tmp_path):
+  place = tmp_path / 'run'
+  _lines(place)
+  folder = place / 'evaluation' / '40-validation'
+  _evaluation(folder)
+  (folder / 'examples' / '1.png').unlink()
+  run_page.write(str(place), _CONFIG, {})
+  parsed = _parsed(place / 'report' / 'index.html')
+  shown = [a['alt'] for tag, a in parsed.tags if tag == 'img']
+  assert len([t for t in shown if t.startswith('<script>')]) == 1  # of two
+  (folder / 'scores.json').write_text('{"step": 4')
+  run_page.write(str(place), _CONFIG, {})
+  parsed = _parsed(place / 'report' / 'index.html')
+  assert 'Evaluation' not in parsed.text and 'Scores' in parsed.text
+
+
+def test_no_report_is_no_failure(tmp_path, config, monkeypatch, caplog):
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(run_page, 'write', full)
+  mesh = mesh_lib.create(config, jax.devices()[:1])
+  summary.report(config, str(tmp_path), mesh, types.SimpleNamespace(params={}))
+  assert 'no report' in caplog.text and 'No space left' in caplog.text

@@ -1,0 +1,152 @@
+"""What a run says of itself before its first step."""
+
+import os
+import re
+import types
+
+import numpy as np
+import pytest
+
+from anp_jax.data import vocabulary
+from anp_jax.reporting import summary
+from anp_jax.system import cores as cores_lib
+
+
+@pytest.mark.parametrize('cores, text', [({5}, '1 core'), ({0, 5}, '2 cores')])
+def test_cores_beside_the_devices(config, monkeypatch, cores, text):
+  """Those of this process, which Slurm, say, has bound to them."""
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda _: cores)
+  config.batch_size = 64
+  gpu = types.SimpleNamespace(device_kind='NVIDIA H100')
+  devices = np.array([gpu] * 4)
+  source = type(
+    'Source', (), {
+      'vocabulary': vocabulary.Vocabulary(('a', 'b')), '__len__': lambda _: 9,
+    },
+  )()  # fmt: skip
+  said = []
+  summary.introduce(
+    types.SimpleNamespace(note=said.append),
+    config,
+    types.SimpleNamespace(size=4, devices=devices),
+    types.SimpleNamespace(params={'w': np.zeros(3)}),
+    source,
+    source,
+    np.array([0, 9]),
+  )
+  assert said[-2:] == [
+    *summary.cautions(config, source, 64, 9),
+    'caution  without a training image: 1 of 2 classes, a',
+  ]
+  assert 'a batch of 64 images' in said[-2]
+  assert f'devices  4 x NVIDIA H100, 64 images a step, {text}' in said
+
+
+def _cautions(config, names, batch_size, examples, sizes=None):
+  train = types.SimpleNamespace(vocabulary=vocabulary.Vocabulary(names))
+  return summary.cautions(config, train, batch_size, examples, sizes)
+
+
+def test_usual_data_need_no_caution(config):
+  assert _cautions(config, ('a', 'b'), 10, 10, np.array([9, 1])) == []
+  assert _cautions(config, ('a', 'b'), 10, 11) == []
+
+
+def test_a_batch_beyond_the_training_images(config):
+  (line,) = _cautions(config, ('a', 'b'), 11, 10)
+  assert 'a batch of 11 images is drawn from 10: images repeat' in line
+  assert line.endswith('config.batch_size of at most 10')
+
+
+@pytest.mark.parametrize(
+  'source, side, enlarged',
+  [
+    ('anp_shapes', 224, True), ('anp_shapes', 73, True),
+    ('anp_shapes', 72, False), ('anp_shapes', 48, False),
+    ('folder', 224, False), ('tfds:mnist', 224, False),
+  ],
+)  # fmt: skip
+def test_drawings_that_are_enlarged(config, source, side, enlarged):
+  """A recipe for photographs, such as `paper`, says that it has none."""
+  config.data.source = source
+  config.data.image_size = side
+  lines = _cautions(config, ('a', 'b'), 1, 10)
+  assert len(lines) == enlarged
+  for line in lines:
+    assert f'drawings of 72 px are enlarged to {side}: ' in line
+    assert '--config.data.source=folder --config.data.path=DIR' in line
+
+
+def test_one_class(config):
+  (line,) = _cautions(config, ('red\ncar',), 1, 10, np.array([10]))
+  assert 'one class only, red\\ncar' in line
+
+
+def test_classes_without_training_images(config):
+  names = ('a_x', 'b_x', 'c_x', 'd_y')
+  (line,) = _cautions(config, names, 1, 10, np.array([0, 5, 0, 5]))
+  assert line.endswith('without a training image: 2 of 4 classes, a_x, c_x')
+  config.data.held_out = ('c_x',)  # as the config says
+  (line,) = _cautions(config, names, 1, 10, np.array([0, 5, 0, 5]))
+  assert line.endswith('1 of 4 classes, a_x')
+  many = tuple(f'c{i}' for i in range(9))
+  (line,) = _cautions(config, many, 1, 10, np.arange(9) // 8)
+  assert line.endswith('8 of 9 classes, c0, c1, c2, c3, c4 and 3 more')
+
+
+def test_a_system_that_does_not_tell_of_cores(monkeypatch):
+  """As macOS."""
+  monkeypatch.delattr(os, 'sched_getaffinity')
+  monkeypatch.setattr(os, 'cpu_count', lambda: 6)
+  assert cores_lib.count() == 6
+
+
+def test_numbers_of_the_first_lines_are_words_of_a_language(config):
+  source = type(
+    'Source', (), {
+      'vocabulary': vocabulary.Vocabulary(('bag',)), '__len__': lambda _: 2000,
+    },
+  )()  # fmt: skip
+  lines = []
+  summary.introduce(
+    types.SimpleNamespace(note=lines.append),
+    config,
+    types.SimpleNamespace(
+      size=1, devices=np.array([types.SimpleNamespace(device_kind='cpu')])
+    ),
+    types.SimpleNamespace(params={'w': np.zeros(3)}),
+    source,
+    source,
+  )
+  (line,) = (line for line in lines if line.startswith('data '))
+  assert line.endswith('2,000 training and 2,000 validation images, 1 class')
+
+
+def test_scores_are_printed_under_their_names(capsys):
+  summary.print_scores(7, {'examples': 1, 'anp_top1': 0.5, 'ece': 0.25})
+  assert capsys.readouterr().out.splitlines() == [
+    'checkpoint of step 7, 1 image', '  class_top1  50.0%',
+    '  ece         25.0%',
+  ]  # fmt: skip
+  pairs = {'examples': 1234, 'anp_top1': 0.5, 'noun_top1': 0.75}
+  summary.print_scores(7, pairs)
+  assert capsys.readouterr().out.splitlines() == [
+    'checkpoint of step 7, 1,234 images', '  anp_top1   50.0%',
+    '  noun_top1  75.0%',
+  ]  # fmt: skip
+
+
+def test_the_report_names_the_network(config, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(summary.run_page.curves, 'plot', lambda *_: None)
+  config.model.name = 'lenet'
+  mesh = types.SimpleNamespace(
+    size=1, devices=np.array([types.SimpleNamespace(device_kind='cpu')])
+  )
+  like = types.SimpleNamespace(params={'w': np.zeros((1000, 1234))})
+  summary.report(config, str(tmp_path), mesh, like)
+  text = capsys.readouterr().out
+  assert re.search(r'^network +lenet$', text, re.M)
+  assert re.search(r'^parameters +1,234,000$', text, re.M)
+  page = (tmp_path / 'report' / 'index.html').read_text()
+  for name, value in (('network', 'lenet'), ('parameters', '1,234,000')):
+    assert f'<th>{name}</th><td>{value}</td>' in page

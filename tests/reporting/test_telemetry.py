@@ -1,0 +1,393 @@
+"""telemetry: closed-form rates, files that survive a restart, clean output."""
+
+import io
+import json
+import math
+import os
+import pty
+import struct
+import time
+
+import pytest
+
+from anp_jax.reporting import telemetry
+from tests import event_files
+
+
+class _Clock:
+  """Seconds that pass only when told to."""
+
+  def __init__(self):
+    self.now = 100.0
+
+  def __call__(self):
+    return self.now
+
+
+class _Terminal(io.StringIO):
+  def isatty(self):
+    return True
+
+
+def _telemetry(workdir, **changes):
+  options = {
+    'total_steps': 1000,
+    'steps_per_epoch': 100,
+    'batch_size': 32,
+    'tensorboard': False,
+    'stream': io.StringIO(),
+    'clock': _Clock(),
+  }
+  return telemetry.Telemetry(str(workdir), **options | changes)
+
+
+def _lines(workdir):
+  with open(workdir / 'metrics.jsonl') as f:
+    return [json.loads(line) for line in f]
+
+
+def test_rates_wait_and_mfu_are_closed_forms(tmp_path):
+  clock = _Clock()
+  t = _telemetry(tmp_path, clock=clock, flops_per_step=3e9, peak_flops=1e10)
+  clock.now += 5
+  t.train(20, {'loss': 2.0}, input_wait=0.5)
+  with t.paused('evaluating'):
+    clock.now += 7
+    with t.paused('saving'):  # within a pause: counted once
+      clock.now += 3
+  clock.now += 8
+  t.train(40, {'loss': 1.0}, input_wait=2.0)
+  t.close()
+  first, pause, second = _lines(tmp_path)
+  assert pause == {
+    'kind': 'time', 'step': 20, 'what': 'evaluating', 'seconds': 10,
+  }  # fmt: skip
+  assert telemetry.times(str(tmp_path)) == {'evaluating': 10}
+  assert telemetry.read(str(tmp_path)) == [first, second]
+  assert first['images_per_second'] == 20 * 32 / 5
+  assert first['input_wait'] == 0.1
+  assert first['mfu'] == pytest.approx(20 * 3e9 / 5 / 1e10, rel=1e-15)
+  assert second['seconds'] == 8
+  assert second['images_per_second'] == 20 * 32 / 8
+  assert second['input_wait'] == 0.25
+  assert second['epoch'] == 0.4
+
+
+def test_mfu_is_told_once_both_counts_are_known(tmp_path):
+  clock = _Clock()
+  t = _telemetry(tmp_path, clock=clock, peak_flops=1e10)
+  clock.now += 5
+  t.train(20, {}, 0.0)
+  t.set_flops(1e9)
+  clock.now += 5
+  t.train(40, {}, 0.0)
+  first, second = _lines(tmp_path)
+  assert 'mfu' not in first
+  assert second['mfu'] == pytest.approx(20 * 1e9 / 5 / 1e10, rel=1e-15)
+
+
+def test_eta_counts_steps_and_the_average_pause(tmp_path):
+  clock, stream = _Clock(), io.StringIO()
+  t = _telemetry(tmp_path, clock=clock, stream=stream, total_steps=1040)
+  with t.paused('compiling'):  # happens once: in no rate and in no ETA
+    clock.now += 60
+  clock.now += 4
+  t.train(20, {}, 0.0)  # 0.2 s a step, 1020 to go
+  with t.paused('evaluating'):
+    clock.now += 20
+  clock.now += 8
+  t.train(40, {}, 0.0)  # 12 s and a pause of 20 s for 40 steps, 1000 to go
+  first, second = stream.getvalue().splitlines()
+  assert first.endswith('ETA 3:24')
+  assert second.endswith(f'ETA {telemetry.elapsed(1000 * 32 / 40)}')
+  assert second.endswith('ETA 13:20')
+
+
+def test_eta_forgets_a_slow_start(tmp_path):
+  clock, stream = _Clock(), io.StringIO()
+  t = _telemetry(tmp_path, clock=clock, stream=stream)
+  for step in range(1, 41):
+    clock.now += 500 if step < 5 else 2
+    t.train(step, {}, 0.0)
+  assert stream.getvalue().splitlines()[-1].endswith('ETA 32:00')
+
+
+def test_eta_after_a_resume_uses_this_process_only(tmp_path):
+  clock, stream = _Clock(), io.StringIO()
+  t = _telemetry(tmp_path, clock=clock, stream=stream, start_step=900)
+  with t.paused('saving'):
+    clock.now += 5
+  clock.now += 10
+  t.train(910, {}, 0.0)  # 1.5 s a step with the pause, 90 to go
+  assert telemetry.read(str(tmp_path))[0]['images_per_second'] == 32
+  assert stream.getvalue().endswith('ETA 2:15\n')
+
+
+def test_a_clock_that_stands_still_divides_nothing_by_zero(tmp_path):
+  t = _telemetry(tmp_path)
+  t.train(1, {}, 0.0)
+  t.train(2, {}, 0.0)
+  assert all(math.isfinite(line['input_wait']) for line in _lines(tmp_path))
+
+
+@pytest.mark.parametrize(
+  'seconds, text',
+  [(0, '0:00'), (245, '4:05'), (3723, '1:02:03'), (360000, '100:00:00')],
+)
+def test_elapsed(seconds, text):
+  assert telemetry.elapsed(seconds) == text
+
+
+def test_jsonl_round_trips_at_full_precision(tmp_path):
+  metrics = {
+    'loss': 0.1 + 0.2,
+    'grad_norm': math.pi * 1e-300,
+    'learning_rate': 1 / 3,
+    'anp_top1': math.nan,
+  }
+  t = _telemetry(tmp_path)
+  before = time.time()
+  t.train(3, metrics, 0.0)
+  t.evaluation(3, metrics)
+  train, validation = _lines(tmp_path)  # flushed: not closed yet
+  assert (train['kind'], validation['kind']) == ('train', 'validation')
+  assert before <= train['time'] <= validation['time'] <= time.time()
+  for name, value in metrics.items():
+    for line in (train, validation):
+      assert struct.pack('d', line[name]) == struct.pack('d', value)
+
+
+def test_a_resume_cuts_back_to_the_restored_step(tmp_path):
+  t = _telemetry(tmp_path)
+  for step in (10, 20, 30):
+    t.train(step, {'loss': 0.1 * step}, 0.0)
+    t.evaluation(step, {'loss': 0.1 * step})
+  t.close()
+  path = tmp_path / 'metrics.jsonl'
+  kept = b''.join(path.read_bytes().splitlines(keepends=True)[:4])
+  with open(path, 'ab') as f:
+    f.write(b'{"kind": "train", "step": 15, "loss": 0.')  # killed while writing
+  t = _telemetry(tmp_path, start_step=20)
+  assert path.read_bytes() == kept
+  t.train(30, {'loss': 9.0}, 0.0)
+  t.close()
+  assert [r['step'] for r in _lines(tmp_path)] == [10, 10, 20, 20, 30]
+  assert [r['loss'] for r in telemetry.read(str(tmp_path))][-1] == 9.0
+
+
+def test_a_torn_last_line_without_its_newline_is_not_continued(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  path.write_bytes(b'{"kind": "train", "step": 1}\n\x00\xff\n{"kind": "train",')
+  _telemetry(tmp_path, start_step=1).close()
+  assert path.read_bytes() == b'{"kind": "train", "step": 1}\n'
+
+
+def test_a_new_run_starts_with_empty_files(tmp_path):
+  (tmp_path / 'metrics.jsonl').write_text('{"kind": "validation", "step": 0}\n')
+  _telemetry(tmp_path).close()
+  assert (tmp_path / 'metrics.jsonl').read_text() == ''
+
+
+def test_tensorboard_files_are_valid_and_purge_on_resume(tmp_path):
+  t = _telemetry(tmp_path, tensorboard=True)
+  t.train(10, {'loss': 0.5}, 0.0)
+  t.evaluation(10, {'anp_top1': 0.25})
+  t.close()
+  _telemetry(tmp_path, tensorboard=True, start_step=10).close()
+  t = _telemetry(tmp_path, tensorboard=True, start_step=10)  # at once, again
+  t.train(20, {'loss': 0.125}, 0.0)
+  t.close()
+  events = event_files.read(tmp_path / 'tensorboard')
+  scalars = {
+    (v.tag, e.step): v.simple_value for e in events for v in e.summary.value
+  }
+  assert scalars['train/loss', 10] == 0.5
+  assert scalars['validation/anp_top1', 10] == 0.25
+  assert scalars['train/loss', 20] == 0.125
+  starts = [e.step for e in events if e.HasField('session_log')]
+  assert starts == [0, 11, 11]
+
+
+def test_a_log_file_gets_plain_lines(tmp_path):
+  clock, stream = _Clock(), io.StringIO()
+  t = _telemetry(
+    tmp_path, clock=clock, stream=stream, flops_per_step=1e9, peak_flops=1e10
+  )
+  scores = {
+    'loss': 3.4123, 'anp_top1': 0.1234, 'adjective_top1': 0.2,
+    'noun_top1': 0.301,
+  }  # fmt: skip
+  with t.paused('compiling'):
+    clock.now += 30
+  clock.now += 2
+  t.train(20, scores, 0.1)
+  t.note('saved step 20')
+  t.evaluation(20, scores | {'anp_top5': 0.45})
+  t.close()
+  assert stream.getvalue() == (
+    '20/1000  epoch 0.20  loss 3.412  ANP top-1 12.3%  adjective 20.0%  '
+    'noun 30.1%  320 images/s  input wait 5.0%  MFU 100.0%  ETA 1:38\n'
+    'saved step 20\n'
+    'validation at step 20 (epoch 0.20): loss 3.412, ANP top-1 12.3%, '
+    'adjective 20.0%, noun 30.1%, ANP top-5 45.0%\n'
+  )
+
+
+def test_a_plain_class_set_has_no_parts(tmp_path):
+  stream = io.StringIO()
+  t = _telemetry(tmp_path, stream=stream)
+  t.train(20, {'loss': 1.0, 'anp_top1': 0.5}, 0.0)
+  t.evaluation(20, {'loss': 1.0, 'anp_top1': 0.5, 'anp_top5': 0.75})
+  assert 'adjective' not in stream.getvalue()
+  assert 'MFU' not in stream.getvalue()
+  first, second = stream.getvalue().splitlines()
+  assert first.startswith('20/1000  epoch 0.20  loss 1  class top-1 50.0%  ')
+  assert second == (
+    'validation at step 20 (epoch 0.20): loss 1, class top-1 50.0%, '
+    'class top-5 75.0%'
+  )
+  # The files keep one name for one number.
+  assert [r['anp_top1'] for r in _lines(tmp_path)] == [0.5, 0.5]
+
+
+def test_names_of_metrics():
+  plain, pairs = ['loss', 'anp_top1', 'anp_top10'], ['anp_top1', 'noun_top1']
+  assert list(telemetry.names(plain).values()) == [
+    'loss', 'class_top1', 'class_top10',
+  ]  # fmt: skip
+  assert telemetry.names(pairs) == {k: k for k in pairs}
+  assert list(telemetry.labels(plain).values()) == [
+    'loss', 'class top-1', 'class top-10',
+  ]  # fmt: skip
+  assert telemetry.labels(pairs)['anp_top1'] == 'ANP top-1'
+  for key in (*plain, *pairs):
+    assert telemetry.key(telemetry.names(plain).get(key, key)) == key
+
+
+@pytest.mark.parametrize('columns', [1, 20, 40, 80, 120, 200])
+def test_a_terminal_has_one_live_line_that_fits(tmp_path, monkeypatch, columns):
+  monkeypatch.setenv('COLUMNS', str(columns))
+  monkeypatch.setenv('TERM', 'xterm')
+  stream = _Terminal()
+  t = _telemetry(
+    tmp_path, stream=stream, flops_per_step=1e9, peak_flops=1e10,
+  )  # fmt: skip
+  scores = {'loss': 3.4, 'anp_top1': 0.1, 'adjective_top1': 0.2}
+  for step in (20, 40):
+    t.train(step, scores, 0.1)
+  with t.paused('evaluating'):
+    live = stream.getvalue().rpartition('\r')[2].removesuffix('\x1b[K')
+    assert live.startswith('evaluating'[: columns - 1])
+  assert '\n' not in stream.getvalue()  # rewritten in place
+  drawn = stream.getvalue().split('\r')[1:]
+  assert all(d.endswith('\x1b[K') for d in drawn)
+  assert all(len(d.removesuffix('\x1b[K')) < columns for d in drawn)
+  live = drawn[-1].removesuffix('\x1b[K')
+  if columns >= 80:
+    assert '40/1000  ' in live and 'loss 3.4' in live and 'ETA' in live
+  t.note('a line')
+  assert stream.getvalue().endswith(f'\r\x1b[Ka line\n\r{live}\x1b[K')
+  t.close()
+  t.close()
+  assert stream.getvalue().endswith(f'\r{live}\x1b[K\n')
+
+
+def test_a_real_terminal_is_found(tmp_path, monkeypatch):
+  monkeypatch.setenv('TERM', 'xterm')
+  leader, follower = pty.openpty()
+  try:
+    with open(follower, 'w', closefd=False) as stream:
+      t = _telemetry(tmp_path, stream=stream)
+      t.train(20, {'loss': 1.0}, 0.0)
+      t.close()
+    text = ''
+    while not text.endswith('\n'):  # one read may give a part
+      text += os.read(leader, 4096).decode()
+  finally:
+    os.close(leader)
+    os.close(follower)
+  assert text.startswith('\r20/1000  ')
+  assert text.count('\n') == 1 and text.endswith('\x1b[K\r\n')
+
+
+def test_a_dumb_terminal_is_a_log_file(tmp_path, monkeypatch):
+  monkeypatch.setenv('TERM', 'dumb')
+  stream = _Terminal()
+  t = _telemetry(tmp_path, stream=stream)
+  t.train(20, {'loss': 1.0}, 0.0)
+  t.note('a line')
+  t.close()
+  assert '\x1b' not in stream.getvalue() and '\r' not in stream.getvalue()
+  assert stream.getvalue().count('\n') == 2
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path):
+  read, write = os.pipe()
+  os.close(read)
+  with open(write, 'wb', buffering=0) as raw:
+    t = _telemetry(tmp_path, stream=io.TextIOWrapper(raw, write_through=True))
+    for step in (20, 40):
+      t.train(step, {'loss': 1.0}, 0.0)
+    t.note('to nobody')
+    t.close()
+  assert [r['step'] for r in _lines(tmp_path)] == [20, 40]
+
+
+def test_other_processes_write_nothing(tmp_path, capfd):
+  workdir, stream = tmp_path / 'run', io.StringIO()
+  t = _telemetry(workdir, primary=False, tensorboard=True, stream=stream)
+  with t.paused('evaluating'):
+    t.train(20, {'loss': 1.0}, 0.0)
+    t.evaluation(20, {'loss': 1.0})
+  t.note('a line')
+  t.close()
+  assert not workdir.exists()
+  assert stream.getvalue() == ''
+  assert capfd.readouterr() == ('', '')
+
+
+@pytest.mark.parametrize(
+  'kind, dtype, teraflops',
+  [
+    ('NVIDIA H100 80GB HBM3', 'bfloat16', 989.5),
+    ('NVIDIA H100 PCIe', 'bfloat16', 756.5),
+    ('NVIDIA H200', 'float32', 494.5),
+    ('NVIDIA GH200 480GB', 'bfloat16', 989.5),
+    ('NVIDIA H20', 'bfloat16', 148.0),
+    ('NVIDIA A100-SXM4-80GB', 'bfloat16', 312.0),
+    ('NVIDIA A100-SXM4-80GB', 'float32', 156.0),
+    ('NVIDIA A10', 'bfloat16', 125.0),
+    ('NVIDIA A10G', 'bfloat16', 70.0),
+    ('NVIDIA L4', 'bfloat16', 121.0),
+    ('NVIDIA L40', 'bfloat16', 181.05),
+    ('NVIDIA L40S', 'bfloat16', 362.05),
+    ('NVIDIA B200', 'bfloat16', 2250.0),
+    ('Tesla V100-SXM2-16GB', 'float32', 15.7),
+    ('Tesla T4', 'bfloat16', 8.1),
+    ('TPU v2', 'bfloat16', 22.5),
+    ('TPU v4', 'float32', 275.0),
+    ('TPU v5 lite', 'bfloat16', 197.0),
+    ('TPU v5p', 'bfloat16', 459.0),
+    ('TPU v6 lite', 'bfloat16', 918.0),
+    ('cpu', 'float32', 0.0),
+    ('NVIDIA A100-SXM4-80GB', 'float64', 0.0),
+    ('NVIDIA A1000', 'bfloat16', 0.0),
+    ('NVIDIA H100 80GB HBM3 MIG 1g.10gb', 'bfloat16', 0.0),
+  ],
+)
+def test_peak_flops(kind, dtype, teraflops):
+  assert telemetry.peak_flops(kind, dtype) == teraflops * 1e12
+
+
+def test_rates_begin_after_the_first_step(tmp_path):
+  clock = _Clock()
+  t = _telemetry(tmp_path, clock=clock)
+  with t.paused('compiling'):
+    clock.now += 30
+  t.begin(1)
+  t.train(1, {'loss': 2.0}, 0.0)  # nothing to tell a rate from
+  clock.now += 4
+  t.train(20, {}, 0.0)
+  first, second = telemetry.read(str(tmp_path))
+  assert first['loss'] == 2 and 'images_per_second' not in first
+  assert second['images_per_second'] == 19 * 32 / 4

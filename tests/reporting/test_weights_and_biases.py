@@ -1,0 +1,151 @@
+"""Weights & Biases: the same numbers, within the workdir, never in the way."""
+
+import importlib.util
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import types
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import validation
+from anp_jax.reporting import weights_and_biases
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_BLOCK = 32768  # bytes, which no record's head crosses
+
+# In a process of its own: the package leaves a service and settings behind.
+_CODE = """
+import sys
+from anp_jax.config import command_line
+from anp_jax.reporting import telemetry, weights_and_biases
+config = command_line.load("configs/resnet_anp.py:tiny",
+                           {"log.wandb": sys.argv[2], "seed": "271828"})
+for first in (0, 20):
+  t = telemetry.Telemetry(
+    sys.argv[1], total_steps=40, steps_per_epoch=10, batch_size=4,
+    start_step=first, tensorboard=False,
+    writer=lambda: weights_and_biases.Writer(sys.argv[1], config))
+  t.train(first + 20, {"loss": 0.8125}, 0.0)
+  t.evaluation(first + 20, {"anp_top1": 0.4375})
+  t.close()
+"""
+
+
+def _run(workdir, mode, **environment):
+  home = workdir.parent / 'home'
+  home.mkdir()
+  done = subprocess.run(
+    [sys.executable, '-c', _CODE, str(workdir), mode],
+    cwd=_ROOT, capture_output=True, text=True, timeout=180,
+    env={**os.environ, 'HOME': str(home), **environment},
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert not list(home.rglob('*'))
+  return done
+
+
+def _scan(data):
+  """Records of LevelDB's log format, which offline files have."""
+  place, record = 7, b''
+  while place + 7 <= len(data):
+    left = _BLOCK - place % _BLOCK
+    if left < 7:  # too little for a head
+      place += left
+      continue
+    _, size, kind = struct.unpack_from('<IHB', data, place)
+    place += 7 + size
+    record += data[place - size : place]
+    if kind in (1, 4):  # whole, or the last part
+      yield record
+      record = b''
+
+
+def _records(workdir):
+  """(id, name to values, config) of each offline file, in order."""
+  from wandb.proto import wandb_internal_pb2
+
+  runs = []
+  for path in sorted(workdir.glob('wandb/offline-run-*/run-*.wandb')):
+    history, runs_id, settings = {}, '', ''
+    for data in _scan(path.read_bytes()):
+      record = wandb_internal_pb2.Record()
+      record.ParseFromString(data)
+      for item in record.history.item:
+        name = item.key or '/'.join(item.nested_key)
+        history.setdefault(name, []).append(float(item.value_json))
+      if record.HasField('run'):
+        runs_id = record.run.run_id
+        settings = str(record.run.config)
+    runs.append((runs_id, history, settings))
+  return runs
+
+
+def test_offline_files_hold_the_numbers(tmp_path):
+  pytest.importorskip('wandb')
+  _run(tmp_path / 'work', 'offline')
+  first, second = _records(tmp_path / 'work')
+  assert first[0] == second[0]  # a run that goes on is the same one
+  for (_, history, settings), step in ((first, 20), (second, 40)):
+    assert history['train/loss'] == [0.8125]
+    assert history['validation/anp_top1'] == [0.4375]
+    assert history['_step'] == [step]
+    assert '271828' in settings
+  places = {p.name for p in tmp_path.iterdir()}
+  assert places == {'work', 'home'}
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_there_stops_no_run(tmp_path):
+  pytest.importorskip('wandb')
+  done = _run(tmp_path / 'work', 'online', WANDB_API_KEY='')
+  assert 'cannot be reached' in done.stderr
+  assert len(_records(tmp_path / 'work')) == 2
+
+
+def test_a_missing_package_is_one_line(config, monkeypatch):
+  weights_and_biases.check(config)
+  config.log.wandb = 'offline'
+  find = importlib.util.find_spec
+  monkeypatch.setattr(
+    importlib.util, 'find_spec', lambda n: None if n == 'wandb' else find(n)
+  )
+  with pytest.raises(config_lib.ConfigError, match='pip install wandb') as e:
+    weights_and_biases.check(config)
+  assert 'config.log.wandb' in str(e.value) and '\n' not in str(e.value)
+
+
+def test_other_values_are_refused(config):
+  config.log.wandb = 'of'
+  with pytest.raises(config_lib.ConfigError, match="'', offline, online"):
+    validation.validate(config)
+
+
+class _Broken:
+  def log(self, *_, **__):
+    raise RuntimeError('the service has died')
+
+  def finish(self):
+    raise RuntimeError('the service has died')
+
+
+def test_a_service_that_dies_stops_no_run():
+  writer = weights_and_biases.Writer.__new__(weights_and_biases.Writer)
+  writer._run = _Broken()
+  writer.write('train', 1, {'loss': 1.0})
+  writer.close()
+
+
+def test_a_package_that_cannot_begin_stops_no_run(
+  tmp_path, config, monkeypatch, caplog
+):
+  broken = types.ModuleType('wandb')  # without `init`
+  monkeypatch.setitem(sys.modules, 'wandb', broken)
+  config.log.wandb = 'offline'
+  writer = weights_and_biases.Writer(str(tmp_path), config)
+  writer.write('train', 1, {'loss': 1.0})
+  writer.close()
+  assert 'gets no metrics' in caplog.text

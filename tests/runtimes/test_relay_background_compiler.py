@@ -1,0 +1,209 @@
+"""Late candidates of a ring are compiled while its devices train."""
+
+import threading
+import time
+
+import jax
+import jax.monitoring
+import pytest
+
+from anp_jax import cluster
+from anp_jax.runtimes.relay import background_compiler as ahead_lib
+from anp_jax.runtimes.relay import programs as programs_lib
+from anp_jax.runtimes.relay import run as relay_run
+from anp_jax.runtimes.relay import runner as runner_lib
+from anp_jax.runtimes.relay import spans as spans_lib
+from tests import relaying
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+
+def _until(condition, seconds=60):
+  end = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.005)
+
+
+def test_a_value_is_made_once_and_waits_for_no_other():
+  once, order, go_on = programs_lib.Once(), [], threading.Event()
+
+  def slow():
+    order.append('begun')
+    go_on.wait(60)
+    return 'slow'
+
+  found = []
+  threads = [
+    threading.Thread(target=lambda: found.append(once.get('a', slow)))
+    for _ in range(3)
+  ]
+  for thread in threads:
+    thread.start()
+  _until(lambda: order)
+  assert once.get('b', lambda: 'quick') == 'quick' and not found
+  go_on.set()
+  for thread in threads:
+    thread.join()
+  assert found == ['slow'] * 3 and order == ['begun']
+  once.forget('a')
+  assert once.get('a', lambda: 'anew') == 'anew'
+
+
+def test_one_that_cannot_be_made_is_told_to_all():
+  once = programs_lib.Once()
+
+  def fails():
+    raise MemoryError('no room')
+
+  for make in (fails, lambda: 'never'):
+    with pytest.raises(MemoryError, match='no room'):
+      once.get('a', make)
+
+
+def test_programs_of_models_that_left_are_released():
+  def alive():
+    return len(jax.devices()[0].client.live_executables())
+
+  programs, x = programs_lib.Programs(), jax.ShapeDtypeStruct((3,), 'float32')
+  before, functions = alive(), []
+  # 0 and 1 have the same text, as of two models that differ in their seed.
+  for model, factor in ((0, 2.0), (1, 2.0), (2, 3.0)):
+    functions.append(jax.jit(lambda x, f=factor: x * f))
+    programs.get(model, functions[-1], x)
+  assert alive() == before + 2
+  for model, left in ((0, 2), (2, 1), (1, 0)):
+    programs.release(model)
+    functions[model].clear_cache()
+    assert alive() == before + left
+
+
+def test_no_more_models_ahead_than_there_are_seats():
+  done = []
+  ahead = ahead_lib.Ahead(
+    'ahead', range(3, 9), 2, lambda model, stopped: done.append(model), None
+  )
+
+  def has_done(*models):
+    _until(lambda: len(done) >= len(models))
+    time.sleep(0.02)  # in which a further one would begin
+    assert done == [*models]
+
+  ahead.start()
+  has_done(3, 4)
+  ahead.came(0)  # which was there from the beginning
+  has_done(3, 4)
+  ahead.came(3)
+  has_done(3, 4, 5)
+  ahead.gone(6)  # failed before it came here
+  ahead.came(4)
+  has_done(3, 4, 5, 7)
+  ahead.stop()
+  ahead.join()
+  ahead.came(5)
+  assert done == [3, 4, 5, 7]
+
+
+def test_stops_after_the_program_in_progress():
+  begun, go_on = [], threading.Event()
+
+  def work(model, stopped):
+    for program in range(4):
+      if stopped():
+        return
+      begun.append((model, program))
+      go_on.wait(60)
+
+  ahead = ahead_lib.Ahead('ahead', (0, 1), 2, work, None)
+  ahead.start()
+  _until(lambda: begun)
+  ahead.stop()
+  go_on.set()
+  ahead.join()
+  assert begun == [(0, 0)]
+
+
+# Of unlike structure, so that none has a text that another had before.
+_MODELS = (
+  'seed=1',
+  'optimizer.name=adam; optimizer.learning_rate=1e-3',
+  'model.name=tests.user_network:SmallNet; ema=0.9',
+)
+
+
+@pytest.fixture
+def compiles():
+  """Names of threads and of the programs that they compiled, as it happens."""
+  found = []
+
+  def heard(event, seconds, fun_name='', **_):
+    del seconds
+    if event == '/jax/core/compile/backend_compile_duration':
+      found.append((threading.current_thread().name, fun_name))
+
+  jax.monitoring.register_event_duration_secs_listener(heard)
+  yield found
+  jax.monitoring.unregister_event_duration_listener(heard)
+
+
+def _compiled_ahead(workdir):
+  return [
+    (s['model'], s['station'])
+    for s in spans_lib.read(str(workdir))
+    if s['what'] == 'compile'
+  ]
+
+
+@pytest.mark.slow
+def test_late_candidates_compile_while_others_train(
+  tmp_path, monkeypatch, compiles
+):
+  devices = jax.devices()[:2]
+  monkeypatch.setattr(jax, 'local_devices', lambda: devices)
+  config = relaying.config(
+    _MODELS, **{'strategy.at_once': 1, 'duration': '1 epochs'}
+  )
+  train, at_first_step = runner_lib.Runner.train, []
+
+  def slow(self, *arguments):
+    # As long as it takes to compile for the next model at this station.
+    model, station = divmod(len(at_first_step), 2)
+    at_first_step.append(len(compiles))
+    if model + 1 < len(_MODELS):
+      _until(lambda: (model + 1, station) in _compiled_ahead(tmp_path))
+    return train(self, *arguments)
+
+  monkeypatch.setattr(runner_lib.Runner, 'train', slow)
+  relay_run.run(config, str(tmp_path), cluster.Processes(config))
+  steps = [where for where, name in compiles if name == 'jit(train_step)']
+  first, later = steps[:2], steps[2:]
+  assert sorted(first) == ['station 0', 'station 1']
+  names = ['ahead of station 0', 'ahead of station 1']
+  assert sorted(later) == sorted(2 * names)
+  assert all(
+    where.startswith('ahead')
+    for where, name in compiles[at_first_step[0] :]
+    if name in ('jit(eval_step)', 'jit(predict_step)')
+  )
+  assert sorted(_compiled_ahead(tmp_path)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+  relaying.assert_same(tmp_path, config, (35, 35), (1,), laps=1)
+
+
+def test_a_compile_that_fails_ahead_ends_the_run(tmp_path, monkeypatch):
+  devices = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'local_devices', lambda: devices)
+  compile_one = runner_lib.Runner.compile
+
+  def fails(self, *arguments, **keys):
+    if threading.current_thread().name.startswith('ahead'):
+      raise MemoryError('XLA has no room')
+    return compile_one(self, *arguments, **keys)
+
+  monkeypatch.setattr(runner_lib.Runner, 'compile', fails)
+  config = relaying.config(
+    ('seed=1', 'seed=2'), **{'strategy.at_once': 1, 'duration': '500 epochs'}
+  )
+  with pytest.raises(MemoryError, match='XLA has no room'):
+    relay_run.run(config, str(tmp_path), cluster.Processes(config))
+  left = [t.name for t in threading.enumerate()]
+  assert not [name for name in left if name.startswith('ahead')]

@@ -1,0 +1,114 @@
+"""What a ring writes of its models: metrics.jsonl and TensorBoard's files."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from anp_jax.reporting import telemetry
+from anp_jax.runtimes.relay import records as records_lib
+from tests import event_files
+from tests import relaying
+
+
+@pytest.fixture
+def write(tmp_path):
+  """Makes one process's records of two models, as often as one is started."""
+  config = relaying.config(**{'log.tensorboard': True})
+  one = types.SimpleNamespace(config=config)
+  for model in range(2):
+    (tmp_path / str(model)).mkdir()
+  made = []
+
+  def begin():
+    made.append(
+      records_lib.Records(
+        config, lambda model: str(tmp_path / str(model)), [one, one], 70
+      )
+    )
+    return made[-1]
+
+  yield begin
+  for records in made:
+    records.close()
+
+
+def _score(laps, step, value):
+  return {
+    'model': 0,
+    'laps': laps,
+    'step': step,
+    'anp_top1': value,
+    'time': 9.0,
+  }
+
+
+def _steps(folder, tag):
+  points = event_files.points(folder)
+  assert all(len(values) == 1 for values in points.values())
+  return {step: points[t, step][0] for t, step in points if t == tag}
+
+
+def test_a_step_made_again_is_shown_once(write, tmp_path):
+  folder = tmp_path / '0' / 'tensorboard'
+  first = write()
+  for step in (5, 10, 15, 20):
+    first.train(0, step, {'loss': step / 4})
+  first.train(1, 5, {'loss': 0.5})
+  first.let_go(0)
+  assert _steps(folder, 'train/loss') == {5: 1.25, 10: 2.5, 15: 3.75, 20: 5.0}
+  # Another process goes on; then, from step 11 on, a run that was cut off.
+  other = write()
+  other.train(0, 25, {'loss': 7.0})
+  other.let_go(0)
+  assert list(_steps(folder, 'train/loss')) == [5, 10, 15, 20, 25]
+  again = write()
+  for step in (15, 20):
+    again.train(0, step, {'loss': step / 8})
+  again.close()
+  assert _steps(folder, 'train/loss') == {5: 1.25, 10: 2.5, 15: 1.875, 20: 2.5}
+  first.close()
+  assert _steps(tmp_path / '1/tensorboard', 'train/loss') == {5: 0.5}
+
+
+def test_scores_are_shown_in_a_folder_of_their_own(write, tmp_path):
+  folder = tmp_path / '0' / 'tensorboard' / 'validation'
+  scores = [_score(2, 35, 0.5), _score(1, 17, 0.25), _score(3, 54, 0.75)]
+  first = write()
+  first.scored(0, scores[:1], False)
+  first.scored(0, scores[:2], False)  # which came late
+  first.close()
+  again = write()  # a last one, after the model has left
+  again.left(0)
+  again.scored(0, scores, True)
+  want = {35: 0.5, 17: 0.25, 54: 0.75}
+  assert _steps(folder, 'validation/anp_top1') == want
+  shown = [e for e in event_files.read(folder) if e.summary.value]
+  assert {e.wall_time for e in shown} == {9.0}
+
+
+def test_scores_are_kept_once_and_up_to_the_models_step(write, tmp_path):
+  folder = tmp_path / '0'
+  scores = [_score(1, 17, 0.25), _score(2, 35, 0.5)]
+  for records in (write(), write()):
+    records.keep_scores(0, 20, scores)
+    records.keep_scores(0, 20, scores)
+  line = {'kind': 'validation', 'step': 17, 'time': 9.0, 'anp_top1': 0.25}
+  kept = [json.loads(x) for x in (folder / 'metrics.jsonl').open()]
+  assert kept == [{**line, 'epoch': 17 * 4 / 70}]
+  telemetry.cut(str(folder), 10)
+  write().keep_scores(0, 40, scores)
+  steps = [r['step'] for r in telemetry.read(str(folder))]
+  assert steps == [17, 35]
+
+
+def test_a_full_disk_ends_nothing(write, tmp_path, capsys):
+  records = write()
+  (tmp_path / '0' / 'metrics.jsonl').symlink_to('/dev/full')
+  (tmp_path / '0' / 'tensorboard').write_text('no folder')
+  for step in (5, 10):
+    records.train(0, step, {'loss': np.pi})
+  text = capsys.readouterr().out
+  assert text.count('is not recorded: No space left on device') == 2
+  assert text.count('no event file: ') == 1

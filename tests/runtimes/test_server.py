@@ -1,0 +1,364 @@
+"""The server strategy equals what it must equal, in one process of threads."""
+
+import contextlib
+import json
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from anp_jax import cluster
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.runtimes.server import chief as lead_lib
+from anp_jax.runtimes.server import log as log_lib
+from anp_jax.runtimes.server import replay
+from anp_jax.runtimes.server import shard as shard_lib
+from tests import launching
+from tests import serving
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+# Tiny, with all that a state can hold: momentum, statistics, averages.
+_FULL = {
+  'data.image_size': 8,
+  'model.name': 'tests.user_network:SmallNet',
+  'model.norm_group': 4,
+  'ema': 0.9,
+  'optimizer.clip_norm': 1.0,
+  'data.mixup': 0.2,
+}
+
+# A schedule that the length of the run shapes.
+_COSINE = {
+  'schedule.name': 'cosine',
+  'schedule.warmup': '0 steps',
+  'strategy.lanes': 1,
+}
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+  serving.on_devices(monkeypatch, 1)
+
+
+def _weights(workdir):
+  return launching.weights(workdir)
+
+
+def _same_bits(a, b):
+  assert a.keys() == b.keys()
+  for name, leaf in a.items():
+    assert np.asarray(leaf).tobytes() == np.asarray(b[name]).tobytes(), name
+
+
+def _close(a, b, tolerance):
+  assert a.keys() == b.keys()
+  for name, leaf in a.items():
+    np.testing.assert_allclose(
+      leaf, b[name], rtol=tolerance, atol=tolerance, err_msg=name
+    )
+
+
+def _replayed(config, workdir, version):
+  """Leaves of the state that the log alone gives, named like `_weights`."""
+  records = log_lib.read(str(workdir))
+  return _leaves(replay.replay(config, records, version), version)
+
+
+def _leaves(state, version):
+  return {
+    '/'.join((str(version), *_names(path))): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+  }
+
+
+def _names(path):
+  return [str(getattr(k, 'key', getattr(k, 'name', k))) for k in path]
+
+
+def _tickets(workdir):
+  records = log_lib.read(str(workdir))
+  return [p['ticket'] for r in records if 'order' in r for p in r['parts']]
+
+
+@pytest.mark.slow
+def test_one_worker_is_sync(tmp_path, config, one_device, monkeypatch):
+  alone = serving.config_of(config, **_FULL, **{'strategy.lanes': 1})
+  scores = serving.run(alone, tmp_path / 'server')
+  monkeypatch.setattr(jax, 'devices', jax.local_devices)
+  sync = serving.config_of(config, **_FULL, **{'strategy.name': 'sync'})
+  wanted = train.run(sync, str(tmp_path / 'sync'))
+  # The gradient and the update are two programs, which XLA rounds elsewhere:
+  # 2^-24 an operation, over 12 steps.
+  _close(_weights(tmp_path / 'sync'), _weights(tmp_path / 'server'), 2e-5)
+  assert scores['loss'] == pytest.approx(wanted['loss'], rel=1e-5)
+  found = serving.losses(tmp_path / 'server')
+  for key, loss in serving.losses(tmp_path / 'sync').items():
+    assert found[key] == pytest.approx(loss, rel=1e-5), key
+  assert _tickets(tmp_path / 'server') == [[s, 0] for s in range(12)]
+
+
+@pytest.mark.slow
+def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
+  runs = []
+  for servers in (1, 2, 3):
+    keys = {
+      'strategy.servers': servers,
+      'strategy.dedicated': True,
+      'strategy.lanes': 1,
+      'optimizer.name': 'adamw',
+    }
+    cut = serving.config_of(config, **_FULL, **keys)
+    serving.run(cut, tmp_path / str(servers), servers + 1)
+    runs.append(_weights(tmp_path / str(servers)))
+  _same_bits(runs[0], runs[1])
+  _same_bits(runs[0], runs[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'workers', [2, pytest.param(4, marks=pytest.mark.soak)]
+)
+def test_synchronous_mode_is_sync_on_as_many_devices(
+  tmp_path, config, monkeypatch, workers
+):  # fmt: skip
+  serving.on_devices(monkeypatch, 1)
+  # Without dropout: its masks belong to the rows that a device computes.
+  keys = {
+    'model.name': 'tests.user_network:PlainNet',
+    'model.norm_group': 4,
+    'data.image_size': 8,
+  }
+  many = serving.config_of(config, **keys, **{'strategy.mode': 'synchronous'})
+  serving.run(many, tmp_path / 'server', workers)
+  devices = jax.devices()[:workers]
+  monkeypatch.setattr(jax, 'devices', lambda: devices)
+  sync = serving.config_of(config, **keys, **{'strategy.name': 'sync'})
+  train.run(sync, str(tmp_path / 'sync'))
+  # As above, and sums over shards in another order.
+  _close(_weights(tmp_path / 'sync'), _weights(tmp_path / 'server'), 2e-5)
+
+
+@pytest.mark.parametrize(
+  'keys',
+  [
+    {},
+    pytest.param(
+      {'strategy.servers': 2, 'strategy.wire_dtype': 'bfloat16'},
+      marks=pytest.mark.soak,
+    ),
+    {'strategy.mode': 'bounded', 'strategy.max_staleness': 1},
+    pytest.param(
+      {'strategy.weight_prediction': 1.0, 'strategy.servers': 2},
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      {'strategy.compensation': 'staleness', 'optimizer.name': 'rmsprop'},
+      marks=pytest.mark.soak,
+    ),
+    pytest.param(
+      {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
+      marks=pytest.mark.slow,
+    ),
+  ],
+  ids=['async', 'bfloat16', 'bounded', 'predicted', 'compensated', 'backup'],
+)
+def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
+  config = serving.config_of(config, **_FULL, **keys)
+  serving.run(config, tmp_path, 3)
+  saved = _weights(tmp_path)
+  _same_bits(saved, _replayed(config, tmp_path, 12))
+  records = log_lib.read(str(tmp_path))
+  used = sorted(map(tuple, _tickets(tmp_path)))
+  shards = 2 if keys.get('strategy.mode') == 'synchronous' else 1
+  assert used == [(s, i) for s in range(12) for i in range(shards)]
+  stale = log_lib.staleness(records)
+  if keys.get('strategy.mode') == 'bounded':
+    assert max(stale) <= 1
+  if shards == 2:
+    assert set(stale) == {0}
+
+
+def test_failure_is_told_while_slices_are_fetched(
+  tmp_path, config, one_device, monkeypatch
+):  # fmt: skip
+  """Of a server that waits for a version which another cannot make."""
+  real = shard_lib.Shard.apply
+
+  def apply(self, state, *more):
+    made, finite = real(self, state, *more)
+    return made, finite and (self.stats_size > 0 or int(made.step) != 4)
+
+  monkeypatch.setattr(shard_lib.Shard, 'apply', apply)
+  monkeypatch.setattr(lead_lib, '_PARTING', 1.0)
+  keys = {'strategy.servers': 2, 'strategy.dedicated': True}
+  config = serving.config_of(
+    config, **_FULL, **keys, **{'checkpoint.every': '4 steps'}
+  )
+  with pytest.raises(cluster.Failed, match='update 3 is not finite'):
+    serving.run(config, tmp_path, 3)
+
+
+def test_dedicated_server_of_another_config_ends_the_run(
+  tmp_path, config, one_device, monkeypatch
+):  # fmt: skip
+  monkeypatch.setattr(lead_lib, '_PARTING', 1.0)
+  keys = {'strategy.servers': 2, 'strategy.dedicated': True}
+  config = serving.config_of(config, **_FULL, **keys)
+  with pytest.raises(cluster.Failed, match=r'config\.optimizer\.momentum 0\.5'):
+    serving.run(config, tmp_path, 3, {1: {'optimizer.momentum': 0.5}})
+
+
+def test_replay_divides_a_stale_update_by_its_staleness(
+  config, one_device, monkeypatch
+):  # fmt: skip
+  """Of one batch and one version read, each update is a part of the first."""
+  config = serving.config_of(
+    config,
+    **{
+      'model.name': 'tests.user_network:PlainNet',
+      'data.image_size': 8,
+      'optimizer.name': 'sgd',
+      'optimizer.weight_decay': 0.0,
+      'schedule.name': 'constant',
+      'schedule.warmup': '0 steps',
+    },
+  )
+  # What the log says counts: the key may have changed since.
+  start = {'start': 0, 'batch_size': config.batch_size, 'servers': 1,
+           'shards': 1, 'wire_dtype': 'float32', 'duration': '12 steps',
+           'compensation': 'staleness'}  # fmt: skip
+  part = {'ticket': [3, 0], 'worker': 'a', 'reads': [0],
+          'weight': float(config.batch_size)}  # fmt: skip
+  records = [start, *({'order': n, 'parts': [part]} for n in range(5))]
+  real, weights = shard_lib.Shard.apply, []
+
+  def apply(self, *arguments):
+    made = real(self, *arguments)
+    weights.append(np.concatenate(self.weights(made[0])))
+    return made
+
+  monkeypatch.setattr(shard_lib.Shard, 'apply', apply)
+  replay.replay(config, records, 5)
+  moves = np.diff(weights, axis=0)
+  assert np.abs(moves[0]).max() > 1e-3
+  # Updates 0 and 1 are whole. Differences of float32 weights of up to about 1,
+  # each rounded by 6e-8.
+  for move, staleness in zip(moves, (1, 2, 3, 4), strict=True):
+    np.testing.assert_allclose(move, moves[0] / staleness, atol=3e-7)
+
+
+@pytest.mark.slow
+def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
+  """Its first part followed a schedule that ended sooner."""
+  keys = {**_FULL, **_COSINE}
+  for duration in ('2 steps', '4 steps'):
+    config = serving.config_of(config, **keys, duration=duration)
+    serving.run(config, tmp_path)
+  _same_bits(_weights(tmp_path), _replayed(config, tmp_path, 4))
+  assert config.duration == '4 steps'
+
+
+def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
+  """Which wrote no duration, and knew of no weights that are ahead."""
+  keys = {**_FULL, **_COSINE}
+  config = serving.config_of(config, **keys, duration='3 steps')
+  serving.run(config, tmp_path)
+  records = log_lib.read(str(tmp_path))
+  assert [r.pop('duration') for r in records if 'start' in r] == ['3 steps']
+  assert [r.pop('ahead') for r in records if 'start' in r] == [0]
+  _same_bits(_weights(tmp_path), _leaves(replay.replay(config, records, 3), 3))
+
+
+def test_replays_a_run_of_another_versions_keys(
+  tmp_path, config, monkeypatch, capsys
+):  # fmt: skip
+  """One that there is no more, and one that came later."""
+  config = serving.config_of(config, **_FULL)
+  config.optimizer.multipliers = (('norm', 0.5), ('conv', 0.25))
+  saved = json.loads(config_lib.to_json(config))
+  saved['strategy.gone'] = 3
+  del saved['optimizer.clip_value']
+  (tmp_path / 'config.json').write_text(json.dumps(saved))
+  log_lib.Log(str(tmp_path), 0, {}).append(0, 1, [])
+  seen = []
+
+  def replayed(config, records, version):
+    seen.append(config)
+    return {'step': np.array(version)}
+
+  monkeypatch.setattr(replay, 'replay', replayed)
+  monkeypatch.setattr(replay, '_newest', lambda _: (1, {'step': np.array(1)}))
+  monkeypatch.setattr(jax.config, 'update', lambda *_: None)
+  assert replay.main([str(tmp_path)]) == 0
+  assert capsys.readouterr().out.startswith('1 updates, the same bits in all 1')
+  have, want = (config_lib.golden(c) for c in (*seen, config))
+  assert have == want
+
+
+@pytest.mark.slow
+def test_an_evaluation_makes_no_gradient_stale(
+  tmp_path, config, one_device, monkeypatch
+):  # fmt: skip
+  """Another worker goes on while process 0 scores, which then reads again."""
+  real, apply, scored = lead_lib.Lead._score, shard_lib.Shard.apply, []
+
+  def score(self, version, state, idle):
+    @contextlib.contextmanager
+    def longer():
+      with idle:
+        desk = self._term.desk
+        end = min(desk.version + 12, desk.limit)
+        while desk.version < end:
+          time.sleep(0.01)
+        scored.append(desk.version)
+        yield
+
+    real(self, version, state, longer())
+
+  def slowly(self, *arguments):
+    time.sleep(0.05)
+    return apply(self, *arguments)
+
+  monkeypatch.setattr(lead_lib.Lead, '_score', score)
+  monkeypatch.setattr(shard_lib.Shard, 'apply', slowly)
+  keys = {'eval.every': '16 steps', 'checkpoint.every': '99 steps',
+          'duration': '48 steps'}  # fmt: skip
+  config = serving.config_of(config, **_FULL, **keys)
+  serving.run(config, tmp_path, 2)
+  records = log_lib.read(str(tmp_path))
+  stale = [
+    (r['order'], p['reads'][0])
+    for r in records if 'order' in r
+    for p in r['parts']
+    if p['worker'].startswith('0.')
+    and any(p['reads'][0] <= end - 6 and r['order'] >= end for end in scored)
+  ]  # fmt: skip
+  assert len(scored) == 3 and not stale
+
+
+@pytest.mark.soak
+def test_resumes_as_itself_and_as_sync(
+  tmp_path, config, one_device, monkeypatch, capsys
+):  # fmt: skip
+  keys = {**_FULL, 'schedule.name': 'constant', 'strategy.lanes': 1}
+  straight = serving.config_of(config, **keys)
+  serving.run(straight, tmp_path / 'straight')
+  half = serving.config_of(config, **keys, duration='6 steps')
+  serving.run(half, tmp_path / 'parts')
+  serving.run(straight, tmp_path / 'parts')
+  assert 'continuing from step 6 of 12' in capsys.readouterr().out
+  _same_bits(_weights(tmp_path / 'straight'), _weights(tmp_path / 'parts'))
+  _same_bits(
+    _weights(tmp_path / 'parts'), _replayed(straight, tmp_path / 'parts', 12)
+  )
+  monkeypatch.setattr(jax, 'devices', jax.local_devices)
+  longer = serving.config_of(
+    config, **keys, **{'duration': '16 steps', 'strategy.name': 'sync'}
+  )
+  scores = train.run(longer, str(tmp_path / 'parts'))
+  assert scores['examples'] == 64
+  assert 'continuing from step 12 of 16' in capsys.readouterr().out
+  assert ('train', 16) in serving.losses(tmp_path / 'parts')

@@ -1,0 +1,134 @@
+"""What travels between processes: where they are found, memory used again."""
+
+import gc
+import socket
+
+import jax
+import numpy as np
+from pyarrow import flight
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cluster_env
+from anp_jax.runtimes import transport
+
+
+def _address(array):
+  return array.__array_interface__['data'][0]
+
+
+class _Route:
+  """A socket of a host with this address on the way to all others."""
+
+  def __init__(self, *_):
+    pass
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    pass
+
+  def connect(self, address):
+    self._to = address[0]
+
+  def getsockname(self):
+    return '127.0.0.1' if self._to.startswith('127.') else '10.0.0.7', 1234
+
+
+@pytest.mark.parametrize(
+  'shown',
+  ['', 'Bearer', 'Bearer ', 'secret', 'Bearer secre', 'Bearer secret1',
+   'Bearer secreT', 'bearer secret', ' Bearer secret', 'Bearer  secret'],
+)  # fmt: skip
+def test_the_whole_token_is_compared(shown):
+  gate = transport.Gate('secret')
+  gate.start_call(None, {'authorization': ['Bearer secret']})
+  with pytest.raises(flight.FlightUnauthenticatedError, match='wrong token'):
+    gate.start_call(None, {'authorization': [shown]})
+  with pytest.raises(flight.FlightUnauthenticatedError, match='wrong token'):
+    gate.start_call(None, {})
+
+
+@pytest.mark.parametrize('hosts', [0, 2])
+@pytest.mark.parametrize('name', ['127.0.1.1', None])
+def test_a_name_that_means_loopback_is_not_told_to_other_hosts(
+  monkeypatch, hosts, name
+):
+  """As in Debian's own /etc/hosts; or it does not resolve."""
+
+  def resolved(_):
+    if not name:
+      raise socket.gaierror(-2, 'Name or service not known')
+    return name
+
+  monkeypatch.setattr(socket, 'gethostbyname', resolved)
+  monkeypatch.setattr(socket, 'gethostname', lambda: 'gpu2')
+  place = cluster_env.Place('flags', 1, 2, 'gpu1:4321', hosts=hosts)
+  with monkeypatch.context() as m:
+    m.setattr(socket, 'socket', _Route)
+    m.setattr(socket, 'getaddrinfo', lambda *_, **__: [_found('10.0.0.5')])
+    assert transport.own_address('', place) == '10.0.0.7'
+  # On the coordinator itself, with the system's own sockets.
+  monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: [
+    _found('127.0.1.1')
+  ])  # fmt: skip
+  with pytest.raises(config_lib.ConfigError) as e:
+    transport.own_address('', place)
+  said = str(e.value)
+  assert said.startswith("config.strategy.bind='': gpu2, the name of this host")
+  assert 'coordinator gpu1:4321' in said and '\n' not in said
+  # Processes of one host find each other there.
+  assert transport.own_address('', place._replace(hosts=1)) == '127.0.0.1'
+
+
+def test_a_name_that_means_an_address_is_taken(monkeypatch):
+  monkeypatch.setattr(socket, 'gethostbyname', lambda _: '10.0.0.9')
+  place = cluster_env.Place('flags', 1, 2, 'gpu1:4321')
+  assert transport.own_address('', place) == '10.0.0.9'
+
+
+def _found(host):
+  """An answer of the resolver."""
+  return socket.AF_INET, socket.SOCK_DGRAM, 17, '', (host, 4321)
+
+
+def test_memory_is_used_again_once_nothing_is_made_of_it():
+  buffers = transport._Buffers()
+  first = buffers.take(4096)
+  first[:] = 7
+  where = _address(first)
+  part = first.view(np.float32)[10:20].reshape(2, 5)
+  kept = part.copy()
+  del first
+  gc.collect()
+  # A part of it, of another dtype and shape, is still in use.
+  second = buffers.take(4096)
+  assert _address(second) != where
+  second[:] = 0
+  np.testing.assert_array_equal(part, kept)
+  del part
+  gc.collect()
+  assert _address(buffers.take(4096)) == where
+  assert buffers.take(4096).shape == (4096,)
+
+
+def test_memory_that_a_device_may_share_is_not_written_to():
+  """On CPUs JAX may take an array as it is."""
+  buffers = transport._Buffers()
+  host = buffers.take(2**20)
+  host[:] = 3
+  on_device = jax.device_put(host)
+  del host
+  gc.collect()
+  buffers.take(2**20)[:] = 4
+  assert int(on_device.sum()) == 3 * 2**20
+
+
+def test_no_more_than_a_few_wait():
+  buffers = transport._Buffers()
+  taken = [buffers.take(64) for _ in range(3 * transport._SPARE)]
+  assert len({_address(a) for a in taken}) == len(taken)
+  del taken
+  gc.collect()
+  assert len(buffers._free[64]) == transport._SPARE

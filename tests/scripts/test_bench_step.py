@@ -1,0 +1,261 @@
+"""The benchmark of the training step: its peers, sums and protocol."""
+
+import importlib
+import importlib.util
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+_BENCH = pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'bench'
+H100 = 'NVIDIA H100 80GB HBM3'
+# As published: torchvision's ResNet-50, Caffe's examples.
+PARAMETERS = {
+  'resnet50_224': 25_557_032,
+  'lenet': 431_080,
+  'cifar10_full': 89_578,
+}
+
+
+@pytest.fixture
+def bench(monkeypatch):
+  monkeypatch.syspath_prepend(str(_BENCH))
+  return importlib.import_module('step')
+
+
+@pytest.fixture
+def peers(bench):
+  return importlib.import_module('_peers')
+
+
+class Worker:
+  """Answers without computing; `seconds` a step, by contestant."""
+
+  seconds = {}
+  memory = {}
+  asked = []
+  made = []
+  device = 'cpu'
+
+  def __init__(self, contestant):
+    if contestant not in self.seconds:
+      raise importlib.import_module('step').Lost('ValueError: broken')
+    self.contestant = contestant
+    self.open = True
+    self.made.append(self)
+    self.ready = {
+      'first': 9.5 if self.device == 'cpu' else 40.0,
+      'step': 0.5,
+      'device': self.device,
+    }
+
+  def ask(self, what, steps=0):
+    assert self.open
+    if what == 'memory':
+      return {'memory': self.memory[self.contestant]}
+    self.asked.append((self.contestant, steps))
+    # A turn's second round takes three times as long.
+    turns = sum(c == self.contestant for c, _ in self.asked)
+    return {'seconds': self.seconds[self.contestant] * steps * (2 * turns - 1)}
+
+  def close(self):
+    self.open = False
+
+
+def _measured(bench, monkeypatch, case, compiles=False, steps=0, **values):
+  for name, value in values.items():
+    monkeypatch.setattr(Worker, name, value)
+  for name in ('asked', 'made'):
+    monkeypatch.setattr(Worker, name, [])
+  flags = types.SimpleNamespace(rounds=2, steps=steps)
+  rows, ratios = [], {}
+  bench._measure(
+    case, ('flax', 'torch_eager', 'torch_compile'), flags, Worker, rows,
+    ratios, compiles,
+  )  # fmt: skip
+  assert not any(worker.open for worker in Worker.made)
+  return rows, ratios
+
+
+def test_ratios_goals_and_turns(bench, monkeypatch, capsys):
+  rows, ratios = _measured(
+    bench,
+    monkeypatch,
+    'resnet50_64',
+    compiles=True,
+    seconds={
+      'ours': 0.1,
+      'flax': 0.4,
+      'torch_eager': 0.2,
+      'torch_compile': 0.08,
+    },
+    memory={'ours': 300, 'flax': 1, 'torch_eager': 150, 'torch_compile': 200},
+  )
+  assert ratios == pytest.approx({
+    'compile_cold_over_15_s': 9 / 15,
+    'compile_cached_over_3_s': 3.0,
+    'resnet50_64_over_flax': 4.0,
+    'resnet50_64_over_torch_eager': 2.0,
+    'resnet50_64_over_torch_compile': 0.8,
+    'resnet50_64_over_torch': 0.8,
+    'resnet50_64_memory_over_torch': 1.5,
+  })  # fmt: skip
+  assert [(r[0].split(': ')[-1], *r[3:]) for r in rows] == [
+    ('compiling, cold, over 15 s', '<= 1', 'met'),
+    ('compiling, cached, over 3 s', '<= 1', 'missed'),
+    ('times as fast as flax', '>= 3.5', 'met'),
+    ('times as fast as torch_eager', '', ''),
+    ('times as fast as torch_compile, the faster torch', '>= 1.0', 'missed'),
+    ('memory over torch_compile', '<= 1.2', 'missed'),
+  ]
+  # About a second a turn, at half a second a step; every other round backwards.
+  order = ['ours', 'flax', 'torch_eager', 'torch_compile']
+  assert Worker.asked == [(c, 2) for c in order + order[::-1]]
+  assert not capsys.readouterr().out
+
+
+def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(
+  bench, monkeypatch, capsys
+):
+  # 256 images in 0.1 s and, in the second round, in 0.3 s: 1280 at the median.
+  rows, ratios = _measured(
+    bench,
+    monkeypatch,
+    'resnet50_gpu',
+    steps=7,
+    device=H100,
+    seconds={'ours': 0.1, 'torch_eager': 0.2},
+    memory={'ours': 11, 'torch_eager': 10},
+  )
+  # 6 operations for each of 4.09e9 multiplications, of 989.5 TFLOP/s.
+  share = 1280 * 6 * 4.09e9 / 989.5e12
+  assert ratios == pytest.approx({
+    'resnet50_gpu_over_torch_eager': 2.0,
+    'resnet50_gpu_over_torch': 2.0,
+    'resnet50_gpu_memory_over_torch': 1.1,
+    'resnet50_gpu_ours_images_per_second': 1280,
+    'resnet50_gpu_ours_mfu': share,
+    'resnet50_gpu_torch_eager_images_per_second': 640,
+    'resnet50_gpu_torch_eager_mfu': share / 2,
+  })  # fmt: skip
+  labels = [row[0] for row in rows]
+  assert f'resnet50_gpu: ours, images/s, {H100}' in labels
+  assert {steps for _, steps in Worker.asked} == {7}
+  assert capsys.readouterr().out.splitlines() == [
+    'skipped: resnet50_gpu: flax: ValueError: broken',
+    'skipped: resnet50_gpu: torch_compile: ValueError: broken',
+  ]
+
+
+def test_our_flags_are_ours_and_the_allocator_is_everyones(bench, monkeypatch):
+  for name in ('XLA_FLAGS', 'GLIBC_TUNABLES'):
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  monkeypatch.setattr(bench.xla_flags, '_devices_are_open', lambda: False)
+  monkeypatch.setattr(bench.xla_flags, '_read', lambda path: '[madvise]')
+  monkeypatch.setattr(bench.xla_flags, '_can_start_anew', lambda: True)
+  ours, theirs = (bench._environment(c, {'A': '1'}) for c in ('ours', 'flax'))
+  assert 'xla_cpu' in ours.pop('XLA_FLAGS')
+  assert ours == theirs
+  assert ours['GLIBC_TUNABLES'] == 'glibc.malloc.hugetlb=1' and ours['A'] == '1'
+
+
+def test_mfu_in_closed_form(bench):
+  case = bench.CASES['resnet50_gpu']
+  assert bench.mfu(case, 989.5e12 / (6 * 4.09e9), H100) == pytest.approx(1)
+  half = bench.dataclasses.replace(case, side=112)
+  assert bench.mfu(half, 989.5e12 / (6 * 4.09e9), H100) == pytest.approx(0.25)
+  assert bench.mfu(case, 1000, 'a card of next year') == 0
+  assert bench.mfu(bench.CASES['lenet'], 1000, H100) == 0
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_flax_peers_have_the_published_parameters(bench, peers, name):
+  case = bench.CASES[name]
+  shape = (1, case.side, case.side, case.channels)
+  variables = jax.eval_shape(
+    lambda x: peers.flax_network(case).init(jax.random.key(0), x, True),
+    jax.ShapeDtypeStruct(shape, jnp.float32),
+  )
+  sizes = [np.prod(x.shape) for x in jax.tree.leaves(variables['params'])]
+  assert sum(sizes) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_torch_peers_have_the_published_parameters(bench, peers, name):
+  torch = pytest.importorskip('torch')
+  case = bench.CASES[name]
+  with torch.device('meta'):
+    net = peers.torch_network(case)
+    images = torch.zeros(2, case.channels, case.side, case.side)
+    assert net(images).shape == (2, case.classes)
+  assert sum(p.numel() for p in net.parameters()) == PARAMETERS[name]
+
+
+def test_operations_are_those_of_the_device_where_there_is_one(bench):
+  def event(name, **stats):
+    return types.SimpleNamespace(name=name, stats=list(stats.items()))
+
+  def plane(name, *events):
+    line = types.SimpleNamespace(events=events)
+    return types.SimpleNamespace(name=name, lines=[line])
+
+  host = plane(
+    '/host:CPU', event('fusion.1', hlo_op='fusion.1'), event('wait', id=1)
+  )
+  device = plane('/device:GPU:0', event('gemm', hlo_op='custom-call'))
+
+  def names(*planes):
+    data = types.SimpleNamespace(planes=planes)
+    return [e.name for e in bench._operations(data)]
+
+  assert names(host) == ['fusion.1']
+  assert names(host, device) == ['gemm']
+
+
+def _run(*arguments):
+  return subprocess.run(
+    [sys.executable, str(_BENCH / 'step.py'), *arguments],
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+
+
+def test_an_unknown_case_is_answered_with_those_there_are(tmp_path):
+  result = _run('--cases=lenet50')
+  assert result.returncode and not result.stdout
+  assert result.stderr.startswith(
+    '--cases=lenet50: expected some of resnet50_64, '
+  )
+
+
+@pytest.mark.slow
+def test_the_last_line_is_of_finite_ratios(tmp_path):
+  result = _run(
+    '--cases=tiny', '--peers=flax,torch_eager', '--rounds=2', '--steps=3',
+    f'--profile={tmp_path}',
+  )  # fmt: skip
+  assert not result.returncode, result.stderr
+  ratios = json.loads(result.stdout.splitlines()[-1])
+  expected = {'tiny_over_flax'}
+  if importlib.util.find_spec('torch'):
+    expected |= {
+      'tiny_over_torch_eager', 'tiny_over_torch', 'tiny_memory_over_torch',
+      'tiny_stepping_memory_over_torch',
+    }  # fmt: skip
+  assert set(ratios) == expected
+  assert all(math.isfinite(r) and r > 0 for r in ratios.values())
+  # Ten operations of the profile, most expensive first, by their share.
+  lines = result.stdout.splitlines()
+  at = next(i for i, line in enumerate(lines) if 'top operations' in line)
+  shares = [float(line.split('%')[0]) for line in lines[at + 1 : at + 11]]
+  assert shares == sorted(shares, reverse=True)
+  assert 0 < sum(shares) <= 100.5

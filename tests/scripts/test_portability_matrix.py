@@ -1,0 +1,191 @@
+"""The steps of networks and strategies, compiled for machines not here.
+
+`make portability` runs it in an environment with the compilers. XLA's CPU
+backend widens sums in bfloat16, so there the dtype is read before XLA.
+"""
+
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from anp_jax.cluster import preemption
+from anp_jax.config import validation
+from scripts.portability import targets
+
+pytestmark = [
+  pytest.mark.portability,
+  # ResNet-50 compiles for a TPU in a minute on a core of its own.
+  pytest.mark.timeout(1800),
+]
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+TARGETS = {'cpu:8': 8, 'tpu:v5e:2x2': 4, 'gpu:h200:16x4': 64}  # devices
+# The workers of `server`, and the stations of `relay`, are runs of `sync` on a
+# few devices each; what `kernel_split` sends is told apart below.
+STRATEGIES = [
+  s
+  for s in validation.STRATEGIES
+  if s not in ('server', 'relay', 'kernel_split')
+]
+# Name: overrides; parameters as published; numbers in statistics.
+NETWORKS = {
+  'resnet50': (
+    {
+      'model.name': 'resnet50',
+      'model.dtype': 'bfloat16',
+      'model.width': 64,
+      'model.norm_group': 32,
+      'batch_size': 0,
+      'batch_size_per_device': 32,
+      'data.image_size': 224,
+      'data.resize': 224,
+      'data.synthetic_classes': 1000,
+    },
+    25_557_032,
+    53_120,
+  ),
+  'lenet': (
+    {'model.name': 'lenet', 'data.image_size': 28, 'batch_size': 64},
+    432_080,
+    0,
+  ),
+  'cifar10_full': (
+    {'model.name': 'cifar10_full', 'data.image_size': 32, 'batch_size': 64},
+    89_578,
+    0,
+  ),
+}
+CASES = [
+  pytest.param(network, strategy, target, id=f'{network}-{strategy}-{target}')
+  for network in NETWORKS
+  for strategy in STRATEGIES
+  for target in TARGETS
+]
+
+
+@functools.cache
+def _compiled(network, strategy, target, dtype='float32', model=1):
+  """The command's last line, for one target; model: devices of that axis."""
+  try:
+    targets.check_plugin(targets.parse(target))
+  except targets.Missing as e:
+    pytest.skip(str(e))
+  overrides = {
+    'data.synthetic_classes': 10,
+    'strategy.name': strategy,
+    'strategy.reduce_dtype': dtype,
+    'strategy.logical_shards': TARGETS[target],
+    'strategy.threads': TARGETS[target],
+    'mesh.model': model,
+    **NETWORKS[network][0],
+  }
+  command = [sys.executable, '-m', 'scripts.portability', f'--target={target}']
+  command.append('--config=configs/resnet_anp.py:tiny')
+  command += [f'--config.{key}={value}' for key, value in overrides.items()]
+  done = subprocess.run(
+    command, capture_output=True, text=True, cwd=_ROOT, check=False
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout.splitlines()[-1])['targets'][target]
+
+
+def _sums(rows, dtype, conditional=False):
+  """Elements that are summed in a dtype, over all kinds of sums."""
+  return sum(
+    r['elements']
+    for r in rows
+    if r['dtype'] == dtype
+    and r['conditional'] == conditional
+    and r['kind'] in ('all-reduce', 'reduce-scatter', 'all-to-all')
+  )
+
+
+def _gathered(rows):
+  """Elements of all-gathers."""
+  return sum(r['elements'] for r in rows if r['kind'] == 'all-gather')
+
+
+def _check_sums_are_float32(train):
+  """Gradients, and whatever else is summed: XLA may narrow on its own."""
+  assert train['gradients_asked'] == train['gradients_compiled'] == ['float32']
+  assert not any(
+    _sums(train[text], narrow)
+    for text in ('asked', 'compiled')
+    for narrow in ('bfloat16', 'float16')
+  )
+
+
+@pytest.mark.parametrize('network, strategy, target', CASES)
+def test_steps_compile(network, strategy, target):
+  found = _compiled(network, strategy, target)
+  _, parameters, statistics = NETWORKS[network]
+  assert found['parameters'] == parameters
+  for step in ('train', 'eval'):
+    assert found[step]['memory']['together'] > 4 * parameters
+    assert found[step]['flops'] > 0
+  # Loss and weight; top 1 and 5, and of a thousand classes 10 and 100.
+  metrics = 6 if network == 'resnet50' else 4
+  train, scored = found['train'], found['eval']
+  scores = _sums(scored['compiled'], 'float32')
+  if strategy == 'invariant':
+    # Those of each device, which the tree adds; see below for a TPU's XLA.
+    scores += _gathered(scored['compiled'])
+    metrics *= found['devices']
+  assert scores == metrics
+  # Two sums of metrics, the weight and the count of rows without one; votes.
+  sent = parameters + statistics + 4 + preemption.VOTES
+  # Cut into slices, a vector of gradients has to divide by the devices.
+  padding = 8 * found['devices'] if strategy == 'invariant' else 0
+  for text in ('asked', 'compiled'):
+    summed = _sums(train[text], 'float32')
+    # Slices that are asked to be gathered a TPU's XLA may sum among zeros.
+    summed -= max(0, _gathered(train['asked']) - _gathered(train[text]))
+    assert 0 <= summed - sent <= padding
+    # Weights and statistics between groups, now and then.
+    exchanged = parameters + statistics if strategy == 'local' else 0
+    assert _sums(train[text], 'float32', conditional=True) == exchanged
+  _check_sums_are_float32(train)
+
+
+# Of the convolutions: numbers in an image's results, and in all kernels.
+SPLIT = {
+  'lenet': (20 * 24**2 + 50 * 8**2, 25 * (3 * 20 + 20 * 50)),
+  'cifar10_full': (
+    32 * 32**2 + 32 * 16**2 + 64 * 8**2,
+    25 * (3 * 32 + 32 * 32 + 32 * 64),
+  ),
+  # The activations that fvcore counts; all parameters without the classifier's
+  # and those of batch norm.
+  'resnet50': (11_113_984, 25_557_032 - 2049 * 1000 - 53_120),
+}
+
+
+@pytest.mark.parametrize('target', TARGETS)
+@pytest.mark.parametrize('network', SPLIT)
+def test_split_convolutions_compile(network, target):
+  found = _compiled(network, 'kernel_split', target, model=2)
+  results, kernels = SPLIT[network]
+  devices = TARGETS[target] // 2  # that divide the batch
+  images = 32 if network == 'resnet50' else 64 // devices
+  for step, want in (
+    ('train', images * results + kernels),
+    ('eval', found['eval']['images'] * results // devices),
+  ):
+    assert _gathered(found[step]['asked']) == want
+    assert not any(r['conditional'] for r in found[step]['asked'])
+    assert found[step]['memory']['together'] > 0
+  _check_sums_are_float32(found['train'])
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_a_narrower_sum_is_seen(target):
+  train = _compiled('lenet', 'sync', target, 'bfloat16')['train']
+  assert train['gradients_asked'] == ['bfloat16']
+  widened = target.startswith('cpu')
+  assert train['gradients_compiled'] == (
+    ['float32'] if widened else ['bfloat16']
+  )

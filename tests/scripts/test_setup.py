@@ -1,0 +1,447 @@
+"""Tests of the set-up: which build for which card, bounds, the Makefile."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _load(name):
+  spec = importlib.util.spec_from_file_location(
+    name, ROOT / 'scripts' / f'{name}.py'
+  )
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.fixture(scope='module')
+def hardware():
+  return _load('hardware')
+
+
+@pytest.fixture(scope='module')
+def setup():
+  sys.path.insert(0, str(ROOT / 'scripts'))
+  try:
+    return _load('setup')
+  finally:
+    sys.path.remove(str(ROOT / 'scripts'))
+
+
+# Compute capabilities and branches of drivers as NVIDIA lists them.
+@pytest.mark.parametrize(
+  ('lines', 'expected'),
+  [
+    ('580.65.06, 9.0, NVIDIA H200', 'cuda13'),
+    ('580.65.06, 7.5, Tesla T4', 'cuda13'),
+    ('610.10, 12.0, NVIDIA GeForce RTX 5090', 'cuda13'),
+    # Driver too old for CUDA 13 only.
+    ('579.99, 9.0, NVIDIA H100', 'cuda12'),
+    ('525.60.13, 8.0, NVIDIA A100', 'cuda12'),
+    # Card too old for CUDA 13 only: Volta, Pascal, Maxwell.
+    ('580.65.06, 7.0, Tesla V100-SXM2-16GB', 'cuda12'),
+    ('580.65.06, 6.1, NVIDIA GeForce GTX 1080', 'cuda12'),
+    ('580.65.06, 6.0, Tesla P100-PCIE-16GB', 'cuda12'),
+    ('580.65.06, 5.2, Tesla M40', 'cuda12'),
+    # Too old for both: the driver, then the card.
+    ('520.61.05, 8.0, NVIDIA A100', 'cpu'),
+    ('470.256.02, 3.7, Tesla K80', 'cpu'),
+    ('525.60.13, 5.0, NVIDIA GeForce GTX 750', 'cpu'),
+    # The answer of a driver that does not know compute_cap.
+    ('470.256.02, Tesla V100-SXM2-16GB', 'cpu'),
+    ('580.65.06, [N/A], Some new card', 'cuda12'),
+    # The oldest card that any wheel serves decides.
+    ('580.1, 9.0, H100\n580.1, 7.0, V100', 'cuda12'),
+    ('580.1, 8.6, RTX 3090\n580.1, 5.0, GTX 750', 'cuda13'),
+    ('', 'cpu'),
+    ('No devices were found', 'cpu'),
+  ],
+)
+def test_choice_of_gpu_build(hardware, lines, expected):
+  chosen, reason = hardware.choose(hardware.parse_gpus(lines), False)
+  assert chosen == expected
+  assert '\n' not in reason
+  if expected == 'cpu' and hardware.parse_gpus(lines):
+    assert 'CPU build' in reason
+  if '7.0, Tesla V100' in lines:
+    for word in ('Maxwell', 'Pascal', 'Volta', 'GTX', 'P100', 'V100'):
+      assert word in reason
+
+
+def test_choice_of_tpu(hardware):
+  assert hardware.choose([], True)[0] == 'tpu'
+  # A GPU in a TPU's host is what a person put there.
+  gpus = hardware.parse_gpus('580.1, 9.0, H100')
+  assert hardware.choose(gpus, True)[0] == 'cuda13'
+
+
+def test_nvidia_smi_is_read(hardware, tmp_path, monkeypatch):
+  # An old driver refuses the query with compute_cap and answers the second.
+  tool = tmp_path / 'nvidia-smi'
+  tool.write_text(
+    '#!/bin/sh\n'
+    'case "$1" in *compute_cap*) echo "not a valid field"; exit 2;; esac\n'
+    'echo "470.82.01, Tesla V100"\n'
+  )
+  tool.chmod(0o755)
+  monkeypatch.setenv('PATH', str(tmp_path))
+  assert hardware._find_gpus() == [('Tesla V100', (470, 82, 1), None)]
+  tool.write_text('#!/bin/sh\nexit 9\n')  # No driver loaded.
+  assert hardware._find_gpus() == []
+
+
+@pytest.mark.parametrize(
+  ('requested', 'recorded', 'packed', 'expected'),
+  [
+    ('auto', None, None, 'detected'),
+    ('auto', 'cpu', None, 'detected'),
+    ('auto', 'cuda12', None, 'cuda12'),
+    ('auto', None, 'cuda13', 'cuda13'),
+    ('auto', 'tpu', 'cuda13', 'tpu'),
+    ('cuda12', None, None, 'cuda12'),
+    ('cpu', 'cuda13', 'cuda13', 'cpu'),
+  ],
+)
+def test_what_auto_means(setup, requested, recorded, packed, expected):
+  chosen, _ = setup.resolve_accelerator(
+    requested, recorded, packed, lambda: ('detected', '')
+  )
+  assert chosen == expected
+
+
+@pytest.mark.parametrize(
+  ('version', 'supported'),
+  [
+    ((3, 10, 13), False),
+    ((3, 11, 0), True),
+    ((3, 12, 1, 'final', 0), True),
+    ((3, 13), True),
+    ((3, 14, 0), False),
+    ((2, 7, 18), False),
+  ],
+)
+def test_which_python_will_do(setup, version, supported):
+  assert setup.python_supported(version) is supported
+
+
+def test_python_bounds_agree_with_the_package(setup):
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  oldest, newest = setup.OLDEST_PYTHON, setup.NEWEST_PYTHON
+  assert project['requires-python'] == (
+    f'>={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}'
+  )
+
+
+@pytest.mark.parametrize(
+  ('found', 'named', 'recorded', 'wanted', 'expected'),
+  [
+    (None, None, None, 'cpu', True),  # Missing or broken.
+    ((3, 10), None, None, 'cpu', True),  # Too old.
+    ((3, 12), None, 'cpu', 'cpu', False),
+    ((3, 12), (3, 12), 'cpu', 'cpu', False),
+    ((3, 12), (3, 13), 'cpu', 'cpu', True),
+    ((3, 12), None, None, 'cuda13', False),  # A person's own.
+    ((3, 12), None, 'cpu', 'cuda13', False),  # Adds a plugin.
+    ((3, 12), None, 'cuda12', 'cuda12', False),
+    ((3, 12), None, 'cuda12', 'cuda13', True),  # Would leave the old one.
+    ((3, 12), None, 'cuda12', 'cpu', True),
+  ],
+)
+def test_when_venv_is_made_anew(
+  setup, found, named, recorded, wanted, expected
+):
+  assert setup.must_recreate(found, named, recorded, wanted) is expected
+
+
+def test_wheelhouse_must_fit(setup):
+  packed = {'python': '3.12', 'accelerator': 'cuda13'}
+  setup.check_wheelhouse(packed, '3.12', 'cuda13')
+  setup.check_wheelhouse(packed, '3.12', 'cpu')  # Part of any other.
+  setup.check_wheelhouse({}, '3.11', 'tpu')  # Made by hand: pip will tell.
+  with pytest.raises(setup.SetupError, match='3.12, this is 3.11'):
+    setup.check_wheelhouse(packed, '3.11', 'cuda13')
+  with pytest.raises(setup.SetupError, match='ACCELERATOR=cuda12'):
+    setup.check_wheelhouse(packed, '3.12', 'cuda12')
+  with pytest.raises(setup.SetupError, match='machine'):
+    setup.check_wheelhouse({'machine': 'other'}, '3.12', 'cpu')
+
+
+def test_digest_names_the_set(setup):
+  first = setup.digest(['a>=1', 'b>=2'])
+  assert first == setup.digest(['b>=2', 'a>=1'])
+  assert first != setup.digest(['a>=1', 'b>=3'])
+
+
+def test_json_is_whole_or_absent(setup, tmp_path):
+  path = tmp_path / 'stamp.json'
+  assert setup.read_json(path) == {}
+  path.write_text('{"cut of')
+  assert setup.read_json(path) == {}
+  setup.write_json(path, {'a': '1'})
+  assert setup.read_json(path) == {'a': '1'}
+  assert os.listdir(tmp_path) == ['stamp.json']
+
+
+def test_second_set_up_waits(setup, tmp_path):
+  # A process of its own: record locks do not hold inside one.
+  path = tmp_path / 'lock'
+  code = (
+    'import sys, pathlib, time; sys.path.insert(0, sys.argv[1])\n'
+    'import setup\n'
+    'with setup.locked(pathlib.Path(sys.argv[2])):\n'
+    '  print("held", flush=True); time.sleep(0.5)\n'
+    '  print(time.time(), flush=True)\n'
+  )
+  command = [sys.executable, '-c', code, str(ROOT / 'scripts'), str(path)]
+  first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+  assert first.stdout.readline() == 'held\n'
+  with setup.locked(path):
+    entered = time.time()
+  left = float(first.communicate(timeout=10)[0])
+  assert entered >= left
+
+
+@pytest.fixture
+def bare(setup, tmp_path, monkeypatch):
+  """A checkout in which pip and venv only leave notes in the list given."""
+  for name in ('requirements.txt', 'pyproject.toml'):
+    shutil.copy(ROOT / name, tmp_path / name)
+  done = []
+
+  def make_venv(venv):
+    shutil.rmtree(venv, ignore_errors=True)
+    (venv / 'lib' / 'python3.12' / 'site-packages').mkdir(parents=True)
+    done.append('venv')
+
+  monkeypatch.setattr(setup, 'ROOT', tmp_path)
+  monkeypatch.setattr(setup, '_make_venv', make_venv)
+  monkeypatch.setattr(setup, '_pip', lambda venv, *args: done.append(args))
+  monkeypatch.setattr(
+    setup,
+    '_venv_python',
+    lambda venv: sys.version_info[:2] if venv.exists() else None,
+  )
+  return tmp_path, done
+
+
+def test_set_up_is_done_once(setup, bare):
+  root, done = bare
+  setup.set_up('cpu', dev=True, pin_python=False)
+  assert done[0] == 'venv'
+  assert done[1][0] == 'install'
+  setup.set_up('cpu', dev=True, pin_python=False)
+  assert len(done) == 2
+  with open(root / 'requirements.txt', 'a') as file:
+    file.write('another>=1,<2\n')
+  setup.set_up('cpu', dev=True, pin_python=False)
+  assert len(done) == 3  # Installed into the same environment.
+  assert 'another>=1,<2' in done[2]
+  (path,) = root.glob('.venv/lib/*/site-packages/anp_jax.pth')
+  assert path.read_text() == f'{root}\n'
+
+
+def test_set_up_cut_short_is_not_believed(setup, bare, monkeypatch):
+  root, done = bare
+
+  def fail(*_):
+    raise setup.SetupError('no network')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(setup, '_pip', fail)
+    with pytest.raises(setup.SetupError):
+      setup.set_up('cuda12', dev=True, pin_python=False)
+  stamp = root / '.venv' / setup.STAMP
+  assert stamp.stat().st_mtime < (root / 'requirements.txt').stat().st_mtime
+  # What it was for is not forgotten: another plugin gets a new environment.
+  setup.set_up('cuda13', dev=True, pin_python=False)
+  assert done[:2] == ['venv', 'venv']
+  assert setup.read_json(stamp)['accelerator'] == 'cuda13'
+  # A machine without a GPU keeps it.
+  setup.set_up('auto', dev=True, pin_python=False)
+  assert len(done) == 3
+
+
+def test_compilers_have_an_environment_of_their_own(setup, bare):
+  root, done = bare
+  setup.set_up('cpu', dev=True, pin_python=False)
+  setup.set_up('portability', dev=True, pin_python=False)
+  assert done[2] == 'venv' and 'jax[tpu,cuda13-local]' in done[3]
+  for name, accelerator in (('', 'cpu'), ('-portability', 'portability')):
+    stamp = root / f'.venv{name}' / setup.STAMP
+    assert setup.read_json(stamp)['accelerator'] == accelerator
+  # Neither undoes the other.
+  setup.set_up('portability', dev=True, pin_python=False)
+  setup.set_up('cpu', dev=True, pin_python=False)
+  assert len(done) == 4
+
+
+def test_set_up_without_network_takes_the_wheelhouse(setup, bare):
+  root, done = bare
+  (root / 'wheelhouse').mkdir()
+  (root / 'wheelhouse' / setup.MANIFEST).write_text('{"accelerator": "tpu"}')
+  setup.set_up('auto', dev=True, pin_python=False)
+  arguments = done[1]
+  assert arguments[1:3] == ('--no-index', f'--find-links={root}/wheelhouse')
+  assert 'jax[tpu]' in arguments
+
+
+def _requirement_lines():
+  lines = []
+  for name in ('requirements.txt', 'requirements-peers.txt'):
+    for line in (ROOT / name).read_text().splitlines():
+      line = line.partition('#')[0].strip()
+      if line:
+        lines.append(line)
+  extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())
+  extras = extras['project']['optional-dependencies']
+  # jax's own extras take their bounds from jax's line.
+  lines += [
+    line
+    for extra in extras.values()
+    for line in extra
+    if not line.startswith('jax[')
+  ]
+  return lines
+
+
+@pytest.mark.parametrize('line', _requirement_lines())
+def test_requirement_is_bounded(line):
+  bounds = line.partition(';')[0]
+  name, bounds = re.match(r'([A-Za-z0-9_.-]+)(.*)$', bounds.strip()).groups()
+  assert name
+  exact = re.fullmatch(r'==[\d.]+', bounds)
+  assert exact or re.fullmatch(r'>=[\d.]+,<[\d.]+', bounds), line
+
+
+def test_every_extra_exists(setup):
+  for accelerator in setup.EXTRAS:
+    listed = setup.requirements(accelerator, dev=True)
+    assert any(line.startswith('pytest>=') for line in listed)
+    assert any(line.startswith('jax>=') for line in listed)
+    assert not any('#' in line for line in listed)
+  assert 'jax[cuda13]' in setup.requirements('cuda13', dev=False)
+  # cuDNN 9.11 dropped the cards that CUDA 12 is here for.
+  assert any(
+    re.fullmatch(r'nvidia-cudnn-cu12>=.*,<9\.11', line)
+    for line in setup.requirements('cuda12', dev=False)
+  )
+
+
+@pytest.fixture
+def checkout(tmp_path):
+  """The files make needs, and a PATH on which every Python fails."""
+  if not shutil.which('make'):
+    pytest.skip('no make')
+  root = tmp_path / 'checkout'
+  (root / 'scripts').mkdir(parents=True)
+  for name in ('Makefile', 'requirements.txt', 'pyproject.toml'):
+    shutil.copy(ROOT / name, root / name)
+  for name in ('setup.py', 'hardware.py'):
+    shutil.copy(ROOT / 'scripts' / name, root / 'scripts' / name)
+  fakes = tmp_path / 'fakes'
+  fakes.mkdir()
+  for name in ('python3', 'python3.13', 'python3.12', 'python3.11'):
+    (fakes / name).write_text('#!/bin/sh\nexit 127\n')
+    (fakes / name).chmod(0o755)
+  return root, fakes
+
+
+def _make(root, fakes, *arguments):
+  environment = {
+    key: value
+    for key, value in os.environ.items()
+    if not key.startswith('MAKE') and key not in ('PYTHON', 'ACCELERATOR')
+  }
+  environment['PATH'] = f'{fakes}:{os.environ["PATH"]}'
+  return subprocess.run(
+    ['make', '--no-print-directory', '-C', str(root), *arguments],
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=30,
+    check=False,
+  )
+
+
+@pytest.mark.parametrize('target', ['setup', 'test', 'demo', 'wheelhouse'])
+def test_make_without_python_says_so(checkout, target):
+  done = _make(*checkout, target)
+  assert done.returncode != 0
+  told = [
+    line for line in done.stderr.splitlines() if not line.startswith('make: ')
+  ]
+  assert told == [
+    'No Python 3.11, 3.12 or 3.13 with venv found: install one, or name it: '
+    'make PYTHON=/path/to/python3'
+  ]
+  assert not (checkout[0] / '.venv').exists()
+
+
+def test_make_refuses_the_python_named(checkout):
+  _, fakes = checkout
+  done = _make(*checkout, 'setup', f'PYTHON={fakes}/python3.12')
+  assert done.returncode != 0
+  assert f'found at {fakes}/python3.12:' in done.stderr
+
+
+def test_make_takes_the_first_python_that_will_do(checkout):
+  root, fakes = checkout
+  # Answers like a good Python and shows how it is called.
+  (fakes / 'python3.12').write_text('#!/bin/sh\necho "$0 $*"\n')
+  done = _make(root, fakes, 'setup', 'ACCELERATOR=cuda12')
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.splitlines() == [
+    f'{fakes}/python3.12 scripts/setup.py --accelerator=cuda12'
+  ]
+
+
+def test_make_repeats_set_up_only_for_new_requirements(checkout):
+  root, fakes = checkout
+  stamp = root / '.venv' / _load_stamp_name()
+  stamp.parent.mkdir()
+  stamp.write_text('{}')
+  later = stamp.stat().st_mtime + 10
+  os.utime(stamp, (later, later))
+  assert _make(root, fakes, '-n', 'test').stdout.count('setup.py') == 0
+  # An accelerator that is named has to be compared with what .venv has.
+  named = _make(root, fakes, '-n', 'test', 'ACCELERATOR=cuda12')
+  assert named.stdout.count('--accelerator=cuda12') == 1
+  later += 10
+  os.utime(root / 'requirements.txt', (later, later))
+  again = _make(root, fakes, '-n', 'test')
+  assert again.stdout.count('--accelerator=auto') == 1
+
+
+def _load_stamp_name():
+  text = (ROOT / 'scripts' / 'setup.py').read_text()
+  return re.search(r"^STAMP = '(.*)'$", text, re.MULTILINE).group(1)
+
+
+def test_make_compiles_for_other_machines_apart(checkout):
+  done = _make(*checkout, '-n', 'portability', 'ACCELERATOR=cuda12')
+  # Of two, setup.py takes the last.
+  assert done.stdout.index('cuda12') < done.stdout.index('=portability')
+  assert '.venv-portability/bin/python -m pytest' in done.stdout
+  for target in ('test', 'test-all'):
+    told = _make(*checkout, '-n', target).stdout
+    chosen = re.findall(r'-m "(.*?)"', told)
+    assert chosen
+    for which in chosen:
+      assert re.search(r'\bnot \([a-z ]*portability\b', which), which
+
+
+def test_help_is_the_default(checkout):
+  done = _make(*checkout)
+  assert done.returncode == 0
+  for target in ('setup', 'demo', 'test', 'test-all', 'lint', 'bench'):
+    assert re.search(rf'^  make {target} ', done.stdout, re.MULTILINE)

@@ -1,0 +1,53 @@
+"""Tests of files: atomic writes and torn lines of JSON."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from anp_jax.system import errors
+from anp_jax.system import files
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+  path = tmp_path / 'a.txt'
+  path.write_text('before')
+
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(os, 'replace', full)
+  with pytest.raises(OSError, match='No space'):
+    files.write_atomic(str(path), 'after')
+  assert path.read_text() == 'before'
+  assert os.listdir(tmp_path) == ['a.txt']
+
+
+def test_text_and_bytes_replace_a_file(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  mask = os.umask(0o022)
+  try:
+    files.write_atomic('a.txt', 'gr\u00fcn')
+    files.write_atomic('a.txt', b'\x00\xff')
+  finally:
+    os.umask(mask)
+  assert (tmp_path / 'a.txt').read_bytes() == b'\x00\xff'
+  assert stat.S_IMODE(os.stat('a.txt').st_mode) == 0o644
+  files.write_json('b.json', {'a': [1]})
+  assert json.loads((tmp_path / 'b.json').read_text()) == {'a': [1]}
+
+
+def test_torn_lines_are_left_out_and_ended(tmp_path):
+  path = tmp_path / 'lines.jsonl'
+  assert files.read_json_lines(str(path)) == []
+  path.write_bytes(b'{"step": 1}\n{"step": 2}\nnull\n{"st')
+  files.append_json_line(str(path), {'step': 3})
+  files.append_json_line(str(path), {'step': 4})
+  assert [r['step'] for r in files.read_json_lines(str(path))] == [1, 2, 3, 4]
+  assert path.read_bytes().endswith(b'{"st\n{"step": 3}\n{"step": 4}\n')
+
+
+def test_first_line():
+  assert errors.first_line(ValueError('\none\ntwo')) == 'one'
+  assert errors.first_line(KeyboardInterrupt()) == 'KeyboardInterrupt'

@@ -1,0 +1,216 @@
+"""Tests of profiling: which steps a trace holds, read by JAX's own reader."""
+
+import collections
+import os
+import signal
+
+import jax
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.config import command_line
+from anp_jax.system import profiling
+
+# jaxlib's own reader of statistics, on Python 3.12.
+pytestmark = pytest.mark.filterwarnings('ignore:builtin type .* __module__')
+
+
+@pytest.fixture
+def one(config, monkeypatch):
+  """The tiny recipe, 12 steps on one device, quick to compile."""
+  first = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: first)
+  config.model.name = 'tests.user_network:SmallNet'
+  config.log.tensorboard = False
+  return config
+
+
+def _traces(workdir):
+  # Where TensorBoard looks: plugins/profile/DATE/HOST.xplane.pb.
+  return sorted(workdir.glob('profile/plugins/profile/*/*.xplane.pb'))
+
+
+def _events(path):
+  """(name, statistics) of every event of a trace."""
+  data = jax.profiler.ProfileData.from_file(str(path))
+  for plane in data.planes:
+    for line in plane.lines:
+      for event in line.events:
+        yield event.name, dict(event.stats)
+
+
+def _recorded(workdir):
+  """The numbers of the steps that are marked in the only trace."""
+  (path,) = _traces(workdir)
+  return sorted(s['step_num'] for name, s in _events(path) if name == 'train')
+
+
+def _executed(path):
+  """For each execution of the train step: how often each operation ran."""
+  runs = collections.defaultdict(collections.Counter)
+  for name, statistics in _events(path):
+    if statistics.get('hlo_module') == 'jit_train_step':
+      runs[statistics['run_id']][name] += 1
+  return list(runs.values())
+
+
+def _lines(capsys):
+  out = capsys.readouterr().out
+  return [x for x in out.splitlines() if x.startswith('profile')]
+
+
+@pytest.mark.slow
+def test_exactly_the_steps_that_were_asked_for(tmp_path, one, capsys):
+  one.batch_size = 256  # some 50 ms a step: long enough to be cut in two
+  one.profile.steps = '3:7'
+  with jax.transfer_guard('disallow'):
+    train.run(one, str(tmp_path))
+  assert _recorded(tmp_path) == [3, 4, 5, 6]
+  # On the device: nothing of step 2 or 7, and step 6 to its last operation.
+  first, *others = _executed(_traces(tmp_path)[0])
+  assert len(first) > 10
+  assert others == [first] * 3
+  (line,) = _lines(capsys)
+  assert 'steps 3 to 6' in line
+  assert f'xprof --logdir={tmp_path}/profile' in line
+
+
+@pytest.mark.slow
+def test_the_host_waits_at_both_ends_of_the_window_only(
+  tmp_path, one, monkeypatch
+):
+  waits = []
+  real = jax.block_until_ready
+  monkeypatch.setattr(
+    jax, 'block_until_ready', lambda x: (waits.append(1), real(x))[1]
+  )
+  train.run(one, str(tmp_path / 'without'))
+  without = len(waits)
+  one.profile.steps = '3:9'
+  train.run(one, str(tmp_path / 'with'))
+  assert len(waits) == 2 * without + 2
+  assert not _traces(tmp_path / 'without')
+  assert not (tmp_path / 'without' / 'profile').exists()
+
+
+@pytest.mark.slow
+def test_the_first_step_and_the_last(tmp_path, one):
+  one.profile.steps = '1:13'
+  train.run(one, str(tmp_path))
+  assert _recorded(tmp_path) == list(range(1, 13))
+
+
+@pytest.mark.soak
+def test_a_resumed_run_may_ask_for_other_steps(tmp_path, one, capsys):
+  one.duration = '6 steps'
+  train.run(one, str(tmp_path))
+  one.duration = '12 steps'
+  one.profile.steps = '8:10'
+  train.run(one, str(tmp_path))
+  assert _recorded(tmp_path) == [8, 9]
+  # Past them there is nothing more to record, and it says so.
+  capsys.readouterr()
+  one.duration = '14 steps'
+  train.run(one, str(tmp_path))
+  assert len(_traces(tmp_path)) == 1
+  (line,) = _lines(capsys)
+  for words in ('no step', 'steps 8 to 9', 'steps 13 to 14'):
+    assert words in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'steps, recorded, words',
+  [
+    ('11:20', [11, 12], ['of steps 11 to 12:', 'steps 11 to 19']),
+    ('12:20', [12], ['of step 12:', 'steps 12 to 19']),
+    ('13:20', None, ['of no step:', 'steps 13 to 19', 'steps 1 to 12']),
+  ],
+)
+def test_steps_after_the_end(tmp_path, one, capsys, steps, recorded, words):
+  one.profile.steps = steps
+  train.run(one, str(tmp_path))
+  assert (_recorded(tmp_path) if _traces(tmp_path) else None) == recorded
+  line = _lines(capsys)[0]
+  for word in words:
+    assert word in line
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_inside_closes_the_trace(
+  tmp_path, one, monkeypatch, capsys
+):
+  one.profile.steps = '3:12'
+  real = train._Readings.add
+
+  def add(self, step, values):
+    if step == 4:
+      os.kill(os.getpid(), signal.SIGINT)
+    real(self, step, values)
+
+  monkeypatch.setattr(train._Readings, 'add', add)
+  train.run(one, str(tmp_path))
+  stopped = max(int(p.name) for p in (tmp_path / 'checkpoints').glob('[0-9]*'))
+  assert 4 <= stopped < 11
+  assert _recorded(tmp_path) == list(range(3, stopped + 1))
+  assert f'steps 3 to {stopped} in' in _lines(capsys)[0]
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_inside_closes_the_trace(tmp_path, one):
+  one.optimizer.name = 'sgd'
+  one.optimizer.learning_rate = 1e30
+  one.profile.steps = '2:13'
+  with pytest.raises(train.NotFinite):
+    train.run(one, str(tmp_path))
+  assert _recorded(tmp_path)[:2] == [2, 3]
+
+
+@pytest.mark.soak
+def test_a_run_goes_on_where_no_trace_can_be_taken(tmp_path, one, capsys):
+  one.profile.steps = '3:5'
+  jax.profiler.start_trace(str(tmp_path / 'other'))
+  try:
+    scores = train.run(one, str(tmp_path / 'run'))
+  finally:
+    jax.profiler.stop_trace()
+  assert scores['examples'] == 64
+  (line,) = _lines(capsys)
+  assert 'failed, the run goes on: Profile has already been started' in line
+
+
+def test_one_process_of_many_records(tmp_path, config):
+  config.profile.steps = '1:3'
+  lines = []
+  profile = profiling.Profile(
+    config, str(tmp_path), 0, 10, lines.append, primary=False
+  )
+  for number in (1, 2, 3):
+    with profile.step(number, ()):
+      pass
+    profile.end(number, ())
+  profile.close()
+  assert not lines and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  'text', ['10', '10-15', '15:10', '10:10', '0:5', ':5', '5:', '-1:5', 'a:b',
+           '1:2:3', '1.5:3', ' 1:3', '1:9' + '9' * 5000, '٣:٧'],
+)  # fmt: skip
+def test_bad_text_is_one_clear_line(text):
+  with pytest.raises(config_lib.ConfigError) as e:
+    command_line.load('configs/resnet_anp.py:tiny', {'profile.steps': text})
+  line = str(e.value)
+  assert '\n' not in line
+  assert f'config.profile.steps={text!r}' in line
+  assert "first:last, such as '10:15' for the steps 10 to 14" in line
+
+
+@pytest.mark.parametrize(
+  'text, first, last', [('1:2', 1, 1), ('10:15', 10, 14)]
+)
+def test_window(text, first, last):
+  steps = config_lib.window(text)
+  assert (steps[0], steps[-1], len(steps)) == (first, last, last - first + 1)
+  assert not config_lib.window('')

@@ -1,0 +1,438 @@
+"""Tests of xla_flags: the user's word stands, and XLA takes every flag."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from anp_jax.system import xla_flags
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_LATENCY = 'xla_gpu_enable_latency_hiding_scheduler'
+_COMBINE = '--xla_gpu_all_reduce_combine_threshold_bytes=1048576'
+_LIBRARY = 'xla_cpu_experimental_ynn_fusion_type'
+_GPU = {'JAX_PLATFORMS': 'cuda'}
+
+
+@pytest.fixture(autouse=True)
+def before_jax_starts(monkeypatch):
+  """As main.py finds it: these tests' own process has devices already."""
+  monkeypatch.setattr(xla_flags, '_devices_are_open', lambda: False)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+  """Says which packages are installed and which files exist."""
+
+  def pretend(*names):
+    monkeypatch.setattr(xla_flags, '_installed', lambda *m: set(m) & set(names))
+    monkeypatch.setattr(xla_flags, '_exists', lambda *p: set(p) & set(names))
+
+  return pretend
+
+
+def test_a_gpu_gets_its_settings_and_a_second_call_adds_nothing():
+  environment = dict(_GPU)
+  done = xla_flags.enable(environment)
+  assert environment == {
+    'JAX_PLATFORMS': 'cuda',
+    'XLA_FLAGS': f'--{_LATENCY}=true {_COMBINE}',
+    'XLA_CLIENT_MEM_FRACTION': '0.85',
+  }
+  assert done == [
+    f'--{_LATENCY}=true', _COMBINE, 'XLA_CLIENT_MEM_FRACTION=0.85',
+  ]  # fmt: skip
+  before = dict(environment)
+  assert xla_flags.enable(environment) == []
+  assert environment == before
+
+
+@pytest.mark.parametrize('name', ['cpu', 'tpu', 'rocm', 'cpu,cuda'])
+def test_no_other_platform_gets_what_is_for_gpus(name):
+  environment = {'JAX_PLATFORMS': name}
+  xla_flags.enable(environment)
+  assert _LATENCY not in environment.get('XLA_FLAGS', '')
+  assert 'XLA_CLIENT_MEM_FRACTION' not in environment
+
+
+def test_a_cpu_gets_its_flag():
+  environment = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_dump_to=/x'}
+  flag = f'--{_LIBRARY}=LIBRARY_FUSION_TYPE_DOT'
+  assert xla_flags.enable(environment) == [flag]
+  assert environment['XLA_FLAGS'] == f'{flag} --xla_dump_to=/x'
+  theirs = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': f'--{_LIBRARY}='}
+  assert xla_flags.enable(theirs) == []
+
+
+@pytest.mark.parametrize(
+  'environment, devices, threads',
+  [
+    ({}, 1, 3),
+    ({}, 5, 5),
+    ({'NPROC': '2'}, 1, 2),
+    ({'NPROC': '2'}, 4, 4),
+    ({'NPROC': '2', 'PJRT_NPROC': '7'}, 1, 7),
+    ({'NPROC': 'many'}, 1, 3),
+  ],
+)
+def test_threads_are_those_named_or_the_cores_and_one_a_device(
+  monkeypatch, environment, devices, threads
+):
+  monkeypatch.setattr(xla_flags.cores, 'count', lambda: 3)
+  assert xla_flags.cpu_threads(devices, environment) == threads
+
+
+def test_a_run_that_promises_bits_gets_its_threads(config):
+  config.strategy.threads = 6
+  environment = {'JAX_PLATFORMS': 'cpu'}
+  xla_flags.enable_for(config, environment)
+  assert 'NPROC' not in environment
+  config.strategy.name = 'invariant'
+  xla_flags.enable_for(config, environment)
+  assert environment['NPROC'] == '6'
+  for name in ('NPROC', 'PJRT_NPROC'):
+    theirs = {'JAX_PLATFORMS': 'cpu', name: '9'}
+    xla_flags.enable_for(config, theirs)
+    assert {k: theirs.get(k) for k in ('NPROC', 'PJRT_NPROC')} == {
+      'NPROC': None, 'PJRT_NPROC': None, name: '9',
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'theirs',
+  [f'--{_LATENCY}=false', f'--{_LATENCY}', f'--xla_a=1 --{_LATENCY}=0'],
+)
+def test_a_flag_that_the_user_names_is_left_as_it_is(theirs):
+  environment = {**_GPU, 'XLA_FLAGS': theirs}
+  assert not any(_LATENCY in s for s in xla_flags.enable(environment))
+  assert environment['XLA_FLAGS'] == f'{_COMBINE} {theirs}'
+
+
+def test_other_flags_of_the_user_come_last():
+  # XLA takes the last of two values. Only the whole name counts.
+  theirs = f'--{_LATENCY}_or_so=1 --xla_dump_to=/x'
+  environment = {**_GPU, 'XLA_FLAGS': theirs}
+  xla_flags.enable(environment)
+  assert environment['XLA_FLAGS'] == f'--{_LATENCY}=true {_COMBINE} {theirs}'
+
+
+def test_a_file_of_flags_is_left_alone():
+  # XLA reads flags from a file if the text does not begin with a dash.
+  environment = {**_GPU, 'XLA_FLAGS': '/home/me/flags.txt'}
+  xla_flags.enable(environment)
+  assert environment['XLA_FLAGS'] == '/home/me/flags.txt'
+
+
+@pytest.mark.parametrize(
+  'name', ['XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION']
+)
+def test_the_users_share_of_memory_stands(name):
+  # JAX refuses to start with both names.
+  environment = {**_GPU, name: '0.5'}
+  xla_flags.enable(environment)
+  assert {k: v for k, v in environment.items() if 'MEM' in k} == {name: '0.5'}
+
+
+@pytest.mark.parametrize(
+  'names, variables, platform',
+  [
+    ([], {}, 'cpu'),
+    (['jax_cuda13_plugin', '/proc/driver/nvidia'], {}, 'gpu'),
+    (['jax_cuda12_plugin', '/dev/dxg'], {}, 'gpu'),
+    # A CPU build beside a card; a login node without one; a hidden card.
+    (['/proc/driver/nvidia'], {}, 'cpu'),
+    (['jax_cuda13_plugin'], {}, 'cpu'),
+    (
+      ['jax_cuda13_plugin', '/proc/driver/nvidia'],
+      {'CUDA_VISIBLE_DEVICES': ''},
+      'cpu',
+    ),
+    (
+      ['jax_cuda13_plugin', '/proc/driver/nvidia'],
+      {'CUDA_VISIBLE_DEVICES': '1'},
+      'gpu',
+    ),
+    (
+      ['jax_cuda13_plugin', '/proc/driver/nvidia'],
+      {'JAX_PLATFORMS': 'cpu'},
+      'cpu',
+    ),
+    ([], {'JAX_PLATFORMS': 'cuda,cpu'}, 'gpu'),
+    (['libtpu', '/dev/vfio/[0-9]*'], {}, 'tpu'),
+    (['libtpu'], {}, 'cpu'),
+  ],
+)
+def test_platform(seen, names, variables, platform):
+  seen(*names)
+  assert xla_flags.platform(variables) == platform
+
+
+def _host(root, *paths, **texts):
+  """A file system with these files."""
+  for path in paths:
+    texts[path] = ''
+  for path, text in texts.items():
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+  return str(root)
+
+
+_PCI = 'sys/bus/pci/devices/0000:01:00.0/'
+_NVIDIA = {_PCI + 'vendor': '0x10de\n', _PCI + 'class': '0x030200\n'}
+_GPU_SETUP = 'make setup ACCELERATOR=cuda13'
+_TPU_SETUP = 'make setup ACCELERATOR=tpu'
+
+
+@pytest.fixture
+def no_tool(monkeypatch, tmp_path):
+  monkeypatch.setenv('PATH', str(tmp_path / 'nowhere'))
+
+
+@pytest.mark.parametrize(
+  'files, variables, plugins, words',
+  [
+    ({'dev/nvidia0': ''}, {}, (), ['dev/nvidia0', _GPU_SETUP]),
+    ({'proc/driver/nvidia/gpus/0000:01:00.0/information': ''}, {}, (),
+     ['/gpus/0000:01:00.0', _GPU_SETUP]),
+    (_NVIDIA, {}, (), ['0000:01:00.0', 'requirements-cuda.txt']),
+    (_NVIDIA, {'CUDA_VISIBLE_DEVICES': '1'}, (), [_GPU_SETUP]),
+    # Another plugin does not serve it.
+    ({'dev/nvidia0': ''}, {}, ('libtpu',), [_GPU_SETUP]),
+    ({'dev/accel0': ''}, {}, (), ['dev/accel0', _TPU_SETUP]),
+    ({'dev/vfio/0': ''}, {'TPU_NAME': 'x'}, (), ['dev/vfio/0', _TPU_SETUP]),
+    ({'dev/vfio/0': '', _PCI + 'vendor': '0x1ae0\n'}, {},
+     ('jax_cuda13_plugin',), [_TPU_SETUP]),
+    # Served, hidden, or not meant.
+    ({'dev/nvidia0': ''}, {}, ('jax_cuda13_plugin',), []),
+    ({'dev/nvidia0': ''}, {}, ('jax_cuda12_plugin',), []),
+    ({'dev/accel0': ''}, {}, ('libtpu',), []),
+    ({'dev/nvidia0': '', 'dev/accel0': ''}, {'JAX_PLATFORMS': 'cpu'}, (), []),
+    ({'dev/nvidia0': ''}, {'CUDA_VISIBLE_DEVICES': ''}, (), []),
+    ({'dev/nvidia0': ''}, {'CUDA_VISIBLE_DEVICES': '-1'}, (), []),
+    # No accelerator of theirs: a bare host, NVIDIA's network card, another
+    # maker's display, a device passed to a virtual machine, an NPU's folder.
+    ({}, {}, (), []),
+    ({_PCI + 'vendor': '0x10de\n', _PCI + 'class': '0x020700\n'}, {}, (), []),
+    ({_PCI + 'vendor': '0x8086\n', _PCI + 'class': '0x030000\n'}, {}, (), []),
+    ({'dev/vfio/0': '', _PCI + 'vendor': '0x8086\n'}, {}, (), []),
+    ({'dev/accel/accel0': '', 'dev/vfio/vfio': '', 'dev/nvidiactl': ''}, {}, (),
+     []),
+  ],
+)  # fmt: skip
+def test_an_accelerator_that_jax_has_no_plugin_for(
+  files, variables, plugins, words, seen, no_tool, tmp_path
+):
+  seen(*plugins)
+  text = xla_flags.missing_plugin(variables, _host(tmp_path, **files))
+  assert bool(text) == bool(words) and '\n' not in text
+  for word in words:
+    assert word in text
+  if words:
+    assert text.endswith('JAX_PLATFORMS=cpu to compute on the CPU')
+
+
+def test_a_gpu_that_only_nvidias_tool_shows(seen, monkeypatch, tmp_path):
+  """As under WSL."""
+  seen()
+  tool = tmp_path / 'nvidia-smi'
+  line = 'GPU 0: NVIDIA RTX A2000 (UUID: GPU-1a2b)'
+  tool.write_text(f"#!/bin/sh\n[ $1 = --list-gpus ] && echo '{line}'\n")
+  tool.chmod(0o755)
+  monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+  text = xla_flags.missing_plugin({}, str(tmp_path))
+  assert 'an NVIDIA GPU (GPU 0: NVIDIA RTX A2000), but' in text
+  tool.write_text('#!/bin/sh\necho No devices were found\n')
+  assert xla_flags.missing_plugin({}, str(tmp_path)) == ''
+  tool.write_text('#!/bin/sh\nexit 9\n')
+  assert xla_flags.missing_plugin({}, str(tmp_path)) == ''
+
+
+def test_what_the_line_says_to_install_is_what_set_up_installs():
+  project = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
+  lines = (_ROOT / 'requirements-cuda.txt').read_text().splitlines()
+  assert [x for x in lines if not x.startswith('#')] == [
+    '-r requirements.txt', *project['optional-dependencies']['cuda'],
+  ]  # fmt: skip
+
+
+@pytest.fixture
+def asked(monkeypatch):
+  """Says what the kernel is set to; returns a function that notes restarts."""
+
+  def pretend(huge_pages):
+    monkeypatch.setattr(xla_flags, '_read', lambda path: huge_pages)
+    monkeypatch.setattr(xla_flags, '_can_start_anew', lambda: True)
+    restarts = []
+    return restarts, lambda *a: restarts.append(a)
+
+  return pretend
+
+
+def test_a_cpu_process_starts_anew_once_with_huge_pages(asked):
+  restarts, restart = asked('always [madvise] never')
+  environment = {'JAX_PLATFORMS': 'cpu', 'GLIBC_TUNABLES': 'glibc.rtld.nns=4'}
+  xla_flags.use_huge_pages(environment, restart)
+  ((program, arguments, given),) = restarts
+  assert program == arguments[0] == sys.executable
+  assert arguments[1:] == sys.orig_argv[1:]
+  assert given['GLIBC_TUNABLES'] == 'glibc.rtld.nns=4:glibc.malloc.hugetlb=1'
+  # In the new process there is nothing left to do.
+  xla_flags.use_huge_pages(given, restart)
+  assert len(restarts) == 1
+
+
+@pytest.mark.parametrize(
+  'huge_pages, variables',
+  [
+    ('[always] madvise never', {}),
+    ('always madvise [never]', {}),
+    ('', {}),  # no such file
+    ('always [madvise] never', {'JAX_PLATFORMS': 'cuda'}),
+    (
+      'always [madvise] never',
+      {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=0'},
+    ),
+  ],
+)
+def test_no_process_starts_anew_where_it_would_not_help(
+  asked, huge_pages, variables
+):
+  restarts, restart = asked(huge_pages)
+  environment = {'JAX_PLATFORMS': 'cpu', **variables}
+  before = dict(environment)
+  xla_flags.use_huge_pages(environment, restart)
+  assert not restarts and environment == before
+
+
+_ANEW = """
+import os
+import sys
+sys.path.insert(0, {root!r})
+from anp_jax.system import xla_flags
+xla_flags._read = lambda path: 'always [madvise] never'
+print(os.getpid(), 'starts', sys.argv[1:], flush=True)
+if {trace}:
+  sys.settrace(lambda *a: None)
+xla_flags.use_huge_pages()
+print(os.getpid(), os.environ.get('GLIBC_TUNABLES'), sys.stdin.read())
+"""
+
+
+def _starts(tmp_path, *command, trace=False, **kwargs):
+  program = tmp_path / 'program.py'
+  program.write_text(_ANEW.format(root=str(_ROOT), trace=trace))
+  clean = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
+  done = subprocess.run(
+    [sys.executable, *command],
+    env={**clean, 'JAX_PLATFORMS': 'cpu'},
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    check=True,
+    timeout=60,
+    **kwargs,
+  )
+  return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize('command', [['program.py'], ['-m', 'program']])
+def test_the_new_process_is_the_old_one_over_again(tmp_path, command):
+  first, second, last = _starts(tmp_path, *command, 'a b', '--c', input='piped')
+  assert first == second  # the same number, the same arguments
+  number = first.split()[0]
+  assert first == f"{number} starts ['a b', '--c']"
+  assert last == f'{number} glibc.malloc.hugetlb=1 piped'
+
+
+def test_what_would_not_do_the_same_again_goes_on_as_it_is(tmp_path):
+  # A debugger's process; a script that another one runs.
+  first, last = _starts(tmp_path, 'program.py', trace=True, input='')
+  assert last.split()[1] == 'None'
+  inside = "import runpy; runpy.run_path('program.py', run_name='__main__')"
+  (tmp_path / 'driver.py').write_text(inside)
+  first, last = _starts(tmp_path, 'driver.py', input='')
+  assert last.split()[1] == 'None'
+
+
+def _python(program, **variables):
+  clean = {k: v for k, v in os.environ.items() if not k.startswith('XLA')}
+  return subprocess.run(
+    [sys.executable, '-c', program],
+    cwd=_ROOT,
+    env={**clean, 'JAX_PLATFORMS': 'cpu', **variables},
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+
+
+_COMPUTE = """
+import jax
+print(jax.jit(lambda x: x @ x)(jax.numpy.ones((2, 2))).sum())
+"""
+
+
+def test_xla_takes_every_flag_of_every_platform():
+  """XLA ends a process at a flag it does not know: a jaxlib may lose one."""
+  flags = ' '.join(f'--{s.name}={s.value}' for s in xla_flags.FLAGS)
+  done = _python(_COMPUTE, XLA_FLAGS=flags)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.strip() == '8.0'
+  # And it would be seen.
+  assert _python(_COMPUTE, XLA_FLAGS=flags + ' --xla_no_flag=1').returncode != 0
+
+
+def test_what_is_set_reaches_xla(tmp_path):
+  """Set by a process for itself, after jax was imported but not used."""
+  done = _python(
+    f"""
+import os
+import sys
+from anp_jax.system import xla_flags
+assert not set(sys.modules) & {{'jax', 'numpy', 'absl'}}
+os.environ['XLA_FLAGS'] = '--xla_dump_to={tmp_path}'
+import jax
+os.environ['JAX_PLATFORMS'] = 'cuda'  # read again by nobody but us
+assert len(xla_flags.enable()) == 3
+{_COMPUTE}
+"""
+  )
+  assert done.returncode == 0, done.stderr
+  # XLA writes down the options that differ from its own.
+  texts = [p.read_text() for p in tmp_path.glob('*.debug_options')]
+  assert texts and all(f'{_LATENCY}: true' in text for text in texts)
+
+
+def test_it_is_too_late_once_devices_are_open():
+  done = _python(
+    """
+import os
+import jax
+from anp_jax.system import xla_flags
+jax.devices()
+os.environ['JAX_PLATFORMS'] = 'cuda'
+assert xla_flags.enable() == []
+assert 'XLA_FLAGS' not in os.environ
+assert 'XLA_CLIENT_MEM_FRACTION' not in os.environ
+"""
+  )
+  assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_promises_bits_gets_more():
+  flag = '--xla_gpu_deterministic_ops=true'
+  environment = dict(_GPU)
+  assert xla_flags.not_deterministic('gpu', environment) == [flag]
+  assert flag in xla_flags.enable(environment, deterministic=True)
+  assert flag in environment['XLA_FLAGS'].split()
+  assert xla_flags.not_deterministic('gpu', environment) == []
+  assert flag not in xla_flags.enable(dict(_GPU))
+  # The user's word stands, and is then refused by the strategy.
+  theirs = {**_GPU, 'XLA_FLAGS': '--xla_gpu_deterministic_ops=false'}
+  xla_flags.enable(theirs, deterministic=True)
+  assert xla_flags.not_deterministic('gpu', theirs) == [flag]
+  assert xla_flags.not_deterministic('cpu', {}) == []

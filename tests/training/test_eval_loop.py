@@ -1,0 +1,302 @@
+"""Evaluation against a recount in NumPy, on any number of devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import strategies
+from anp_jax.training import eval_loop
+from anp_jax.training import objective as objective_lib
+from anp_jax.training import step as step_lib
+from tests import user_network
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+SIDE = 8
+EXAMPLES = 37  # two batches of 16 and five rows of a third
+BATCH = 16
+NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+ADJECTIVE_IDS = np.arange(12) // 4
+NOUN_IDS = np.arange(12) % 4
+METRICS = (
+  'loss', 'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1',
+)  # fmt: skip
+
+
+@pytest.fixture
+def small(config):
+  config.data.image_size = SIDE
+  config.label_smoothing = 0.3  # a matter of training only
+  return config
+
+
+def _network():
+  return user_network.SmallNet(len(NAMES), axis_name=mesh_lib.DATA)
+
+
+def _variables(seed):
+  """Weights so large that examples differ, and no program to compile."""
+  random = np.random.default_rng(seed)
+
+  def value(*shape):
+    return (0.5 * random.normal(size=shape)).astype(np.float32)
+
+  params = {
+    'conv1': {'kernel': value(3, 3, 3, 6), 'bias': value(6)},
+    'norm': {'scale': value(6), 'bias': value(6)},
+    'conv2': {'kernel': value(3, 3, 6, 8), 'bias': value(8)},
+    'head': {'kernel': value(8, 12), 'bias': value(12)},
+  }
+  stats = {'norm': {'mean': value(6), 'var': value(6) ** 2 + 1}}
+  return params, {'batch_stats': stats}
+
+
+def _examples():
+  random = np.random.default_rng(5)
+  images = random.integers(0, 256, (EXAMPLES, SIDE, SIDE, 3), np.uint8)
+  return images, random.integers(0, len(NAMES), EXAMPLES, np.int32)
+
+
+def _batches(mesh, padding=0):
+  """All examples in order; rows past them have weight 0 and any content."""
+  images, labels = _examples()
+  for start in range(0, EXAMPLES, BATCH):
+    rows = np.arange(start, start + BATCH)
+    batch = {
+      'image': np.full((BATCH, SIDE, SIDE, 3), padding, np.uint8),
+      'label': np.full(BATCH, padding % len(NAMES), np.int32),
+      'row': np.arange(BATCH, dtype=np.int32),
+      'weight': np.float32(rows < EXAMPLES),
+      'vote': np.zeros(BATCH, np.int32),
+    }
+    rows = rows[rows < EXAMPLES]
+    batch['image'][: len(rows)] = images[rows]
+    batch['label'][: len(rows)] = labels[rows]
+    yield jax.device_put(batch, mesh_lib.batch_sharding(mesh))
+
+
+def _logits(config, variables):
+  """(examples, classes) float64 logits, and labels."""
+  params, stats = variables
+  images, labels = _examples()
+  pixels = (np.float64(images) - config.data.mean) / np.float64(config.data.std)
+  found = _network().apply(
+    {'params': params, **stats}, np.float32(pixels), False
+  )
+  return np.float64(found), labels
+
+
+def _recount(config, variables):
+  """Each metric's mean, one example at a time, in float64."""
+  logits, labels = _logits(config, variables)
+  rows = []
+  for scores, label in zip(logits, labels):
+    e = np.exp(scores - scores.max())
+    softmax = e / e.sum()
+    order = np.argsort(-scores)
+    adjective = [softmax[ADJECTIVE_IDS == i].sum() for i in range(3)]
+    noun = [softmax[NOUN_IDS == i].sum() for i in range(4)]
+    rows.append(
+      (
+        -np.log(softmax[label]),
+        label == order[0],
+        label in order[:5],
+        label in order[:10],
+        np.argmax(adjective) == ADJECTIVE_IDS[label],
+        np.argmax(noun) == NOUN_IDS[label],
+      )
+    )
+  return dict(zip(METRICS, np.mean(rows, 0)))
+
+
+def _evaluator(
+  config, devices, average=None, model=None, make=step_lib.make_eval_step,
+  **more,
+):  # fmt: skip
+  """The eval step and a state of `_variables(0)`, with averages if given."""
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  params, stats = _variables(0)
+  state = state_lib.TrainState(
+    step=np.zeros((), np.int32),
+    params=params,
+    stats=stats,
+    opt_state=(),
+    average=dict(zip(('params', 'stats'), average)) if average else {},
+  )
+  specs = mesh_lib.param_specs(config.sharding, params, mesh)
+  where = mesh_lib.shardings(mesh_lib.state_specs(state, specs), mesh)
+  state = jax.device_put(state, where)
+  like = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+  )
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), config)
+  eval_step = make(
+    model or _network(),
+    objective,
+    strategies.create(config, specs),
+    config,
+    mesh,
+    like,
+    **more,
+  )
+  return eval_step, state, mesh
+
+
+def _assert_scores(got, want):
+  assert set(got) == {*want, 'examples'}
+  assert got['examples'] == EXAMPLES and isinstance(got['examples'], int)
+  for name, value in want.items():
+    # Counts are exact; the loss is a mean of float32 logits of order ten.
+    np.testing.assert_allclose(got[name], value, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+def test_every_example_once_on_any_number_of_devices(small, devices):
+  want = _recount(small, _variables(0))
+  # Nothing here is won or lost by all.
+  assert all(0 < want[name] < 1 for name in METRICS[1:])
+  eval_step, state, mesh = _evaluator(small, devices)
+  _assert_scores(eval_loop.run(eval_step, state, _batches(mesh)), want)
+  # Whatever the padding holds.
+  got = eval_loop.run(eval_step, state, _batches(mesh, padding=201))
+  _assert_scores(got, want)
+
+
+def _rows(config, held_out):
+  """What is told of each example, one at a time, in float64."""
+  logits, labels = _logits(config, _variables(0))
+  found = []
+  for scores, label in zip(logits, labels):
+    e = np.exp(scores - scores.max())
+    softmax = e / e.sum()
+    order = np.argsort(-scores)
+    adjective = [softmax[ADJECTIVE_IDS == i].sum() for i in range(3)]
+    noun = [softmax[NOUN_IDS == i].sum() for i in range(4)]
+    found.append({
+      'label': label, 'weight': 1, 'classes': order[:5],
+      'probabilities': softmax[order[:5]],
+      'rank': order.tolist().index(label) + 1, 'own': softmax[label],
+      'loss': -np.log(softmax[label]),
+      'adjective': np.argmax(adjective),
+      'adjective_probability': max(adjective),
+      'noun': np.argmax(noun), 'noun_probability': max(noun),
+      'held_out': max(held_out, key=lambda i: scores[i]),
+    })  # fmt: skip
+  return {name: np.stack([row[name] for row in found]) for name in found[0]}
+
+
+@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+def test_rows_of_each_example_on_any_number_of_devices(small, devices):
+  held_out = (3, 7, 8)
+  step, state, mesh = _evaluator(
+    small, devices, make=step_lib.make_examples_step, held_out=held_out
+  )
+  scores, rows = eval_loop.examples(step, state, _batches(mesh, 201), EXAMPLES)
+  _assert_scores(scores, _recount(small, _variables(0)))
+  want = _rows(small, held_out)
+  assert rows.keys() == want.keys()
+  for name, values in want.items():
+    if values.dtype.kind == 'f':
+      # Softmax in float32 of logits of order ten.
+      np.testing.assert_allclose(
+        rows[name], values, rtol=2e-5, atol=1e-7, err_msg=name
+      )
+    else:
+      np.testing.assert_array_equal(rows[name], values, err_msg=name)
+
+
+def test_logical_shards_are_scored_with_the_same_bits_on_all_devices(small):
+  small.strategy.name, small.strategy.logical_shards = 'invariant', 4
+  results = []
+  for devices in (1, 4):
+    step, state, mesh = _evaluator(
+      small, devices, make=step_lib.make_examples_step
+    )
+    results.append(eval_loop.examples(step, state, _batches(mesh), EXAMPLES))
+    eval_step, state, mesh = _evaluator(small, devices)
+    got = eval_loop.run(eval_step, state, _batches(mesh))
+    assert got == results[-1][0]
+  (scores, rows), (other_scores, other_rows) = results
+  _assert_scores(scores, _recount(small, _variables(0)))
+  assert scores == other_scores
+  for name, values in _rows(small, (0,)).items():
+    if name in rows:
+      # Softmax in float32 of logits of order ten; others are exact.
+      np.testing.assert_allclose(rows[name], values, 2e-5, 1e-7, err_msg=name)
+  assert rows.keys() == other_rows.keys()
+  for name in rows:
+    np.testing.assert_array_equal(rows[name], other_rows[name], err_msg=name)
+
+
+def test_an_example_that_cannot_be_scored_is_never_right(small):
+  step, state, mesh = _evaluator(
+    small, 2, model=_NanOnBlank(), make=step_lib.make_examples_step
+  )
+  batches = list(_batches(mesh))
+  batches[0] = dict(batches[0], image=jnp.zeros_like(batches[0]['image']))
+  _, rows = eval_loop.examples(step, state, batches, EXAMPLES)
+  assert (rows['rank'][:BATCH] == len(NAMES)).all()
+  assert np.isnan(rows['own'][:BATCH]).all()
+  assert np.isfinite(rows['own'][BATCH:]).all()
+
+
+def test_averaged_weights_and_statistics_are_what_is_scored(small):
+  want = _recount(small, _variables(1))
+  assert want != _recount(small, _variables(0))
+  eval_step, state, mesh = _evaluator(small, 2, average=_variables(1))
+  _assert_scores(eval_loop.run(eval_step, state, _batches(mesh)), want)
+
+
+def test_divided_parameters_are_scored_whole(small):
+  small.sharding = (('.*', 'fsdp'),)
+  eval_step, state, mesh = _evaluator(small, 4)
+  assert not state.params['head']['kernel'].is_fully_replicated
+  _assert_scores(
+    eval_loop.run(eval_step, state, _batches(mesh)),
+    _recount(small, _variables(0)),
+  )
+
+
+class _NanOnBlank:
+  """The network, but NaN on images of a single color."""
+
+  def apply(self, variables, images, train):
+    logits = _network().apply(variables, images, train)
+    blank = (images == images[:, :1, :1]).all((1, 2, 3))
+    return jnp.where(blank[:, None], jnp.nan, logits)
+
+
+def test_padding_that_is_not_finite_counts_for_nothing(small):
+  eval_step, state, mesh = _evaluator(small, 2, model=_NanOnBlank())
+  _assert_scores(
+    eval_loop.run(eval_step, state, _batches(mesh)),
+    _recount(small, _variables(0)),
+  )
+
+
+def test_sums_over_batches_are_exact():
+  """A float32 total would stop counting at 2^24."""
+  seen = []
+
+  def eval_step(params, stats, batch):
+    seen.append((params, stats, batch))
+    return {
+      'anp_top1': jnp.float32(batch),
+      'weight': jnp.float32(2**23),
+    }
+
+  state = state_lib.TrainState(0, 'params', 'stats', (), {})
+  hits = [2**23, 2**23 - 1, 2**23 - 2, 1]
+  got = eval_loop.run(eval_step, state, iter(hits))
+  assert got == {'anp_top1': sum(hits) / 2**25, 'examples': 2**25}
+  assert seen == [('params', 'stats', h) for h in hits]
+
+
+def test_an_empty_set_scores_nothing():
+  assert eval_loop.run(None, state_lib.TrainState(0, {}, {}, (), {}), []) == {
+    'examples': 0
+  }

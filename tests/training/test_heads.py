@@ -1,0 +1,202 @@
+"""Heads against NumPy in float64, and gradients against finite differences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from anp_jax import config as config_lib
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.training import heads
+from anp_jax.training import objective as objective_lib
+
+# Not all combinations; 'dark' and 'sun' are words of no class.
+PAIRS = ('cute_cat', 'cute_dog', 'wild_cat', 'wild_sea', 'mild_sea', 'mild_dog')
+ADJECTIVES = ('cute', 'dark', 'mild', 'wild')
+NOUNS = ('sea', 'sun', 'cat', 'dog')
+# Of each class, by hand.
+ADJECTIVE_IDS = np.array([0, 0, 3, 3, 2, 2])
+NOUN_IDS = np.array([2, 3, 2, 0, 0, 3])
+WEIGHTS = (1.0, 0.5, 0.25)
+OUTPUTS = {'joint': 6, 'multitask': 14, 'factored': 8}
+BATCH = 16
+
+pytestmark = pytest.mark.usefixtures('x64')
+
+
+def _objective(head, names=PAIRS, smoothing=0.0, class_weights=()):
+  config = config_lib.base()
+  config.model.head = head
+  config.model.head_weights = WEIGHTS
+  config.label_smoothing = smoothing
+  words = (ADJECTIVES, NOUNS) if names == PAIRS else (None, None)
+  vocabulary = vocabulary_lib.Vocabulary(names, *words)
+  return objective_lib.create(vocabulary, config, class_weights)
+
+
+def _outputs(head):
+  return 2 * np.random.default_rng(0).normal(size=(BATCH, OUTPUTS[head]))
+
+
+def _soft_targets():
+  """As mixup and smoothing make them."""
+  return np.random.default_rng(1).dirichlet(np.ones(6), BATCH)
+
+
+def _sums(values, ids, count):
+  """Over the classes of each word, one by one."""
+  found = np.zeros((len(values), count))
+  for c, word in enumerate(ids):
+    found[:, word] += values[:, c]
+  return found
+
+
+def _read(head, outputs):
+  """Class logits and probabilities, by hand."""
+  if head == 'joint':
+    anp = special.softmax(outputs, 1)
+    return outputs, {
+      'anp': anp,
+      'adjective': _sums(anp, ADJECTIVE_IDS, 4),
+      'noun': _sums(anp, NOUN_IDS, 4),
+    }
+  words = outputs[:, -8:]
+  logits = outputs[:, :6]
+  if head == 'factored':
+    logits = np.stack(
+      [words[:, a] + words[:, 4 + n] for a, n in zip(ADJECTIVE_IDS, NOUN_IDS)],
+      1,
+    )
+  return logits, {
+    'anp': special.softmax(logits, 1),
+    'adjective': special.softmax(words[:, :4], 1),
+    'noun': special.softmax(words[:, 4:], 1),
+  }
+
+
+def _loss(head, outputs, targets):
+  if head == 'joint':
+    return -(targets * special.log_softmax(outputs, 1)).sum(1)
+  words = outputs[:, -8:]
+  adjective = _sums(targets, ADJECTIVE_IDS, 4)
+  adjective = -(adjective * special.log_softmax(words[:, :4], 1)).sum(1)
+  noun = _sums(targets, NOUN_IDS, 4)
+  noun = -(noun * special.log_softmax(words[:, 4:], 1)).sum(1)
+  if head == 'factored':
+    return adjective + noun
+  pair = -(targets * special.log_softmax(outputs[:, :6], 1)).sum(1)
+  return pair + 0.5 * adjective + 0.25 * noun
+
+
+@pytest.mark.parametrize('head', OUTPUTS)
+def test_reading_equals_numpy(head):
+  objective, outputs = _objective(head), _outputs(head)
+  assert objective.outputs == OUTPUTS[head] and objective.classes == 6
+  logits, scores = _read(head, outputs)
+  # float64 rounds at 1e-16; sums of ten terms.
+  np.testing.assert_allclose(objective.logits(outputs), logits, rtol=1e-13)
+  got = objective.scores(outputs)
+  assert got.keys() == scores.keys()
+  for name, want in scores.items():
+    np.testing.assert_allclose(got[name], want, rtol=1e-13, err_msg=name)
+    np.testing.assert_allclose(got[name].sum(1), 1, rtol=1e-13)
+
+
+@pytest.mark.parametrize('head', OUTPUTS)
+def test_metrics_are_of_what_is_read(head):
+  objective, outputs = _objective(head), _outputs(head)
+  labels = np.arange(BATCH) % 6
+  logits, scores = _read(head, outputs)
+  want = {
+    'loss': -special.log_softmax(logits, 1)[np.arange(BATCH), labels],
+    'anp_top1': logits.argmax(1) == labels,
+    'anp_top5': (-logits).argsort(1).argsort(1)[np.arange(BATCH), labels] < 5,
+    'adjective_top1': scores['adjective'].argmax(1) == ADJECTIVE_IDS[labels],
+    'noun_top1': scores['noun'].argmax(1) == NOUN_IDS[labels],
+  }
+  got = objective.metrics(jnp.asarray(outputs), jnp.asarray(labels))
+  assert tuple(got) == objective.metric_names == tuple(want)
+  for name, value in want.items():
+    np.testing.assert_allclose(got[name], value, rtol=1e-13, err_msg=name)
+  assert 0 < want['noun_top1'].mean() < 1
+  some = objective.train_metrics(jnp.asarray(outputs), jnp.asarray(labels))
+  assert ('loss', *some) == objective.train_names
+  for name, value in some.items():
+    np.testing.assert_array_equal(value, got[name])
+
+
+@pytest.mark.parametrize('head', OUTPUTS)
+def test_loss_and_its_gradient(head):
+  objective, outputs = _objective(head), _outputs(head)
+  targets = _soft_targets()
+  np.testing.assert_allclose(
+    objective.loss(jnp.asarray(outputs), targets),
+    _loss(head, outputs, targets),
+    rtol=1e-13,
+  )
+  got = jax.grad(lambda o: objective.loss(o, targets).sum())(outputs)
+  # Central differences: of order step^2, and of rounding 1e-16 / step.
+  step = 1e-5
+  want = np.empty_like(outputs)
+  for j in range(outputs.shape[1]):
+    moved = outputs.copy()
+    moved[:, j] += step
+    up = _loss(head, moved, targets)
+    moved[:, j] -= 2 * step
+    want[:, j] = (up - _loss(head, moved, targets)) / (2 * step)
+  np.testing.assert_allclose(got, want, atol=1e-9)
+
+
+def test_factored_loss_is_that_of_all_combinations():
+  """A table of every adjective with every noun, and one softmax over it."""
+  outputs = _outputs('factored')
+  labels = np.arange(BATCH) % 6
+  table = outputs[:, :4, None] + outputs[:, None, 4:]
+  log = special.log_softmax(table.reshape(BATCH, -1), 1).reshape(table.shape)
+  rows = np.arange(BATCH)
+  want = -log[rows, ADJECTIVE_IDS[labels], NOUN_IDS[labels]]
+  objective = _objective('factored')
+  targets = objective.targets(jnp.asarray(labels), np.float64)
+  np.testing.assert_allclose(objective.loss(outputs, targets), want, rtol=1e-13)
+  found = objective.contributions(objective.scores(outputs))
+  both = found['adjective'] + found['noun']
+  np.testing.assert_allclose(both[rows, labels], -want, rtol=1e-13)
+
+
+@pytest.mark.parametrize('head', OUTPUTS)
+def test_contributions_are_logarithms_of_the_words(head):
+  objective, outputs = _objective(head), _outputs(head)
+  _, scores = _read(head, outputs)
+  found = objective.contributions(scores)
+  assert set(found) == {'adjective', 'noun'}
+  for name, ids in (('adjective', ADJECTIVE_IDS), ('noun', NOUN_IDS)):
+    want = np.log(scores[name][:, ids])
+    np.testing.assert_allclose(found[name], want, rtol=1e-13)
+  nothing = {k: np.zeros_like(v) for k, v in scores.items()}
+  assert np.isfinite(objective.contributions(nothing)['noun']).all()
+
+
+def test_an_example_counts_by_its_class():
+  weights = (0.5, 1.0, 2.0, 3.0, 0.0, 1.5)
+  outputs, targets = _outputs('multitask'), _soft_targets()
+  smoothed = 0.9 * targets + 0.1 / 6
+  # A blend of two examples counts as the blend of their weights.
+  want = _loss('multitask', outputs, smoothed) * (targets @ np.array(weights))
+  objective = _objective('multitask', PAIRS, 0.1, weights)
+  np.testing.assert_allclose(objective.loss(outputs, targets), want, rtol=1e-13)
+
+
+def test_heads_of_pairs_need_pairs():
+  for head in ('multitask', 'factored'):
+    with pytest.raises(config_lib.ConfigError) as e:
+      _objective(head, ('ant', 'bee'))
+    assert str(e.value) == (
+      f"config.model.head='{head}': expected 'joint' where classes are no "
+      "adjective_noun pairs, as 'ant' and others (config.data.pairs=yes, if "
+      'they are)'
+    )
+  plain = _objective('joint', ('ant', 'bee'))
+  assert plain.head == heads.Joint(2)
+  assert set(plain.scores(np.zeros((1, 2)))) == {'anp'}
+  assert plain.contributions(plain.scores(np.zeros((1, 2)))) == {}

@@ -1,0 +1,461 @@
+"""Optimizers against NumPy recurrences, schedules against closed forms."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import validation
+from anp_jax.training import optimizer
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+BATCH = 8
+EXAMPLES = 80  # 10 steps an epoch
+STEPS = 10
+# Both sides compute ten steps of a few dozen operations in float64, each good
+# to 2.2e-16 relative: 1e-12 leaves room for a thousand roundings, while a
+# factor in the wrong place or one computed in float32 shows at 1e-8 or more.
+TIGHT = 1e-12
+
+
+@pytest.fixture
+def config():
+  c = config_lib.base()
+  c.optimizer.learning_rate = 0.1
+  c.optimizer.momentum = 0.8
+  c.optimizer.decay = 0.85
+  c.optimizer.beta1 = 0.7
+  c.optimizer.beta2 = 0.95
+  c.optimizer.epsilon = 0.01  # large: a wrong place of it must show
+  c.optimizer.weight_decay = 0.03
+  # The rate changes within the ten steps, so that its place shows too.
+  c.schedule.name = 'step'
+  c.schedule.every = '3 steps'
+  c.schedule.factor = 0.5
+  c.schedule.warmup = '2 steps'
+  return c
+
+
+def _rate(step):
+  """The learning rate of the fixture above, worked out by hand."""
+  return 0.1 * [0, 0.5, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125][step]
+
+
+def _params(dtype=np.float64):
+  random = np.random.default_rng(0)
+  return {
+    'conv': {'kernel': random.normal(size=(2, 2, 3, 4)).astype(dtype)},
+    'dense': {
+      'bias': random.normal(size=4).astype(dtype),
+      'kernel': np.zeros((3, 4), dtype),  # no trust ratio at first: norm 0
+    },
+    'norm': {
+      'scale': np.zeros(4, dtype),  # as zero_init makes it
+      'bias': random.normal(size=4).astype(dtype),
+    },
+    'relative': {'table': random.normal(size=(3, 3)).astype(dtype)},
+  }
+
+
+def _gradients(params, step, dtype=np.float64):
+  random = np.random.default_rng(100 + step)
+  return jax.tree.map(
+    lambda p: (3 * random.normal(size=p.shape)).astype(dtype), params
+  )
+
+
+def _run(config, steps=STEPS, dtype=np.float64):
+  """Parameters after `steps` updates by the code under test."""
+  transform = optimizer.create(config, BATCH, EXAMPLES, 100)
+  params = jax.tree.map(jnp.asarray, _params(dtype))
+  state = transform.init(params)
+
+  @jax.jit
+  def update(params, state, gradients):
+    updates, state = transform.update(gradients, state, params)
+    return jax.tree.map(lambda p, u: p + u, params, updates), state
+
+  for step in range(steps):
+    params, state = update(params, state, _gradients(params, step, dtype))
+  return params
+
+
+def _norm(x):
+  return math.sqrt(float(np.sum(np.square(x))))
+
+
+def _reference(config, change=None):
+  """The same, leaf by leaf, as the papers write the recurrences.
+
+  Args:
+    config: whose `optimizer` is followed.
+    change: what happens to the whole gradient first (clipping).
+  """
+  o = config.optimizer
+  params = _params()
+  memory = jax.tree.map(
+    lambda p: {
+      'v': np.zeros_like(p),
+      'm': np.zeros_like(p),
+      's': np.ones_like(p) if o.name == 'rmsprop' else np.zeros_like(p),
+    },
+    params,
+  )
+  for step in range(STEPS):
+    gradients = _gradients(params, step)
+    if change:
+      gradients = change(gradients)
+    for group, leaves in params.items():
+      for name, w in leaves.items():
+        leaves[name] = w + _delta(
+          o, w, gradients[group][name], memory[group][name], step
+        )
+  return params
+
+
+def _delta(o, w, g, memory, step):
+  """What one step adds to one leaf; updates its memory in place."""
+  rate = _rate(step)
+  matrix = w.ndim >= 2
+  wd = o.weight_decay if matrix else 0.0
+  if o.name in ('sgd', 'momentum', 'nesterov', 'rmsprop', 'adam'):
+    g = g + wd * w
+  if o.name == 'sgd':
+    return -rate * g
+  if o.name in ('momentum', 'nesterov'):
+    memory['v'] = o.momentum * memory['v'] + g
+    if o.name == 'momentum':
+      return -rate * memory['v']
+    return -rate * (g + o.momentum * memory['v'])
+  if o.name == 'rmsprop':
+    memory['s'] = o.decay * memory['s'] + (1 - o.decay) * g * g
+    memory['v'] = o.momentum * memory['v'] + rate * g / np.sqrt(
+      memory['s'] + o.epsilon
+    )
+    return -memory['v']
+  if o.name == 'lars':
+    g = g + wd * w
+    trust = 1.0
+    if matrix and _norm(w) > 0:
+      trust = 0.001 * _norm(w) / _norm(g)
+    memory['v'] = o.momentum * memory['v'] + rate * trust * g
+    return -memory['v']
+  memory['m'] = o.beta1 * memory['m'] + (1 - o.beta1) * g
+  memory['s'] = o.beta2 * memory['s'] + (1 - o.beta2) * g * g
+  mean = memory['m'] / (1 - o.beta1 ** (step + 1))
+  square = memory['s'] / (1 - o.beta2 ** (step + 1))
+  direction = mean / (np.sqrt(square) + o.epsilon)
+  if o.name == 'adam':
+    return -rate * direction
+  direction = direction + wd * w
+  if o.name == 'lamb' and matrix and _norm(w) > 0:
+    direction = direction * _norm(w) / _norm(direction)
+  return -rate * direction
+
+
+def _assert_equal(actual, expected, tolerance=TIGHT):
+  for (path, a), e in zip(
+    jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(
+      np.asarray(a), e, rtol=tolerance, atol=tolerance, err_msg=str(path)
+    )
+
+
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+def test_optimizer_is_its_recurrence(x64, config, name):
+  config.optimizer.name = name
+  actual = _run(config)
+  assert {x.dtype for x in jax.tree.leaves(actual)} == {np.dtype('float64')}
+  _assert_equal(actual, _reference(config))
+
+
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+def test_no_weight_decay(x64, config, name):
+  config.optimizer.name = name
+  config.optimizer.weight_decay = 0.0
+  _assert_equal(_run(config), _reference(config))
+
+
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+def test_float32_follows_float64(config, name):
+  config.optimizer.name = name
+  actual = _run(config, dtype=np.float32)
+  assert {x.dtype for x in jax.tree.leaves(actual)} == {np.dtype('float32')}
+  # 6e-8 a rounding, and 1 - beta2^s loses up to 20 times that.
+  _assert_equal(actual, _reference(config), 1e-5)
+
+
+def test_rmsprop_without_momentum(x64, config):
+  config.optimizer.name = 'rmsprop'
+  config.optimizer.momentum = 0.0
+  _assert_equal(_run(config), _reference(config))
+
+
+def test_rmsprop_is_that_of_the_paper(config):
+  """Against the very class the paper's code called, in its float32."""
+  tf = pytest.importorskip('tensorflow')
+  tf.config.set_visible_devices([], 'GPU')
+  c = config.optimizer
+  c.name, c.epsilon, c.decay, c.momentum = 'rmsprop', 1.0, 0.9, 0.9
+  c.weight_decay = 0.0
+  config.schedule.name, config.schedule.warmup = 'constant', '0 steps'
+  theirs = tf.compat.v1.train.RMSPropOptimizer(0.1, 0.9, 0.9, 1.0)
+  weights = jax.tree.map(tf.Variable, _params(np.float32))
+  for step in range(STEPS):
+    gradients = _gradients(weights, step, np.float32)
+    theirs.apply_gradients(
+      zip(jax.tree.leaves(gradients), jax.tree.leaves(weights), strict=True)
+    )
+  expected = jax.tree.map(lambda w: w.numpy(), weights)
+  _assert_equal(_run(config, dtype=np.float32), expected, 1e-5)
+
+
+@pytest.mark.parametrize('name', ('momentum', 'nesterov', 'adam', 'adamw'))
+def test_optimizer_is_that_of_pytorch(x64, config, name):
+  torch = pytest.importorskip('torch')
+  o = config.optimizer
+  o.name = name
+  config.schedule.name, config.schedule.warmup = 'constant', '0 steps'
+  # PyTorch decays what it is told to; the mask, as its users write it.
+  weights = jax.tree.map(
+    lambda p: torch.nn.Parameter(torch.from_numpy(p)), _params()
+  )
+  leaves = jax.tree.leaves(weights)
+  groups = [
+    {
+      'params': [w for w in leaves if w.ndim >= 2],
+      'weight_decay': o.weight_decay,
+    },
+    {'params': [w for w in leaves if w.ndim < 2], 'weight_decay': 0.0},
+  ]
+  if name in ('momentum', 'nesterov'):
+    theirs = torch.optim.SGD(
+      groups, lr=0.1, momentum=o.momentum, nesterov=name == 'nesterov'
+    )
+  else:
+    kind = torch.optim.Adam if name == 'adam' else torch.optim.AdamW
+    theirs = kind(groups, lr=0.1, betas=(o.beta1, o.beta2), eps=o.epsilon)
+  for step in range(STEPS):
+    gradients = jax.tree.leaves(_gradients(_params(), step))
+    for w, g in zip(leaves, gradients, strict=True):
+      w.grad = torch.from_numpy(g)
+    theirs.step()
+  expected = jax.tree.map(lambda w: w.detach().numpy(), weights)
+  _assert_equal(_run(config), expected)
+
+
+def _clip_elements(gradients, limit):
+  return jax.tree.map(
+    lambda g: np.where(g > limit, limit, np.where(g < -limit, -limit, g)),
+    gradients,
+  )
+
+
+def _clip_norm(gradients, limit):
+  norm = math.sqrt(sum(_norm(g) ** 2 for g in jax.tree.leaves(gradients)))
+  return jax.tree.map(lambda g: g * min(1.0, limit / norm), gradients)
+
+
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+def test_elements_are_clipped(x64, config, name):
+  config.optimizer.name = name
+  config.optimizer.clip_value = 2.0
+  expected = _reference(config, lambda g: _clip_elements(g, 2.0))
+  _assert_equal(_run(config), expected)
+
+
+@pytest.mark.parametrize('limit', (1.5, 1e6))
+def test_norm_is_clipped(x64, config, limit):
+  config.optimizer.clip_norm = limit
+  expected = _reference(config, lambda g: _clip_norm(g, limit))
+  _assert_equal(_run(config), expected)
+
+
+def test_elements_are_clipped_before_the_norm_and_decay_after(x64, config):
+  config.optimizer.clip_value = 2.0
+  config.optimizer.clip_norm = 1.5
+  expected = _reference(
+    config, lambda g: _clip_norm(_clip_elements(g, 2.0), 1.5)
+  )
+  _assert_equal(_run(config), expected)
+
+
+def test_clipping_states_its_norm(x64, config):
+  """The sgd update's norm is the rate times the limit, exactly known."""
+  config.optimizer.name = 'sgd'
+  config.optimizer.weight_decay = 0.0
+  config.optimizer.clip_norm = 1.0
+  config.schedule.name, config.schedule.warmup = 'constant', '0 steps'
+  before, after = _params(), _run(config, steps=1)
+  change = jax.tree.map(lambda a, b: np.asarray(a) - b, after, before)
+  norm = math.sqrt(sum(_norm(x) ** 2 for x in jax.tree.leaves(change)))
+  assert norm == pytest.approx(0.1, rel=1e-12)
+
+
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+def test_decay_leaves_vectors_alone(x64, config, name):
+  """Under a zero gradient only leaves of two or more dimensions move."""
+  config.optimizer.name = name
+  config.optimizer.weight_decay = 0.1
+  config.schedule.name, config.schedule.warmup = 'constant', '0 steps'
+  params = _params()
+  transform = optimizer.create(config, BATCH, EXAMPLES, 100)
+  zeros = jax.tree.map(np.zeros_like, params)
+  # One program: operation by operation would compile each of them.
+  updates, _ = jax.jit(transform.update)(zeros, transform.init(params), params)
+  for path, update in jax.tree.leaves_with_path(updates):
+    text = jax.tree_util.keystr(path, simple=True, separator='/')
+    # dense/kernel is zero itself, so its decay is too.
+    expected = text in ('conv/kernel', 'relative/table')
+    assert bool(np.any(update)) == expected, text
+
+
+def test_decay_mask():
+  assert optimizer.decay_mask(_params()) == {
+    'conv': {'kernel': True},
+    'dense': {'bias': False, 'kernel': True},
+    'norm': {'scale': False, 'bias': False},
+    'relative': {'table': True},
+  }
+
+
+@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+def test_state_is_arrays_shaped_like_parameters(config, name):
+  config.optimizer.name = name
+  config.optimizer.clip_norm = config.optimizer.clip_value = 1.0
+  transform = optimizer.create(config, BATCH, EXAMPLES, 100)
+  params = jax.tree.map(jnp.asarray, _params(np.float32))
+  state = transform.init(params)
+  shapes = [p.shape for p in jax.tree.leaves(params)]
+  moments = [x for x in jax.tree.leaves(state) if x.ndim]
+  assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
+  copies = {'sgd': 0, 'momentum': 1, 'nesterov': 1, 'lars': 1}.get(name, 2)
+  assert [x.shape for x in moments] == shapes * copies
+  # Types stay as they were born: a change would compile the step twice.
+  _, after = jax.eval_shape(transform.update, params, state, params)
+  assert jax.tree.map(jnp.result_type, after) == jax.tree.map(
+    jnp.result_type, state
+  )
+
+
+@pytest.mark.parametrize('name', ('nesterov', 'lars', 'lamb'))
+def test_norms_are_of_whole_leaves_when_sharded(x64, config, name):
+  """Divided over the devices there are, the update is that of one device."""
+  config.optimizer.name = name
+  config.optimizer.clip_norm = 1.5
+  count = max(n for n in (1, 2, 4) if n <= jax.device_count())
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:count]), ('data',))
+
+  def place(leaf):
+    last = 'data' if leaf.shape[-1] % count == 0 else None
+    spec = jax.sharding.PartitionSpec(*[None] * (leaf.ndim - 1), last)
+    return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec))
+
+  transform = optimizer.create(config, BATCH, EXAMPLES, 100)
+  params = jax.tree.map(place, _params())
+  state = transform.init(params)
+  update = jax.jit(transform.update)
+  for step in range(STEPS):
+    gradients = jax.tree.map(place, _gradients(params, step))
+    updates, state = update(gradients, state, params)
+    params = jax.tree.map(lambda p, u: p + u, params, updates)
+  assert params['conv']['kernel'].sharding.num_devices == count
+  _assert_equal(params, _reference(config, lambda g: _clip_norm(g, 1.5)))
+
+
+def _closed_form(name, step, warmup, total):
+  """The learning rate in plain Python, peak 0.1, the numbers of the test."""
+  rise = min(1.0, step / warmup) if warmup else 1.0
+  done = min(1.0, max(0, step - warmup) / max(1, total - warmup))
+  share = {
+    'constant': 1.0,
+    'cosine': 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * done)),
+    'polynomial': 0.2 + 0.8 * (1 - done) ** 1.5,
+    'step': 0.3 ** math.floor(step / 15),
+    'exponential': 0.3 ** math.floor(step / 15),
+  }[name]
+  return 0.1 * rise * share
+
+
+@pytest.mark.parametrize('name', validation.SCHEDULES)
+@pytest.mark.parametrize(
+  'text,warmup',
+  (
+    ('0 steps', 0),
+    ('1 steps', 1),
+    ('7 steps', 7),
+    ('1.5 epochs', 15),
+    ('100 examples', 13),  # 12.5 steps, rounded up
+    ('60 steps', 60),  # the whole run
+  ),
+)
+def test_schedule_is_its_closed_form(config, name, text, warmup):
+  total = 60
+  s = config.schedule
+  s.name, s.warmup, s.every = name, text, '1.5 epochs'
+  s.factor, s.power, s.end = 0.3, 1.5, 0.2
+  rate = optimizer.schedule(config, BATCH, EXAMPLES, total)
+  steps = np.arange(total + 10)  # and past the end, where a resume may go
+  expected = [_closed_form(name, t, warmup, total) for t in steps]
+  # On the host, one at a time and all at once; on the device, in float32.
+  one = [rate(int(t)) for t in steps]
+  np.testing.assert_allclose(one, expected, rtol=1e-13, atol=1e-16)
+  np.testing.assert_allclose(rate(steps), expected, rtol=1e-13, atol=1e-16)
+  device = jax.jit(jax.vmap(rate))(jnp.arange(total + 10))
+  assert device.dtype == jnp.float32
+  np.testing.assert_allclose(device, expected, rtol=1e-5, atol=1e-8)
+
+
+def test_schedule_is_float64_where_enabled(x64, config):
+  rate = optimizer.schedule(config, BATCH, EXAMPLES, 60)
+  device = jax.jit(jax.vmap(rate))(jnp.arange(STEPS, dtype=jnp.int32))
+  assert device.dtype == jnp.float64
+  expected = [_rate(t) for t in range(STEPS)]
+  np.testing.assert_allclose(device, expected, rtol=TIGHT)
+
+
+def test_schedule_on_the_host_touches_no_device(config):
+  rate = optimizer.schedule(config, BATCH, EXAMPLES, 60)
+  with jax.transfer_guard('disallow'):
+    value = rate(3)
+  assert isinstance(value, float)
+  assert value == pytest.approx(0.05)
+
+
+def test_staircase_keeps_its_boundaries_far_out(config):
+  """float32 has no 16777217; the quotient must be taken of integers."""
+  config.schedule.every = '16777217 steps'
+  rate = jax.jit(optimizer.schedule(config, BATCH, EXAMPLES, 10**8))
+  assert float(rate(jnp.int32(16777216))) == pytest.approx(0.1)
+  assert float(rate(jnp.int32(16777217))) == pytest.approx(0.05)
+
+
+def test_warmup_longer_than_the_run(config):
+  config.schedule.warmup = '2 epochs'
+  optimizer.schedule(config, BATCH, EXAMPLES, 20)
+  for make in (optimizer.schedule, optimizer.create):
+    with pytest.raises(
+      config_lib.ConfigError, match=r"'2 epochs' is 20 steps, .* is 19"
+    ):
+      make(config, BATCH, EXAMPLES, 19)
+
+
+def test_unknown_names(config):
+  config.optimizer.name = 'rmsprob'
+  with pytest.raises(config_lib.ConfigError, match="mean 'rmsprop'"):
+    optimizer.create(config, BATCH, EXAMPLES, 60)
+  config.schedule.name = 'cosin'
+  with pytest.raises(config_lib.ConfigError, match="mean 'cosine'"):
+    optimizer.schedule(config, BATCH, EXAMPLES, 60)
+
+
+def test_update_asks_for_the_parameters(config):
+  params = _params()
+  transform = optimizer.create(config, BATCH, EXAMPLES, 100)
+  with pytest.raises(ValueError, match='params'):
+    transform.update(params, transform.init(params))

@@ -1,0 +1,762 @@
+"""The training step: the same numbers however it is divided."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import models
+from anp_jax.cluster import preemption
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.models import resnet
+from anp_jax.models.layers import sums
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import strategies
+from anp_jax.training import objective as objective_lib
+from anp_jax.training import optimizer as optimizer_lib
+from anp_jax.training import step as step_lib
+from tests import user_network
+
+# Compiling is most of the time here; the arithmetic is what is tested.
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+BATCH = 16
+SIDE = 16
+CLASSES = 12
+EXAMPLES = 64
+FSDP = (('.*', 'fsdp'),)
+RATE, MOMENTUM, DECAY, SMOOTHING, CLIP = 0.1, 0.9, 1e-3, 0.1, 0.7
+# float64 rounds at 1e-16; sums over devices in another order differ by about
+# 1e-15, and were seen to grow to 1e-14 over 50 steps.
+TIGHT = 1e-10
+
+
+def _config(dtype='float64', **overrides):
+  config = config_lib.base()
+  config.update_from_flattened_dict(
+    {
+      'batch_size': BATCH,
+      'label_smoothing': SMOOTHING,
+      'data.image_size': SIDE,
+      'model.dtype': dtype,
+      'model.param_dtype': 'float32' if dtype == 'bfloat16' else dtype,
+      'model.norm_group': 2,
+      'optimizer.name': 'momentum',
+      'optimizer.learning_rate': RATE,
+      'optimizer.momentum': MOMENTUM,
+      'optimizer.weight_decay': DECAY,
+      'optimizer.clip_norm': CLIP,
+      'schedule.name': 'exponential',
+      'schedule.every': '2 steps',
+      'schedule.factor': 0.98,
+      **overrides,
+    }
+  )
+  return config
+
+
+def _resnet(config):
+  return resnet.ResNet(
+    CLASSES,
+    stages=(1,),
+    bottleneck=False,
+    width=8,
+    group=config.model.norm_group,
+    axis_name=mesh_lib.DATA,
+    dtype=config.model.dtype,
+    param_dtype=config.model.param_dtype,
+  )
+
+
+def _small(config, **fields):
+  """Compiles in a fifth of the time; its batch norm is global."""
+  return user_network.SmallNet(
+    CLASSES,
+    dtype=config.model.dtype,
+    param_dtype=config.model.param_dtype,
+    axis_name=mesh_lib.DATA,
+    **{'drop': 0.0, **fields},
+  )
+
+
+def _objective(config):
+  names = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+  return objective_lib.create(vocabulary_lib.Vocabulary(names), config)
+
+
+class Run:
+  """All that a step is made of, on the first `devices` devices."""
+
+  def __init__(self, config, devices, model):
+    self.config = config
+    self.model = model
+    self.mesh = mesh_lib.create(config, jax.devices()[:devices])
+    strategies.check_batch(config, BATCH, self.mesh)
+    parts = (config, BATCH, EXAMPLES, 1000)
+    optimizer = optimizer_lib.create(*parts)
+    self.init = state_lib.Init(model, optimizer, config)
+    self.like = state_lib.abstract(self.init, config, self.mesh)
+    self.objective = _objective(config)
+    specs = jax.tree.map(lambda s: s.sharding.spec, self.like.params)
+    self.train_step = step_lib.make_train_step(
+      model,
+      self.objective,
+      optimizer,
+      optimizer_lib.schedule(*parts),
+      strategies.create(config, specs),
+      config,
+      self.mesh,
+      self.like,
+    )
+
+  def state(self, change=None):
+    """The same weights for every Run, and no program to compile for them."""
+    values = _weights(self.like)
+    if change:
+      values = change(values)
+    return jax.tree.map(
+      lambda x, s: jax.device_put(x, s.sharding), values, self.like
+    )
+
+  def put(self, batch):
+    return jax.device_put(batch, mesh_lib.batch_sharding(self.mesh))
+
+  def steps(self, state, batches):
+    """The state after the batches, and each step's metrics."""
+    names, metrics = step_lib.metric_names(self.objective), []
+    types = jax.tree.map(jax.typeof, state)
+    for batch in batches:
+      batch = self.put(batch)
+      with jax.transfer_guard('disallow'):
+        state, values = self.train_step(state, batch)
+      metrics.append(dict(zip(names, jax.device_get(values), strict=True)))
+      # Another dtype, or a weak one, would compile the next step anew.
+      assert jax.tree.map(jax.typeof, state) == types
+    return state, metrics
+
+
+def _weights(like):
+  random = np.random.default_rng(0)
+
+  def one(path, leaf):
+    name = mesh_lib.path_name(path)
+    if name.endswith('kernel'):
+      fan_in = np.prod(leaf.shape[:-1])
+      value = random.normal(size=leaf.shape) * np.sqrt(2 / fan_in)
+    elif name.endswith(('scale', 'var')):
+      value = np.ones(leaf.shape)
+    else:
+      value = np.zeros(leaf.shape)
+    return value.astype(leaf.dtype)
+
+  params, stats = jax.tree_util.tree_map_with_path(
+    one, (like.params, like.stats)
+  )
+  average = {'params': params, 'stats': stats} if like.average else {}
+  return state_lib.TrainState(
+    step=np.zeros((), np.int32),
+    params=params,
+    stats=stats,
+    opt_state=jax.tree.map(
+      lambda s: np.zeros(s.shape, s.dtype), like.opt_state
+    ),
+    average=average,
+  )
+
+
+def _batch(seed=0, size=BATCH):
+  random = np.random.default_rng(seed)
+  return {
+    'image': random.integers(0, 256, (size, SIDE, SIDE, 3), np.uint8),
+    'label': random.integers(0, CLASSES, size, np.int32),
+    'row': np.arange(size, dtype=np.int32),
+    'weight': np.ones(size, np.float32),
+    'vote': np.zeros(size, np.int32),
+  }
+
+
+@functools.cache
+def _divided(devices, dtype='float64', fsdp=False, accumulate=1):
+  """A Run of the small ResNet; its program is compiled once a session."""
+  sharding = FSDP if fsdp else (('.*', 'replicate'),)
+  config = _config(dtype, accumulate=accumulate, sharding=sharding)
+  return Run(config, devices, _resnet(config))
+
+
+@functools.cache
+def _trained(steps, *args, **kwargs):
+  """Host state and metrics after steps over two batches in turn."""
+  run = _divided(*args, **kwargs)
+  batches = [_batch(i % 2) for i in range(steps)]
+  state, metrics = run.steps(run.state(), batches)
+  return jax.device_get(state), metrics
+
+
+def _column(metrics, name='loss'):
+  return np.array([m[name] for m in metrics])
+
+
+def _assert_close(got, want, tolerance):
+  """Every leaf, relative to the largest number in it."""
+  want_leaves = jax.tree_util.tree_leaves_with_path(want)
+  got_leaves = jax.tree.leaves(got)
+  assert len(got_leaves) == len(want_leaves)
+  for a, (path, b) in zip(got_leaves, want_leaves):
+    a, b = np.float64(a), np.float64(b)
+    scale = max(np.abs(b).max(initial=0), 1e-3)
+    np.testing.assert_allclose(
+      a, b, rtol=0, atol=tolerance * scale, err_msg=mesh_lib.path_name(path)
+    )
+
+
+def _same_curve(got, want, tolerance):
+  for name in want[1][0]:
+    np.testing.assert_allclose(
+      _column(got[1], name), _column(want[1], name), tolerance, err_msg=name
+    )
+
+
+@pytest.mark.slow
+def test_fifty_steps_halve_the_loss(x64):
+  _, metrics = _trained(50, 1)
+  losses = _column(metrics)
+  assert losses[-2:].mean() < losses[:2].mean() / 2
+  # The rate of each step is the one that is shown with it.
+  want = RATE * 0.98 ** (np.arange(50) // 2)
+  np.testing.assert_allclose(_column(metrics, 'learning_rate'), want, TIGHT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [
+  pytest.param(2, marks=pytest.mark.slow),
+  pytest.param(4, marks=pytest.mark.slow),
+  8,
+])  # fmt: skip
+def test_loss_curve_is_that_of_one_device(x64, devices):
+  want, got = _trained(50, 1), _trained(50, devices)
+  _same_curve(got, want, 1e-9)
+  _assert_close(got[0], want[0], 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [4])
+def test_loss_curve_of_divided_parameters(x64, devices):
+  want, got = _trained(50, 1), _trained(50, devices, fsdp=True)
+  _same_curve(got, want, 1e-9)
+  _assert_close(got[0], want[0], 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [
+  pytest.param(2, marks=pytest.mark.slow),
+  pytest.param(4, marks=pytest.mark.slow),
+  8,
+])  # fmt: skip
+def test_loss_curve_in_float32(devices):
+  # float32 rounds at 6e-8, and five steps multiply that by some ten.
+  want, got = _trained(5, 1, 'float32'), _trained(5, devices, 'float32')
+  np.testing.assert_allclose(_column(got[1]), _column(want[1]), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('devices, accumulate', [(1, 4), (4, 2)])
+def test_micro_batches_are_one_large_batch(x64, devices, accumulate):
+  """Gradients through the weights, and the running statistics."""
+  want, got = _trained(5, 1), _trained(5, devices, accumulate=accumulate)
+  _same_curve(got, want, TIGHT)
+  _assert_close(got[0], want[0], TIGHT)
+
+
+def _plain_step(run, state, batch):
+  """One update by hand: no mesh, no strategy, no optax, no objective."""
+  d, params = run.config.data, state.params
+  images = (np.float64(batch['image']) - d.mean) / np.float64(d.std)
+  targets = np.full((len(images), CLASSES), SMOOTHING / CLASSES)
+  targets[np.arange(len(images)), batch['label']] += 1 - SMOOTHING
+
+  def loss_fn(params):
+    logits, stats = run.model.apply(
+      {'params': params, **state.stats},
+      images,
+      True,
+      mutable=['batch_stats'],
+      rngs={'dropout': jax.random.key(0)},
+    )
+    shifted = logits - logits.max(-1, keepdims=True)
+    log = shifted - jnp.log(jnp.exp(shifted).sum(-1, keepdims=True))
+    return -(targets * log).sum() / len(images), (logits, stats)
+
+  (loss, (logits, stats)), gradients = jax.device_get(
+    jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(params)
+  )
+  norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(gradients)))
+  clip = run.config.optimizer.clip_norm or np.inf
+  trace = jax.tree.map(
+    lambda g, p: g * min(1, clip / norm) + DECAY * p * (p.ndim > 1),
+    gradients,
+    params,
+  )
+  after = jax.tree.map(lambda p, t: p - RATE * t, params, trace)
+  hits = (logits.argmax(-1) == batch['label']).mean()
+  return after, trace, stats, {
+    'loss': loss, 'anp_top1': hits, 'grad_norm': norm, 'learning_rate': RATE,
+    'finite': 1, 'vote': 0,
+  }  # fmt: skip
+
+
+def test_one_update_equals_one_by_hand(x64):
+  run = _divided(4)
+  before, batch = _weights(run.like), _batch(0)
+  params, trace, stats, metrics = _plain_step(run, before, batch)
+  assert metrics['grad_norm'] > CLIP  # so that clipping is seen
+  state, (got,) = run.steps(run.state(), [batch])
+  _assert_close(state.params, params, TIGHT)
+  _assert_close(state.stats, stats, TIGHT)
+  moments = [
+    leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state)
+    if leaf.ndim
+  ]
+  _assert_close(moments, jax.tree.leaves(trace), TIGHT)
+  assert int(state.step) == 1
+  for name, value in metrics.items():
+    np.testing.assert_allclose(got[name], value, rtol=TIGHT, err_msg=name)
+
+
+def test_rows_of_weight_0_count_for_nothing(x64):
+  """Without batch norm the update is that of the other rows alone."""
+  # Not clipped: that would hide a gradient of the right direction but size.
+  config = _config(**{'optimizer.clip_norm': 0.0})
+  model = _small(config, norm=False)
+  run = Run(config, 4, model)
+  batch = _batch(0)
+  # Uneven: the first device has no row that counts, the second one.
+  kept = np.array([5, 8, 9, 10, 11, 12, 13, 15])
+  batch['weight'][:] = 0
+  batch['weight'][kept] = 1
+  state, (got,) = run.steps(run.state(), [batch])
+
+  rest = {k: v[kept] for k, v in batch.items()}
+  params, _, _, metrics = _plain_step(run, _weights(run.like), rest)
+  _assert_close(state.params, params, TIGHT)
+  for name, value in metrics.items():
+    np.testing.assert_allclose(got[name], value, rtol=TIGHT, err_msg=name)
+
+
+def test_rows_of_weight_0_are_seen_by_batch_norm_only(x64):
+  config = _config()
+  run = Run(config, 2, _small(config))
+  batch = _batch(0)
+  batch['weight'][[3, 12]] = 0
+  other = jax.tree.map(np.copy, batch)
+  other['label'][[3, 12]] = (other['label'][[3, 12]] + 1) % CLASSES
+  states = [run.steps(run.state(), [b]) for b in (batch, other)]
+  _assert_close(states[0], states[1], 0)
+  other['image'][[3, 12]] = 255 - other['image'][[3, 12]]
+  state, _ = run.steps(run.state(), [other])
+  means = [
+    s.stats['batch_stats']['norm']['mean'] for s in (states[0][0], state)
+  ]
+  assert np.abs(means[0] - means[1]).max() > 1e-3
+
+
+def test_a_batch_without_weight_changes_nothing_but_decay(x64):
+  config = _config()
+  run = Run(config, 2, _small(config, norm=False))
+  batch = _batch(0)
+  batch['weight'][:] = 0
+  before = _weights(run.like).params
+  state, (metrics,) = run.steps(run.state(), [batch])
+  assert metrics['finite'] and metrics['loss'] == metrics['grad_norm'] == 0
+  want = jax.tree.map(lambda p: p * (1 - RATE * DECAY * (p.ndim > 1)), before)
+  _assert_close(state.params, want, TIGHT)
+
+
+@functools.cache
+def _mixed(devices, mixup=0.4):
+  config = _config(**{'data.mixup': mixup})
+  run = Run(config, devices, _small(config))
+  return _column(run.steps(run.state(), [_batch(0)] * 3)[1])
+
+
+# The model's batch norm is the user's own, over the axis it is handed.
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [2, 4, 8])
+def test_mixup_on_any_number_of_devices(x64, devices):
+  want = _mixed(1)
+  np.testing.assert_allclose(_mixed(devices), want, rtol=TIGHT)
+  assert np.abs(want / _mixed(1, 0.0) - 1).max() > 1e-3  # it does mix
+
+
+@pytest.mark.slow
+def test_averages_follow_their_recurrence(x64):
+  config = _config(ema=0.15)
+  run = Run(config, 2, _small(config))
+  state = run.state()
+  want = jax.device_get(state.average)
+  for step in range(4):
+    state, _ = run.steps(state, [_batch(step)])
+    # 0.1 at first, then 2/11 and more are cut to 0.15.
+    decay = min(0.15, (1 + step) / (10 + step))
+    new = jax.device_get({'params': state.params, 'stats': state.stats})
+    want = jax.tree.map(lambda a, n, d=decay: d * a + (1 - d) * n, want, new)
+    # The decay itself is a float32: 6e-8.
+    _assert_close(state.average, want, 1e-6)
+  params, stats = state.evaluated()
+  assert params is state.average['params']
+  assert stats is state.average['stats']
+  assert np.abs(params['head']['kernel'] - state.params['head']['kernel']).max()
+
+
+@pytest.mark.parametrize(
+  'decay, step, want',
+  [(0.999, 0, 0.1), (0.999, 1, 2 / 11), (0.999, 8, 0.5), (0.999, 890, 0.99),
+   (0.999, 8989, 0.999), (0.999, 10**6, 0.999), (0.05, 0, 0.05)],
+)  # fmt: skip
+def test_averages_forget_the_start_soon(decay, step, want):
+  found = state_lib.ema_decay(decay, step)
+  np.testing.assert_allclose(found, want, rtol=1e-6)
+  old = {'params': {'w': np.full(3, 8.0)}, 'stats': {'mean': np.ones(2),
+         'count': np.array(3)}}  # fmt: skip
+  state = state_lib.TrainState(np.array(step), None, None, None, old)
+  params, stats = {'w': np.zeros(3)}, {'mean': np.zeros(2), 'count': 7}
+  params, stats = jax.tree.map(jnp.asarray, (params, stats))
+  new = state_lib.averaged(decay, state, params, stats)
+  np.testing.assert_allclose(new['params']['w'], 8 * want, rtol=1e-6)
+  np.testing.assert_allclose(new['stats']['mean'], want, rtol=1e-6)
+  assert new['stats']['count'] == 7  # no average of whole numbers
+
+
+def test_without_averages_the_weights_themselves_are_evaluated():
+  config = _config('float32')
+  run = Run(config, 1, _small(config))
+  state = run.state()
+  assert state.average == {}
+  assert state.evaluated() == (state.params, state.stats)
+
+
+@pytest.mark.parametrize(
+  'where, value', [('params', np.nan), ('params', np.inf), ('stats', np.nan),
+                   ('opt_state', np.inf)],
+)  # fmt: skip
+def test_what_is_not_finite_is_flagged(where, value):
+  run = _flagged()
+  assert run.steps(run.state(), [_batch()])[1][0]['finite'] == 1
+
+  def poison(state):
+    leaves, treedef = jax.tree.flatten(getattr(state, where))
+    # One number of the first array.
+    i = next(i for i, leaf in enumerate(leaves) if leaf.ndim)
+    leaves[i] = leaves[i].copy()
+    leaves[i].flat[0] = value
+    return state.replace(**{where: jax.tree.unflatten(treedef, leaves)})
+
+  assert run.steps(run.state(poison), [_batch()])[1][0]['finite'] == 0
+
+
+@functools.cache
+def _flagged():
+  # Without clipping: a norm of infinity would turn the gradient into NaN.
+  config = _config('float32', **{'optimizer.clip_norm': 0.0})
+  return Run(config, 4, _small(config))
+
+
+@pytest.mark.parametrize('finite', [(1, 1), (1, 0), (0, 1), (0, 0)])
+def test_one_group_that_is_not_finite_is_flagged(finite):
+  """The numbers of two groups, of 3 and 1 examples, as one line of a run."""
+  # loss, grad_norm, learning_rate, damaged, finite, vote
+  values = np.array(
+    [[2.0, 1.0, 0.5, 4, finite[0], 1], [6.0, 3.0, 0.5, 2, finite[1], 2]]
+  )
+  got = step_lib._joined(jnp.asarray(values), jnp.array([3.0, 1.0]))
+  want = [3.0, 1.5, 0.5, 6, float(finite == (1, 1)), 2]
+  np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize('row', [0, 7, 15])
+def test_the_largest_vote_of_all_wins(row):
+  run = _flagged()
+  batch = _batch()
+  assert run.steps(run.state(), [batch])[1][0]['vote'] == 0
+  batch['vote'][:] = preemption.TIME_LIMIT
+  batch['vote'][row] = preemption.STOP
+  assert run.steps(run.state(), [batch])[1][0]['vote'] == preemption.STOP == 2
+
+
+def _collectives(text):
+  """(kind, dtype, elements) of each array that compiled code sends around."""
+  kinds = 'all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute'
+  found = []
+  for shapes, kind in re.findall(rf'= (.*?) ({kinds})(?:-start)?\(', text):
+    for dtype, sizes in re.findall(r'(\w+)\[([\d,]*)\]', shapes):
+      count = int(np.prod([int(n) for n in sizes.split(',') if n]))
+      found.append((kind, dtype, count))
+  return found
+
+
+def _asked(text):
+  """The same of the program handed to XLA, where shapes follow the region."""
+  found, kind = [], None
+  for line in text.splitlines():
+    match = re.search(
+      r'"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)"', line
+    )
+    kind = match[1] if match else kind
+    result = kind and re.search(r'-> tensor<((?:\d+x)*)(\w+)>\s*$', line)
+    if result:
+      count = int(np.prod([int(n) for n in result[1].split('x') if n]))
+      found.append((kind, result[2], count))
+      kind = None
+  return found
+
+
+def _total(found, kind, dtype):
+  return sum(n for k, d, n in found if (k, d) == (kind, dtype))
+
+
+@functools.cache
+def _bfloat16(reduce_dtype='float32'):
+  config = _config('bfloat16', **{'strategy.reduce_dtype': reduce_dtype})
+  return Run(config, 4, _resnet(config))
+
+
+def _count(tree):
+  return sum(int(np.prod(s.shape)) for s in jax.tree.leaves(tree))
+
+
+@pytest.mark.slow
+def test_a_bfloat16_network_sums_its_gradients_in_float32():
+  run = _bfloat16()
+  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  # Parameters, statistics, the weight, the count of rows without one, the four
+  # sums of metrics and the counts of the three votes.
+  expected = _count(run.like.params) + _count(run.like.stats) + 9
+  for found, reduce in (
+    (_asked(lowered.as_text()), 'all_reduce'),
+    (_collectives(lowered.compile().as_text()), 'all-reduce'),
+  ):
+    # Nothing else is sent.
+    assert {(k, d) for k, d, _ in found} == {(reduce, 'f32')}
+    assert _total(found, reduce, 'f32') == expected
+
+
+def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
+  # Read off the program before XLA: its CPU backend widens the sums again.
+  run = _bfloat16('bfloat16')
+  found = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
+  assert _total(found, 'all_reduce', 'bf16') == _count(run.like.params)
+  assert _total(found, 'all_reduce', 'f32') == _count(run.like.stats) + 9
+
+
+def test_gradients_leave_in_few_sums_the_last_layers_first():
+  run = _bfloat16()
+  # The network's own order of use, which is not the alphabet's.
+  order = run.init.order
+  assert order[0].startswith('stem_conv') and order[-1] == 'head/bias'
+  assert set(order) == {
+    mesh_lib.path_name(path)
+    for path, _ in jax.tree_util.tree_leaves_with_path(run.like.params)
+  }
+  specs = jax.tree.map(lambda s: s.sharding.spec, run.like.params)
+  config = _config('bfloat16', **{'strategy.bucket_megabytes': 1e-9})
+  one_by_one = strategies.create(config, specs, order)
+  gradients = jax.tree.map(lambda s: jnp.zeros(s.shape), run.like.params)
+  text = jax.jit(
+    jax.shard_map(
+      lambda g: one_by_one.reduce(g, ())[0],
+      mesh=run.mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(),
+      check_vma=False,
+    )
+  ).lower(gradients).as_text()  # fmt: skip
+  sizes = {
+    mesh_lib.path_name(path): leaf.size
+    for path, leaf in jax.tree_util.tree_leaves_with_path(run.like.params)
+  }
+  assert [n for _, _, n in _asked(text)] == [sizes[p] for p in order[::-1]]
+  # 25 MB at a time: this network's leave together, the last of them apart.
+  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  sums = [n for _, dtype, n in _asked(lowered.as_text()) if dtype == 'f32']
+  assert len(sums) <= 2
+
+
+def test_divided_parameters_are_gathered_once_and_scattered():
+  config = _config('bfloat16', sharding=FSDP)
+  run = Run(config, 4, _resnet(config))
+  found = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
+  divided = [
+    int(np.prod(s.shape))
+    for s in jax.tree.leaves(run.like.params)
+    if not s.sharding.is_fully_replicated
+  ]
+  assert len(divided) >= 10
+  # Gathered whole; of the gradient each device gets its quarter.
+  assert _total(found, 'all_gather', 'f32') == sum(divided)
+  assert _total(found, 'reduce_scatter', 'f32') == sum(divided) // 4
+  rest = _count(run.like.params) - sum(divided)
+  assert _total(found, 'all_reduce', 'f32') == (
+    rest + _count(run.like.stats) + 9
+  )
+
+
+def test_one_device_sends_no_gradient():
+  # XLA's CPU backend copies what it "sends" to itself: 100 MB for ResNet-50.
+  config = _config('float32')
+  run = Run(config, 1, _resnet(config))
+  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  assert not _asked(lowered.as_text())
+
+
+@pytest.mark.slow
+def test_norms_do_not_gather_divided_parameters():
+  config = _config('float32', sharding=FSDP)
+  run = Run(config, 4, _resnet(config))
+  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  found = _collectives(lowered.compile().as_text())
+  before = _asked(lowered.as_text())
+  assert _total(found, 'all-gather', 'f32') == (
+    _total(before, 'all_gather', 'f32')
+  )
+
+
+def test_norm_is_that_of_one_vector():
+  random = np.random.default_rng(0)
+  # Small and large leaves; sizes that eight does and does not divide; a count,
+  # which is no part of a norm.
+  shapes = ((), (3,), (64, 64), (3, 3, 64, 64), (40001,), (33001, 2))
+  tree = [random.normal(size=s).astype('float32') for s in shapes]
+  want = np.linalg.norm(np.concatenate([np.float64(x).ravel() for x in tree]))
+  # Pairwise sums of 1e5 squares in float32: far less than 1e-6.
+  tree.append(np.int32(7))
+  norm = jax.jit(sums.norm, static_argnums=(1, 2))
+  for divided in (None, (False, True, False, True, False, True, False)):
+    for platform in ('cpu', 'gpu'):
+      found = norm(tree, platform, divided)
+      np.testing.assert_allclose(found, want, rtol=1e-6)
+  assert sums.norm([np.int32(7)], 'cpu') == 0
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
+def test_norm_of_bfloat16_leaves_is_summed_in_float32(platform):
+  # 2^16 ones: in bfloat16 the sum would stop at 256.
+  tree = [jnp.ones(2**16, 'bfloat16'), jnp.ones(300, 'bfloat16')]
+  found = sums.norm(tree, platform)
+  assert found.dtype == jnp.float32
+  np.testing.assert_allclose(found, (2**16 + 300) ** 0.5, rtol=1e-6)
+
+
+def test_a_bfloat16_network_learns_a_batch():
+  run = _bfloat16()
+  _, metrics = run.steps(run.state(), [_batch()] * 30)
+  losses = _column(metrics)
+  assert all(_column(metrics, 'finite'))
+  assert losses[-1] < losses[0] / 2
+
+
+def test_the_state_is_donated():
+  run = _flagged()
+  state = run.state()
+  old = jax.tree.leaves(state)
+  new, _ = run.steps(state, [_batch()])
+  assert all(x.is_deleted() for x in old)
+  assert not any(x.is_deleted() for x in jax.tree.leaves(new))
+
+
+@pytest.mark.slow
+def test_a_state_is_born_and_stays_where_its_parameters_lie():
+  config = _config('float32', sharding=FSDP, ema=0.9)
+  run = Run(config, 4, _small(config))
+  state = state_lib.create(run.init, run.like)
+  kernel = 'conv2', 'kernel'  # (3, 3, 6, 8)
+  for _ in range(2):
+    for tree in (state.params, state.average['params']):
+      shards = tree[kernel[0]][kernel[1]].addressable_shards
+      assert {s.data.shape for s in shards} == {(3, 3, 6, 2)}
+      assert tree['head']['bias'].addressable_shards[0].data.shape == (3,)
+    # Of (3, 3, 3, 6) no axis divides by four: it stays whole.
+    moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim == 4]
+    shapes = {m.addressable_shards[0].data.shape for m in moments}
+    assert shapes == {(3, 3, 3, 6), (3, 3, 6, 2)}
+    assert state.stats['batch_stats']['norm']['mean'].is_fully_replicated
+    where = jax.tree.map(lambda x: x.sharding.spec, state)
+    assert where == jax.tree.map(lambda s: s.sharding.spec, run.like)
+    state, _ = run.steps(state, [_batch()])
+  # A function of the seed, not of the mesh.
+  alone = Run(config, 1, _small(config))
+  _assert_close(
+    state_lib.create(run.init, run.like).params,
+    state_lib.create(alone.init, alone.like).params,
+    1e-6,  # one float32 rounding: the shapes compile differently
+  )
+  config = _config('float32', seed=1)
+  other = Run(config, 1, _small(config))
+  different = state_lib.create(other.init, other.like).params
+  same = state_lib.create(alone.init, alone.like).params
+  gap = np.abs(different['head']['kernel'] - same['head']['kernel'])
+  assert gap.max() > 1e-3
+
+
+@pytest.mark.slow
+def test_a_users_module_with_dropout_trains():
+  config = _config('float32')
+  config.model.name = 'tests.user_network:SmallNet'
+  run = Run(config, 4, models.create(config, CLASSES, 'cpu', mesh_lib.DATA))
+  assert run.model.drop == 0.5
+
+  def loss(step):
+    state = run.state(lambda s: s.replace(step=np.int32(step)))
+    return run.steps(state, [_batch()])[1][0]['loss']
+
+  # The same step drops the same units; the next one others.
+  assert loss(0) == loss(0) != loss(1)
+  _, metrics = run.steps(run.state(), [_batch()] * 40)
+  losses = _column(metrics)
+  assert losses[-5:].mean() < losses[:5].mean()
+
+
+@pytest.mark.parametrize(
+  'batch, devices, overrides, message',
+  [
+    (12, 8, {}, 'config.batch_size=12 does not divide by 8 devices'),
+    (16, 4, {'accumulate': 3}, 'does not divide.*config.accumulate=3'),
+    (16, 4, {'model.norm_group': 8}, 'norm_group=8.*4 images'),
+    (24, 4, {'model.norm_group': 4}, 'norm_group=4.*6 images'),
+    (16, 2, {'model.norm_group': 8, 'accumulate': 2}, 'norm_group=8.*4 images'),
+    (16, 2, {'model.norm_group': 0, 'accumulate': 2}, 'not in 2 parts'),
+    (12, 4, {'model.norm_group': 1, 'data.mixup': 0.2}, 'pair.*3 images'),
+    (12, 4, {'model.norm_group': 1, 'data.cutmix': 0.2}, 'pair.*3 images'),
+  ],
+)  # fmt: skip
+def test_a_batch_that_does_not_divide_is_refused(
+  batch, devices, overrides, message
+):
+  config = _config('float32', **overrides)
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  with pytest.raises(config_lib.ConfigError, match=message):
+    strategies.check_batch(config, batch, mesh)
+
+
+@pytest.mark.parametrize(
+  'batch, devices, overrides',
+  [
+    (16, 8, {}),
+    (16, 2, {'model.norm_group': 4, 'accumulate': 2}),
+    (12, 4, {'model.norm_group': 1}),
+    (12, 4, {'model.norm_group': 0}),
+    (16, 4, {'data.mixup': 0.2}),
+    # Networks without batch norm have no groups that must be whole.
+    (100, 1, {'model.name': 'lenet', 'model.norm_group': 32}),
+    (100, 1, {'model.name': 'cifar10_full', 'model.norm_group': 0,
+              'accumulate': 2}),
+    # Two devices share each row: the batch divides by four.
+    (4, 8, {'model.norm_group': 1, 'mesh.model': 2}),
+  ],
+)  # fmt: skip
+def test_a_batch_that_divides_is_taken(batch, devices, overrides):
+  config = _config('float32', **overrides)
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  strategies.check_batch(config, batch, mesh)
