@@ -388,13 +388,13 @@ def _loss_fn(model, objective, strategy, config, frozen):
   """(params, stats, batch, key) -> sum of losses, (sums, new statistics)."""
 
   def loss_fn(params, stats, batch, key):
-    mixing, dropout = jax.random.split(key)
+    mixing_key, dropout_key = jax.random.split(key)
     wide = config.model.param_dtype
     images = _normalised(batch['image'], config)
     targets = objective.targets(batch['label'], wide)
     images, targets = mixing.blend(
-      images, targets, batch['row'], mixing, config.data.mixup,
-      config.data.cutmix,
+      images, targets, batch['row'], mixing_key,
+      config.data.mixup, config.data.cutmix,
     )  # fmt: skip
     with strategy.convolutions(), frozen.applied():
       outputs, new_stats = model.apply(
@@ -402,7 +402,7 @@ def _loss_fn(model, objective, strategy, config, frozen):
         images,
         True,
         mutable=list(stats),
-        rngs={'dropout': jax.random.fold_in(dropout, batch['row'][0])},
+        rngs={'dropout': jax.random.fold_in(dropout_key, batch['row'][0])},
       )
     outputs = outputs.astype(wide)
     losses = objective.loss(outputs, targets)
