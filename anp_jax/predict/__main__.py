@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     from anp_jax.predict import progress as progress_lib
 
     xla_flags.enable()
-    progress = progress_lib.Progress(sys.stderr)
+    progress = progress_lib.NamingProgress(sys.stderr)
     _run(flags, progress)
   except BrokenPipeError:
     # The reader has seen enough (head, less); at exit Python flushes again.
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
       file=sys.stderr,
     )
     return 2
-  progress.end()
+  progress.finish()
   return 0 if progress.named else 1
 
 
@@ -192,13 +192,13 @@ def _run(flags, progress):
     trained.vocabulary, flags.explain, flags.sentiment, flags.emotions
   )
   for line in [*notes, *table.notes]:
-    progress.note(line)
+    progress.line.note(line)
   with contextlib.suppress(OSError):  # a home that cannot be written to
     compile_cache.enable(trained.config)
   top = min(flags.top, len(trained.vocabulary))
   network = network_lib.Network(trained, top, flags.batch_size)
   if '-' not in flags.paths:
-    progress.expect(files.find(flags.paths))
+    progress.count_total(files.find(flags.paths))
   left_out = left_out_lib.LeftOut()
   batches = files.batches(
     files.find(flags.paths, sys.stdin.buffer, left_out),
@@ -218,10 +218,10 @@ def _run(flags, progress):
       rows = [table.of(f, names, i) for i, f in enumerate(batch.files)]
       write([row for own in rows for row in own])
       sheet.add(batch, rows)
-      progress.add(len(batch.files), batch.unreadable)
+      progress.add_batch(len(batch.files), batch.unreadable)
   if left_out:
     hints = left_out_lib.heif_hints()
-    progress.note(f'left out: {left_out.text(hints)}')
+    progress.line.note(f'left out: {left_out.text(hints)}')
   sheet.write(trained, progress)
 
 
@@ -286,8 +286,8 @@ class _Sheet:
     if len(self._images) < progress.named:
       left_out = progress.named - len(self._images)
       count = f'the first {len(self._images)} of {count}; {left_out:,} left out'
-    if progress.unreadable:
-      count += f'; {progress.unreadable:,} unreadable'
+    if progress.failed:
+      count += f'; {progress.failed:,} unreadable'
     self._sheet.write(
       self._path, self._images, self._files, self._bars,
       [f'{trained.config.model.name}, {_origin(trained)}: {count}',

@@ -5,9 +5,10 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import sys
 import time
+
+from anp_jax.system import progress
 
 # Scores in the order people read them: the parts stand beside their pair.
 LABELS = {
@@ -183,13 +184,10 @@ class Telemetry:
     self._pauses = 0.0  # seconds of pauses that come back, since the start
     self._intervals = collections.deque(maxlen=_RECENT)  # (steps, seconds)
     self._activity, self._fields = '', {}  # of the progress line
-    self._file = self._board = self._stream = self._live = None
+    self._file = self._board = None
     self._writer = writer() if primary and writer else None
+    self._line = progress.LiveLine((stream or sys.stdout) if primary else None)
     if primary:
-      self._stream = stream or sys.stdout
-      # A dumb terminal (an editor's, say) knows no escape codes.
-      dumb = os.environ.get('TERM') == 'dumb'
-      self._live = self._stream.isatty() and not dumb
       os.makedirs(workdir, exist_ok=True)
       cut(workdir, start_step)
       self._file = open(os.path.join(workdir, 'metrics.jsonl'), 'a')
@@ -229,9 +227,10 @@ class Telemetry:
         values['mfu'] = rate / self._peak_flops
     self._record('train', step, values)
     self._fields = self._progress(step, values)
-    self._draw()
-    if not self._live:
-      self._write('  '.join(self._fields.values()) + '\n')
+    if self._line.is_live:
+      self._draw()
+    else:
+      self._line.note('  '.join(self._fields.values()))
 
   def evaluation(self, step: int, metrics: dict[str, float]):
     """Records the scores over the whole validation set at `step`."""
@@ -274,19 +273,17 @@ class Telemetry:
 
   def note(self, text: str):
     """Prints a line for people, above the live line."""
-    self._write(('\r\x1b[K' if self._live else '') + text + '\n')
-    self._draw()
+    self._line.note(text)
 
   def close(self):
     """Ends the live line and closes the files; a second call does nothing."""
-    if self._live and self._fields:
-      self._write('\n')
+    self._line.close()
     for file in (self._writer, self._board, self._file):
       if file is not None:
         with contextlib.suppress(OSError):  # a full disk
           file.close()
-    self._stream = self._live = self._board = self._file = None
-    self._writer = None
+    self._line = progress.LiveLine(None)
+    self._writer = self._board = self._file = None
 
   def _record(self, kind, step, values):
     values = {name: float(value) for name, value in values.items()}
@@ -335,18 +332,9 @@ class Telemetry:
 
   def _draw(self):
     """Writes the live line again, where there is one."""
-    if self._live:
+    if self._line.is_live:
       fields = {'activity': self._activity} if self._activity else {}
-      width = shutil.get_terminal_size().columns - 1  # the last may wrap
-      self._write(f'\r{_fit(fields | self._fields, width)}\x1b[K')
-
-  def _write(self, text):
-    try:
-      if self._stream is not None:
-        self._stream.write(text)
-        self._stream.flush()
-    except (OSError, ValueError):  # the reader has gone; the run goes on
-      self._stream = self._live = None
+      self._line.show(_fit(fields | self._fields, self._line.width))
 
 
 class Events:

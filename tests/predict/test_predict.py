@@ -466,25 +466,22 @@ class _Terminal(io.StringIO):
 
 def test_progress(monkeypatch):
   monkeypatch.setenv('TERM', 'xterm')
+  monkeypatch.setenv('COLUMNS', '80')
   now = [0.0]
   stream = _Terminal()
-  shown = progress.Progress(stream, lambda: now[0])
-  shown._count(range(100))
+  shown = progress.NamingProgress(stream, lambda: now[0])
+  shown._set_total(range(100))
   now[0] = 10.0  # the first batch compiles: no part of the rate
-  shown.add(10, [])
+  shown.add_batch(10, [])
   now[0] = 15.0
-  shown.add(20, [('a\udcff.jpg', 'odd')])
+  shown.add_batch(20, [('a\udcff.jpg', 'odd')])
   text = stream.getvalue()
   assert 'unreadable: a\\udcff.jpg: odd\n' in text
-  assert text.endswith('31 of 100 files, 4.0 a second, 17.2 s left')
-  shown.end()
+  assert text.endswith(
+    'naming: 31/100 files, 4/s, 1 unreadable, 16.4 s left'
+  )  # fmt: skip
+  shown.finish()
   assert '30 named in 15.0 s (2.0 a second, start' in stream.getvalue()
-
-
-def test_durations():
-  assert [progress.duration(s) for s in (1.25, 65, 3725)] == [
-    '1.2 s', '1 min 05 s', '1 h 02 min',
-  ]  # fmt: skip
 
 
 # The command.

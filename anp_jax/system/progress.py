@@ -1,0 +1,214 @@
+"""One live line of progress in a terminal, plain lines everywhere else."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+import sys
+import threading
+import time
+from typing import TextIO
+
+_REDRAW_SECONDS = 0.2
+
+
+class LiveLine:
+  """A line that changes in place; lines that stay are printed above it.
+
+  A stream that is no terminal gets the lines that stay and nothing else: no
+  escape code, no line that changes. Where the stream has lost its reader (a
+  closed terminal, a broken pipe) nothing is written and nothing fails.
+  """
+
+  def __init__(
+    self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic
+  ):  # fmt: skip
+    """Finds out whether the stream is a terminal.
+
+    Args:
+      stream: where lines go; None writes nothing.
+      clock: returns seconds that never run backwards.
+    """
+    self.clock = clock
+    self._stream = stream
+    self._console = _terminal(stream)
+    self._text = ''
+
+  @property
+  def is_live(self) -> bool:
+    """Whether the stream is a terminal that can rewrite a line."""
+    return self._console is not None
+
+  @property
+  def width(self) -> int:
+    """Columns of the live line; a text in a terminal's last one may wrap."""
+    return self._console.width - 1
+
+  def show(self, text: str) -> None:
+    """Rewrites the live line, cut to the terminal's width."""
+    self._text = text
+    if self.is_live:
+      self._write(erase=True, live=text)
+
+  def note(self, text: str) -> None:
+    """Prints a line that stays, above the live line."""
+    self._write(erase=True, above=text + '\n', live=self._text)
+
+  def close(self, keep: bool = True) -> None:
+    """Ends the live line; a second call does nothing.
+
+    Args:
+      keep: whether its last text stays in the terminal.
+    """
+    if self.is_live and self._text:
+      self._write(erase=not keep, above='\n' if keep else '')
+    self._text = ''
+
+  def _write(self, erase=False, above='', live=''):
+    if self._stream is None:
+      return
+    try:
+      if self._console is None:
+        self._stream.write(_encodable(above, self._stream))
+        self._stream.flush()
+        return
+      with self._console:  # one write for all of it
+        if erase:
+          self._console.control(_erasure())
+        self._console.out(
+          _encodable(above, self._stream) + self._cropped(live),
+          end='', highlight=False,
+        )  # fmt: skip
+    except (OSError, ValueError):
+      self._stream = self._console = None
+
+  def _cropped(self, text):
+    from rich import cells
+
+    text = _encodable(text, self._stream)
+    if cells.cell_len(text) > self.width:
+      text = cells.set_cell_size(text, self.width)
+    return text
+
+
+class Progress:
+  """How many files are done, at which rate: a live line, or lines in a log.
+
+  Attributes:
+    done: files that are done, `failed` ones among them.
+    failed: files that could not be used.
+  """
+
+  def __init__(
+    self, title: str, total: int | None = None, done: int = 0,
+    failed_word: str = 'damaged', log_seconds: float | None = None,
+    line: LiveLine | None = None,
+  ):  # fmt: skip
+    """Starts the clock.
+
+    Args:
+      title: what is being done.
+      total: files; None where it is not known (yet).
+      done: files that were done before, which count in no rate.
+      failed_word: the participle of a file that failed.
+      log_seconds: seconds between two lines of a log; None: there are none.
+      line: where the progress is shown; on standard error by default.
+    """
+    self.done, self.failed = done, 0
+    self.line = line or LiveLine(sys.stderr)
+    self._title, self._total = title, total
+    self._failed_word, self._log_seconds = failed_word, log_seconds
+    self._last_shown = self.line.clock()
+    self.start_timing()
+
+  def start_timing(self) -> None:
+    """Rates count from here."""
+    self._start, self._done_before = self.line.clock(), self.done
+
+  def count_total(self, files: Iterable) -> None:
+    """Counts the files to come, in the background, for a terminal."""
+    if self.line.is_live:
+      threading.Thread(
+        target=self._set_total, args=(files,), daemon=True
+      ).start()
+
+  def add(self, done: int, failed: int = 0) -> None:
+    """Counts files that are done, and shows the state if it is time.
+
+    Args:
+      done: files, those that failed among them.
+      failed: files.
+    """
+    self.done += done
+    self.failed += failed
+    is_live = self.line.is_live
+    interval = _REDRAW_SECONDS if is_live else self._log_seconds
+    now = self.line.clock()
+    if interval is not None and now - self._last_shown >= interval:
+      self._last_shown = now
+      self._show()
+
+  def close(self, keep: bool = True) -> None:
+    """Shows the last state.
+
+    Args:
+      keep: whether it stays in a terminal.
+    """
+    if keep and (self.line.is_live or self._log_seconds is not None):
+      self._show()
+    self.line.close(keep)
+
+  def text(self) -> str:
+    """The state, such as 'naming: 31/100 files, 4/s, 17.2 s left'."""
+    total = '' if self._total is None else f'/{self._total:,}'
+    text = f'{self._title}: {self.done:,}{total} files'
+    seconds = max(self.line.clock() - self._start, 1e-3)
+    rate = (self.done - self._done_before) / seconds
+    text += f', {rate:,.0f}/s'
+    if self.failed:
+      text += f', {self.failed:,} {self._failed_word}'
+    left = (self._total or 0) - self.done
+    if left > 0 and rate:
+      text += f', {duration(left / rate)} left'
+    return text
+
+  def _show(self):
+    show = self.line.show if self.line.is_live else self.line.note
+    show(self.text())
+
+  def _set_total(self, files):
+    self._total = sum(1 for _ in files)
+
+
+def duration(seconds: float) -> str:
+  """A time such as '12.3 s', '4 min 05 s' or '2 h 04 min'."""
+  if seconds < 59.95:
+    return f'{seconds:.1f} s'
+  minutes, rest = divmod(round(seconds), 60)
+  if minutes < 60:
+    return f'{minutes} min {rest:02} s'
+  return f'{minutes // 60} h {minutes % 60:02} min'
+
+
+def _terminal(stream):
+  """A console for a terminal that knows escape codes; None for all else."""
+  if stream is None or not stream.isatty():
+    return None
+  from rich import console as console_lib  # 0.1 s, for a terminal only
+
+  # Not rich's own `Live`: it hides the cursor, and a run that is killed would
+  # leave it hidden.
+  console = console_lib.Console(file=stream, force_terminal=True)
+  return None if console.is_dumb_terminal else console
+
+
+def _erasure():
+  """The codes that go back to the start of a line and erase it."""
+  from rich import control
+
+  kinds = control.ControlType
+  return control.Control(kinds.CARRIAGE_RETURN, (kinds.ERASE_IN_LINE, 2))
+
+
+def _encodable(text, stream):
+  """The text, with names of files that are not UTF-8 in escapes."""
+  encoding = stream.encoding or 'utf-8'
+  return text.encode(encoding, 'backslashreplace').decode(encoding)

@@ -1,0 +1,162 @@
+"""progress: a live line in a terminal, plain lines in a pipe or a log."""
+
+import io
+import os
+import pty
+
+import pytest
+
+from anp_jax.system import progress
+
+_ERASE = '\r\x1b[2K'
+
+
+class Terminal(io.StringIO):
+  """A terminal that keeps what it was sent."""
+
+  encoding = 'ascii'
+
+  def isatty(self):
+    return True
+
+
+class Clock:
+  """Seconds that pass only when told to."""
+
+  now = 0.0
+
+  def __call__(self):
+    return self.now
+
+
+@pytest.fixture(autouse=True)
+def terminal_kind(monkeypatch):
+  monkeypatch.setenv('TERM', 'xterm')
+  monkeypatch.setenv('COLUMNS', '80')
+
+
+def test_a_live_line_is_rewritten_and_notes_stay_above_it():
+  stream = Terminal()
+  line = progress.LiveLine(stream)
+  line.show('one of [two]')
+  line.note('saved')
+  line.show('two')
+  line.close()
+  line.close()
+  assert stream.getvalue() == (
+    f'{_ERASE}one of [two]{_ERASE}saved\none of [two]{_ERASE}two\n'
+  )
+
+
+def test_a_line_that_is_not_kept_is_erased():
+  stream = Terminal()
+  line = progress.LiveLine(stream)
+  line.show('one')
+  line.close(keep=False)
+  assert stream.getvalue() == f'{_ERASE}one{_ERASE}'
+
+
+@pytest.mark.parametrize('columns', [1, 2, 20])
+def test_a_live_line_is_cut_and_a_note_is_not(monkeypatch, columns):
+  monkeypatch.setenv('COLUMNS', str(columns))
+  stream = Terminal()
+  line = progress.LiveLine(stream)
+  line.show('x' * 100)
+  assert stream.getvalue() == _ERASE + 'x' * (columns - 1)
+  line.note('y' * 100)
+  assert f'{_ERASE}{"y" * 100}\n' in stream.getvalue()
+
+
+def test_a_pipe_gets_the_notes_and_no_codes():
+  stream = io.StringIO()
+  line = progress.LiveLine(stream)
+  line.show('one')
+  line.note('saved')
+  line.close()
+  assert not line.is_live and stream.getvalue() == 'saved\n'
+
+
+def test_a_dumb_terminal_is_a_pipe(monkeypatch):
+  monkeypatch.setenv('TERM', 'dumb')
+  stream = Terminal()
+  line = progress.LiveLine(stream)
+  line.show('one')
+  line.note('saved')
+  assert stream.getvalue() == 'saved\n'
+
+
+def test_a_name_that_is_not_utf8_is_escaped():
+  for stream in (Terminal(), io.TextIOWrapper(io.BytesIO(), 'ascii')):
+    line = progress.LiveLine(stream)
+    line.note('a\udcff.jpg')
+    stream.seek(0)
+    assert stream.read().endswith('a\\udcff.jpg\n')
+
+
+def test_a_lost_reader_ends_nothing():
+  read, write = os.pipe()
+  os.close(read)
+  with open(write, 'wb', buffering=0) as raw:
+    line = progress.LiveLine(io.TextIOWrapper(raw, write_through=True))
+    line.note('one')
+    line.note('two')
+    line.close()
+  leader, follower = pty.openpty()
+  with open(follower, 'wb', buffering=0) as raw:
+    line = progress.LiveLine(io.TextIOWrapper(raw, write_through=True))
+    line.show('one')
+    assert line.is_live
+    os.close(leader)
+    line.show('two')
+    line.note('three')
+    line.close()
+  progress.LiveLine(None).note('nowhere')
+
+
+def test_progress_in_a_terminal():
+  clock, stream = Clock(), Terminal()
+  shown = progress.Progress('naming', line=progress.LiveLine(stream, clock))
+  shown._set_total(range(100))
+  clock.now = 10.0
+  shown.add(10)
+  shown.start_timing()  # the first batch compiled: no part of the rate
+  clock.now = 10.1
+  shown.add(1)
+  assert '11/100' not in stream.getvalue()  # too soon to draw again
+  clock.now = 15.0
+  shown.add(20, 1)
+  last = stream.getvalue().rpartition(_ERASE)[2]
+  assert last == 'naming: 31/100 files, 4/s, 1 damaged, 16.4 s left'
+  shown.close()
+  assert stream.getvalue().endswith(f'{_ERASE}{last}\n')
+
+
+def test_progress_in_a_log():
+  clock, stream = Clock(), io.StringIO()
+  line = progress.LiveLine(stream, clock)
+  shown = progress.Progress('a', 2000, 1000, 'unreadable', 10, line)
+  for now in (1, 9, 10, 11, 20):
+    clock.now = now
+    shown.add(10, now == 9)
+  shown.close()
+  assert stream.getvalue().splitlines() == [
+    'a: 1,030/2,000 files, 3/s, 1 unreadable, 5 min 23 s left',
+    'a: 1,050/2,000 files, 2/s, 1 unreadable, 6 min 20 s left',
+    'a: 1,050/2,000 files, 2/s, 1 unreadable, 6 min 20 s left',
+  ]
+
+
+def test_progress_without_log_lines_is_silent():
+  clock, stream = Clock(), io.StringIO()
+  shown = progress.Progress('a', line=progress.LiveLine(stream, clock))
+  clock.now = 99
+  shown.add(10)
+  shown.close()
+  assert stream.getvalue() == ''
+
+
+def test_durations():
+  seconds = (1.25, 59.97, 65, 3725)
+  assert [progress.duration(s) for s in seconds] == [
+    '1.2 s', '1 min 00 s', '1 min 05 s', '1 h 02 min',
+  ]  # fmt: skip
