@@ -530,7 +530,7 @@ class Diverged(nn.Module):
 
 
 def test_a_network_that_diverged_is_refused(config):
-  config.model.name = 'tests.test_predict:Diverged'
+  config.model.name = f'{__name__}:Diverged'
   trained = trained_lib.Trained('place', config, _vocabulary(), 0, {}, {})
   net = network_lib.Network(trained, 2, 8)
   with pytest.raises(ValueError, match='place.*not finite'):
