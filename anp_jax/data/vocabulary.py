@@ -71,9 +71,9 @@ class Vocabulary:
 
   def text(self) -> str:
     """What it holds, as '4 classes of 2 adjectives and 3 nouns'."""
-    return counted(len(self), 'class') + self.parts_text()
+    return counted(len(self), 'class') + self.factors_text()
 
-  def parts_text(self) -> str:
+  def factors_text(self) -> str:
     """A text such as ' of 2 adjectives and 3 nouns'; '' for plain classes."""
     if not self.is_anp:
       return ''

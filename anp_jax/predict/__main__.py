@@ -181,7 +181,7 @@ def _parser():
 def _run(flags, progress):
   """Names all files; heavy modules are imported once the flags are good."""
   from anp_jax.data.input import decode_pillow
-  from anp_jax.data.sources import left_out as left_out_lib
+  from anp_jax.data.sources import skipped_files
   from anp_jax.predict import files
   from anp_jax.predict import network as network_lib
   from anp_jax.predict import rows as rows_lib
@@ -199,7 +199,7 @@ def _run(flags, progress):
   network = network_lib.Network(trained, top, flags.batch_size)
   if '-' not in flags.paths:
     progress.count_total(files.find(flags.paths))
-  left_out = left_out_lib.LeftOut()
+  left_out = skipped_files.SkippedFiles()
   batches = files.batches(
     files.find(flags.paths, sys.stdin.buffer, left_out),
     decode_pillow.reader(trained.config, flags.upright),
@@ -220,7 +220,7 @@ def _run(flags, progress):
       sheet.add(batch, rows)
       progress.add_batch(len(batch.files), batch.unreadable)
   if left_out:
-    hints = left_out_lib.heif_hints()
+    hints = skipped_files.heif_hints()
     progress.line.note(f'left out: {left_out.text(hints)}')
   sheet.write(trained, progress)
 

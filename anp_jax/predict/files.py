@@ -16,7 +16,7 @@ import stat
 import numpy as np
 
 from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import left_out as left_out_lib
+from anp_jax.data.sources import skipped_files
 
 STDIN = '-'
 
@@ -39,7 +39,7 @@ class Batch:
 def find(
   paths: Iterable[str],
   lines: Iterable[bytes] = (),
-  left_out: left_out_lib.LeftOut | None = None,
+  left_out: skipped_files.SkippedFiles | None = None,
 ) -> Iterator[tuple[str, str]]:
   """Files, in the order of the paths.
 
@@ -57,7 +57,7 @@ def find(
     may yet turn out to be none.
   """
   if left_out is None:
-    left_out = left_out_lib.LeftOut()
+    left_out = skipped_files.SkippedFiles()
   for path in paths:
     if path != STDIN:
       yield from _below(path, left_out)

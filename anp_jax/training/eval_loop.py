@@ -71,11 +71,11 @@ def check_damage(config, source, scores: dict) -> None:
 
 
 def check_excess(config, damaged, examples, name, all_lost=False) -> None:
-  """Raises Damaged where `damage.excess` says so.
+  """Raises Damaged where `corruption.too_many_error` says so.
 
   All processes count the same reduced numbers, so all raise or none.
   """
-  text = corruption.excess(config, damaged, examples, name, all_lost)
+  text = corruption.too_many_error(config, damaged, examples, name, all_lost)
   if text:
     raise Damaged(text)
 

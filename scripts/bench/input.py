@@ -30,8 +30,8 @@ import jax
 import numpy as np
 
 from anp_jax.config import command_line
+from anp_jax.data import index_shuffle
 from anp_jax.data import sources
-from anp_jax.data.input import index_shuffle
 from anp_jax.data.input import pipeline
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.input import tensorflow_cpu
@@ -244,7 +244,7 @@ def _dataset(parts, decode, shuffle=False):
 def _files(source, folder):
   """Paths of a tree's images; those of another set are written to a folder."""
   if isinstance(source, sources.Folder):
-    return [source.where(i) for i in range(len(source))]
+    return [source.example_name(i) for i in range(len(source))]
   paths = [os.path.join(folder, f'{i}.jpg') for i in range(len(source))]
   for i, path in enumerate(paths):
     (data,), _ = source.read(np.array([i]))
@@ -302,7 +302,7 @@ class _Part:
   def __init__(self, source):
     self.kind, self.name = source.kind, source.name
     self.vocabulary, self.read = source.vocabulary, source.read
-    self.where = source.where
+    self.example_name = source.example_name
 
   def __len__(self):
     return 512

@@ -22,7 +22,7 @@ from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.data import sources
-from anp_jax.data.input import cache
+from anp_jax.data.sources import cache
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.relay import candidates as candidates_lib
@@ -62,8 +62,8 @@ class Held:
     """See `sources.Source.labels`."""
     return self._labels
 
-  def where(self, index):
-    """See `sources.Source.where`."""
+  def example_name(self, index):
+    """See `sources.Source.example_name`."""
     return f'{self.name}, example {index}'
 
   def fill(self, images, labels) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from anp_jax.data import sources
 from anp_jax.data import vocabulary
-from anp_jax.data.input import cache
 from anp_jax.data.input import corruption
 from anp_jax.data.input import pipeline
+from anp_jax.data.sources import cache
 
 
 class _Files:
@@ -37,7 +37,7 @@ class _Files:
   def labels(self):
     return np.arange(len(self.files), dtype=np.int32) % 2
 
-  def where(self, index):
+  def example_name(self, index):
     return f'file {index}'
 
 
@@ -69,7 +69,7 @@ def test_files_are_read_once(config):
   source = _wrapped(config, files, 'encoded')
   assert (source.kind, source.name, len(source)) == ('encoded', 'files', 6)
   assert source.vocabulary is files.vocabulary
-  assert source.where(3) == 'file 3'
+  assert source.example_name(3) == 'file 3'
   assert source.labels().tolist() == [0, 1, 0, 1, 0, 1]
   for indices in ([4, 1, 4], [1, 5], [0, 1, 2, 3, 4, 5]):
     images, labels = source.read(np.array(indices))

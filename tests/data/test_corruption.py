@@ -35,7 +35,7 @@ class _Source:
     self.reads += indices.tolist()
     return [self._image(int(i)) for i in indices], indices.astype(np.int32)
 
-  def where(self, index):
+  def example_name(self, index):
     return f'place {index}'
 
   def _image(self, index):

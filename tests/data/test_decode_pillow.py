@@ -10,9 +10,9 @@ from PIL import Image
 import pytest
 
 from anp_jax.data.input import augment
-from anp_jax.data.input import cache
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.input import pipeline
+from anp_jax.data.sources import cache
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ class _Source:
   def read(self, indices):
     return [self._files[i] for i in indices], indices.astype(np.int32)
 
-  labels = where = None
+  labels = example_name = None
 
 
 def _picture(height, width, seed, mode='RGB'):
@@ -171,7 +171,7 @@ def test_a_damaged_file_is_left_out(config, caplog):
   config.data.decode = 'bicubic'
   whole = _file(_picture(90, 80, 0))
   source = _Source([whole, b'\xff\xd8\xffnot an image', whole[:400]])
-  source.where = 'file {}'.format
+  source.example_name = 'file {}'.format
   plan = pipeline.Plan(config, 3, 3, np.arange(3), False)
   (batch,) = pipeline.batches(source, plan)
   assert batch['weight'].tolist() == [1, 0, 0]
@@ -259,7 +259,7 @@ def test_photographs(config, side):
 
 def test_no_tensorflow():
   code = (
-    'import sys; from anp_jax.data import decode_pillow; '
+    'import sys; from anp_jax.data.input import decode_pillow; '
     'sys.exit("tensorflow" in sys.modules)'
   )
   subprocess.run([sys.executable, '-c', code], check=True, cwd=_ROOT)

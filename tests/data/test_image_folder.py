@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data.input import images
+from anp_jax.data.image_files import images
 from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import left_out
+from anp_jax.data.sources import skipped_files
 
 _ANPS = ('happy_dog', 'misty_morning', 'happy_morning')
 _ADJECTIVES = ('misty', 'happy', 'sad')
@@ -84,7 +84,7 @@ def test_a_warning_about_a_tree_is_not_repeated_by_its_splits(
 def test_all_of_a_tree_without_splits(tmp_path):
   files = [f'{c}/{i}.jpg' for c in ('happy_dog', 'sad_dog') for i in range(9)]
   root = _tree(tmp_path / 'tree', files)
-  found = image_folder.find(root, '.', beside=('train',))
+  found = image_folder.find(root, '.', other_splits=('train',))
   assert (found.root, list(found.files)) == (root, files)
   assert found.labels.tolist() == [0] * 9 + [1] * 9
   halves = [image_folder.find(root, s).files for s in ('train', 'validation')]
@@ -102,14 +102,13 @@ def test_classes_of_the_other_split_count_too(tmp_path):
     'train/a/1.jpg', 'train/c/1.jpg', 'validation/b/1.jpg',
     'validation/c/2.jpg',
   ])  # fmt: skip
-  train = image_folder.find(root, 'train', beside=('validation',))
-  other = image_folder.find(root, 'validation', beside=('train',))
+  train = image_folder.find(root, 'train', other_splits=('validation',))
+  other = image_folder.find(root, 'validation', other_splits=('train',))
   assert train.vocabulary.names == other.vocabulary.names == ('a', 'b', 'c')
   assert train.labels.tolist() == [0, 2] and other.labels.tolist() == [1, 2]
   # One that is not there is somebody else's complaint.
-  assert image_folder.find(root, 'train', beside=('x',)).vocabulary.names == (
-    'a', 'c',
-  )  # fmt: skip
+  alone = image_folder.find(root, 'train', other_splits=('x',))
+  assert alone.vocabulary.names == ('a', 'c')
 
 
 def test_files_that_are_left_out(tmp_path):
@@ -161,7 +160,7 @@ def test_heic_is_left_out_with_what_would_read_it(tmp_path, monkeypatch, has):
 
 
 def test_many_suffixes_do_not_fill_the_line():
-  counts = left_out.LeftOut()
+  counts = skipped_files.SkippedFiles()
   for i in range(30):
     counts.add(f'{i}.x{i:02}')
   assert len(counts) == 30
@@ -181,7 +180,7 @@ def test_many_suffixes_do_not_fill_the_line():
 ])  # fmt: skip
 def test_split_folders_by_their_usual_names(tmp_path, folder, split):
   root = _tree(tmp_path / 'tree', [f'{folder}/a/1.jpg', 'other/b/2.jpg'])
-  found = image_folder.find(root, split, beside=('Other',))
+  found = image_folder.find(root, split, other_splits=('Other',))
   assert (found.root, found.files) == (f'{root}/{folder}', ('a/1.jpg',))
   assert found.vocabulary.names == ('a', 'b')
 
@@ -287,7 +286,8 @@ def test_split_file_names_its_own_classes(tmp_path):
     'happy_dog/1_a.jpg 0 1 1', 'misty_morning/2_b.jpg 1 0 0',
   ])  # fmt: skip
   _lines(tmp_path / 'test.txt', ['sad_cat/x.jpg 2 2 2'])
-  found = image_folder.find(root, file, beside=(str(tmp_path / 'test.txt'),))
+  other = str(tmp_path / 'test.txt')
+  found = image_folder.find(root, file, other_splits=(other,))
   assert found.vocabulary.names == ('happy_dog', 'misty_morning', 'sad_cat')
   assert found.vocabulary.adjectives == ('misty', 'happy', 'sad')
   assert found.vocabulary.nouns == ('morning', 'dog', 'cat')

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data.input import image_format
+from anp_jax.data.image_files import image_format
 
 
 def _file(width, height, kind, mode='RGB', **options):

@@ -11,9 +11,9 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import validation
+from anp_jax.data.image_files import image_format
+from anp_jax.data.image_files import images
 from anp_jax.data.input import decode_pillow
-from anp_jax.data.input import image_format
-from anp_jax.data.input import images
 from anp_jax.data.input import pipeline
 from anp_jax.data.prepare import examine
 
@@ -55,7 +55,7 @@ class _Source:
   def read(self, indices):
     return [self.files[i] for i in indices], indices.astype(np.int32)
 
-  def where(self, index):
+  def example_name(self, index):
     return f'place {index}'
 
 
@@ -73,7 +73,7 @@ def _verdicts(config, file, caplog):
   result = [weights[2] == 0]
   for read in (
     decode_pillow.reader(config),  # predict
-    lambda f: decode_pillow.shrunk(f, 32, config.data.max_megapixels),  # cache
+    lambda f: images.decode_shrunk(f, 32, config.data.max_megapixels),  # cache
     lambda f: decode_pillow.whole(f, config.data.max_megapixels),  # bicubic
   ):
     try:
@@ -157,6 +157,7 @@ def test_heic_is_predicted(heic, config):
 def test_heic_without_its_package(config, monkeypatch):
   data = b'\0\0\0\x18ftypheic\0\0\0\0mif1heic' + b'\0' * 50
   monkeypatch.setattr(images, 'has_heif', lambda: False)
+  Image.init()  # or it would fill the list that the monkeypatch drops
   monkeypatch.setattr(Image, 'ID', [k for k in Image.ID if k != 'HEIF'])
   with pytest.raises(ValueError, match='pip install pillow-heif'):
     decode_pillow.reader(config)(data)

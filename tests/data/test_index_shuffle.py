@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anp_jax.data.input import index_shuffle
+from anp_jax.data import index_shuffle
 
 _SIZES = (1, 2, 3, 4, 5, 7, 16, 17, 100, 1023, 1025)
 

@@ -46,7 +46,7 @@ class _Source:
   def read(self, indices):
     return [self._images[i] for i in indices], indices.astype(np.int32)
 
-  def where(self, index):
+  def example_name(self, index):
     return f'example {index}'
 
 

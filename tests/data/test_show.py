@@ -351,7 +351,7 @@ class _Labels:
       raise ValueError('this record is damaged')
     return [b''] * len(indices), self._labels[indices]
 
-  def where(self, index):
+  def example_name(self, index):
     return f'example {index}'
 
 

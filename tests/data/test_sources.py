@@ -81,7 +81,7 @@ def test_tree_with_splits(tmp_path, config):
     'train/old_dog/c.bmp', 'train/old_dog/d.gif',
   ]  # fmt: skip
   assert labels.tolist() == [0, 1, 1, 1, 1] and labels.dtype == np.int32
-  assert source.where(2) == str(tmp_path / 'train/old_dog/b.jpg')
+  assert source.example_name(2) == str(tmp_path / 'train/old_dog/b.jpg')
   images, labels = source.read(np.array([4, 0, 4]))
   assert [i.decode()[-5:] for i in images] == ['d.gif', 'x.png', 'd.gif']
   assert labels.tolist() == [1, 0, 1]

@@ -31,7 +31,7 @@ class _Source:
   def labels(self):
     return self._labels
 
-  def where(self, index):
+  def example_name(self, index):
     return f'example {index}'
 
 
@@ -52,7 +52,7 @@ def test_held_out_pairs_have_no_example(config):
   images, labels = found.read(np.arange(5))
   assert images == [0, 3, 4, 5, 8] and labels.tolist() == [0, 3, 4, 3, 0]
   assert found.labels().tolist() == [0, 3, 4, 3, 0]
-  assert found.where(3) == 'example 5'
+  assert found.example_name(3) == 'example 5'
   assert found.name == 'pets: train, 5 of 9'
   # Ids stay those of the whole vocabulary, as evaluation has them.
   assert found.vocabulary is source.vocabulary

@@ -23,7 +23,7 @@ from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary
 from anp_jax.data.input import decode_pillow
-from anp_jax.data.sources import left_out
+from anp_jax.data.sources import skipped_files
 from anp_jax.predict import __main__ as predict
 from anp_jax.predict import files
 from anp_jax.predict import network as network_lib
@@ -233,7 +233,7 @@ def test_find_counts_what_it_leaves_out(tmp_path):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b'')
-  counts = left_out.LeftOut()
+  counts = skipped_files.SkippedFiles()
   paths = [f'{tmp_path}/a', f'{tmp_path}/a/2.svg']  # a file is not left out
   assert len([*files.find(paths, left_out=counts)]) == 2
   assert counts.text({}) == (

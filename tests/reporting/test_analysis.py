@@ -194,7 +194,7 @@ class _Source:
     images = [np.full((20, 20, 3), i % 251, np.uint8) for i in indices]
     return images, self._labels[indices]
 
-  def where(self, index):
+  def example_name(self, index):
     return f'a, "b"/{index}\udcff.png'
 
 
@@ -303,19 +303,19 @@ def test_labels_are_found_by_the_names_of_classes():
       return self._labels
 
   source = Other(np.array([0, 1, 1], np.int32))
-  found = label_mapping.relabelled(source, KNOWN)
+  found = label_mapping.map_labels(source, KNOWN)
   assert found.labels().tolist() == [NAMES.index('red_sun'), 0, 0]
   assert found.read(np.array([2, 0]))[1].tolist() == [0, NAMES.index('red_sun')]
   assert (len(found), found.vocabulary, found.name) == (3, KNOWN, 'other')
-  assert label_mapping.relabelled(_Source(None), KNOWN).vocabulary is KNOWN
+  assert label_mapping.map_labels(_Source(None), KNOWN).vocabulary is KNOWN
   # The run's classes are pairs, whatever the names alone would tell.
   Other.vocabulary = KNOWN.with_pairs('no')
-  assert label_mapping.relabelled(source, KNOWN).vocabulary is KNOWN
+  assert label_mapping.map_labels(source, KNOWN).vocabulary is KNOWN
   Other.vocabulary = vocabulary_lib.Vocabulary(('big_cat', 'red_sunn'))
   with pytest.raises(
     config_lib.ConfigError, match="other has the class 'red_sunn'.*'red_sun'"
   ):
-    label_mapping.relabelled(source, KNOWN)
+    label_mapping.map_labels(source, KNOWN)
 
 
 # A run, from training to the evaluation of other data.

@@ -11,8 +11,8 @@ from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.cluster import preemption
+from anp_jax.data import index_shuffle
 from anp_jax.data import sources
-from anp_jax.data.input import index_shuffle
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import telemetry

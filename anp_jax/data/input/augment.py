@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from anp_jax.data.input import index_shuffle
+from anp_jax.data import index_shuffle
 
 # Streams of random numbers; the shuffle has stream 0.
 _STREAM = 1

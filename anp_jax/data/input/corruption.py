@@ -24,7 +24,7 @@ _OF_THE_FILE = (
 )  # fmt: skip
 
 
-def passes(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
   """Whether an error may be of the machine or the network, and not of a file.
 
   Decoders raise OSError too, but without a number.
@@ -34,7 +34,7 @@ def passes(error: Exception) -> bool:
   return isinstance(error, MemoryError)
 
 
-def excess(
+def too_many_error(
   config, damaged: int, examples: int, name: str, all_lost: bool = False
 ) -> str:
   """Why a run must end: more is damaged than config.data.max_damaged allows.
@@ -63,11 +63,11 @@ class Registry:
 
   def __init__(self, source):
     self._source = source
-    self._known = set()
-    self._found = {}  # what stands in for the known ones
+    self._damaged = set()
+    self._replacements = {}  # what stands in for the known ones
     self._lock = threading.Lock()
 
-  def stand_ins(self, indices: np.ndarray) -> np.ndarray:
+  def replacements(self, indices: np.ndarray) -> np.ndarray:
     """The indices to read instead: the same ones but for known damage.
 
     Args:
@@ -76,9 +76,9 @@ class Registry:
     Returns:
       (n,) int64.
     """
-    if not self._known:
+    if not self._damaged:
       return indices
-    return np.array([self._stand_in(int(i)) for i in indices], np.int64)
+    return np.array([self._replacement(int(i)) for i in indices], np.int64)
 
   def candidates(self, index: int) -> Iterator[int]:
     """The example and those that may stand in for it, in order.
@@ -89,35 +89,36 @@ class Registry:
     size = len(self._source)
     for offset in range(size):
       candidate = (int(index) + offset) % size
-      if candidate not in self._known:
+      if candidate not in self._damaged:
         yield candidate
 
-  def _stand_in(self, index):
-    if index not in self._known:
+  def _replacement(self, index):
+    if index not in self._damaged:
       return index
-    if index not in self._found:  # a folder that is gone is a long way round
-      self._found[index] = next(self.candidates(index), index)
-    return self._found[index]
+    if index not in self._replacements:
+      # Cached: a folder that is gone is a long way round.
+      self._replacements[index] = next(self.candidates(index), index)
+    return self._replacements[index]
 
-  def note(self, index: int, error: Exception) -> None:
+  def mark_damaged(self, index: int, error: Exception) -> None:
     """Remembers that an example is unusable; names it in the log."""
     with self._lock:
-      if index in self._known:
+      if index in self._damaged:
         return
-      self._known.add(index)
-      self._found = {}
-      count = len(self._known)
+      self._damaged.add(index)
+      self._replacements = {}
+      count = len(self._damaged)
     if count > _MOST_NAMED:
       return
     logging.warning(
       '%s cannot be used, another example takes its place with weight 0 '
       '(%d of %s so far%s): %s',
-      self._source.where(index), count, self._source.name,
+      self._source.example_name(index), count, self._source.name,
       '; further ones are not named' if count == _MOST_NAMED else '',
       _line(error),
     )  # fmt: skip
 
-  def lost(self, index: int, error: Exception) -> None:
+  def log_transient(self, index: int, error: Exception) -> None:
     """Says that an example could not be read now; it is tried again later."""
     logging.log_every_n_seconds(
       logging.WARNING, '%s: example %d cannot be read now and has weight 0: %s',

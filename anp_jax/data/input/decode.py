@@ -13,8 +13,8 @@ import weakref
 
 import numpy as np
 
+from anp_jax.data.image_files import image_format
 from anp_jax.data.input import augment
-from anp_jax.data.input import image_format
 from anp_jax.data.input import tensorflow_cpu
 
 _MOST_READERS = 8  # each holds the files of a batch
@@ -119,7 +119,7 @@ class _Graph:
 
   def _read(self, step):
     positions, indices, weights = self._plan.indices(step)
-    used = self._registry.stand_ins(indices)
+    used = self._registry.replacements(indices)
     files, labels = self._source.read(used)
     self._beside[step] = labels, weights * (used == indices)
     return np.array(files, object), self._views(positions, files)

@@ -10,11 +10,11 @@ import warnings
 import numpy as np
 from PIL import Image
 
+from anp_jax.data.image_files import colours
+from anp_jax.data.image_files import image_format
+from anp_jax.data.image_files import images
+from anp_jax.data.image_files import orientation
 from anp_jax.data.input import augment
-from anp_jax.data.input import image_format
-from anp_jax.data.input import images
-from anp_jax.data.input import orientation
-from anp_jax.data.sources import colours
 
 _JPEG = b'\xff\xd8\xff'
 # Sources whose examples are no files: they are cut by Pillow.
@@ -37,13 +37,15 @@ def reader(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
   kept = is_shrunk(config)
 
   def seen(image, is_jpeg):
-    turn = orientation.turn(image) if upright else None
+    turn = orientation.transpose(image) if upright else None
     if kept:
-      return _cut(config, _shrunk(image, d.resize, turn))
+      return _cut(config, images.shrink(image, d.resize, turn))
     if d.source in ARRAYS:
-      return _cut(config, np.asarray(_turned(colours.rgb(image), turn)))
+      upright_image = images.transposed(colours.rgb(image), turn)
+      return _cut(config, np.asarray(upright_image))
     if d.decode in augment.RESAMPLED:
-      return _cut(config, np.asarray(_turned(_rgb(image, is_jpeg), turn)))
+      upright_image = images.transposed(_rgb(image, is_jpeg), turn)
+      return _cut(config, np.asarray(upright_image))
     return _view(config, image, is_jpeg, turn)
 
   def read(file):
@@ -56,26 +58,6 @@ def reader(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
 def is_shrunk(config) -> bool:
   """Whether views are cut out of what config.data.cache='decoded' keeps."""
   return config.data.cache == 'decoded' and config.data.source not in ARRAYS
-
-
-def shrunk(file: bytes, shorter: int, max_megapixels: float) -> np.ndarray:
-  """An image, its shorter side brought down to a length.
-
-  A JPEG is decoded at 1/2 to 1/8 of its scale where twice the length is left.
-
-  Args:
-    file: of any format that Pillow reads.
-    shorter: pixels; a smaller image stays as it is.
-    max_megapixels: million pixels that the file may have.
-
-  Returns:
-    (height, width, 3) uint8.
-
-  Raises:
-    TooLarge: if it has more pixels.
-  """
-  with images.open_image(file, max_megapixels) as image:
-    return _shrunk(image, shorter, None)
 
 
 def whole(file: bytes, max_megapixels: float) -> np.ndarray:
@@ -187,7 +169,7 @@ def _view(config, image, is_jpeg, turn):
     image.draft(None, tuple(n >> int(halvings[0]) for n in image.size))
     box = box >> halvings
   top, left, height, width = (int(n) for n in box)
-  pixels = np.asarray(_turned(_rgb(image, is_jpeg), turn))
+  pixels = np.asarray(images.transposed(_rgb(image, is_jpeg), turn))
   pixels = pixels[top : top + height, left : left + width]
   if d.decode == 'exact':
     result = triangle(pixels, side)
@@ -225,21 +207,6 @@ def _cut(config, image):
     image, views.boxes[0], views.flips[0], config.data.image_size,
     config.data.decode,
   )  # fmt: skip
-
-
-def _shrunk(image, shorter, turn):
-  # Twice, since the last pixels of a smaller scale hang over the edge.
-  image.draft('RGB', (2 * shorter, 2 * shorter))
-  decoded = _turned(colours.rgb(image), turn)
-  share = shorter / min(decoded.size)
-  if share < 1:
-    size = [max(round(side * share), shorter) for side in decoded.size]
-    decoded = decoded.resize(size, Image.Resampling.BILINEAR)
-  return np.asarray(decoded)
-
-
-def _turned(image, turn):
-  return image if turn is None else image.transpose(turn)
 
 
 def _gathered(lines, first, shares):

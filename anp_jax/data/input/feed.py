@@ -12,7 +12,7 @@ import weakref
 import jax
 import numpy as np
 
-from anp_jax.data.input import index_shuffle
+from anp_jax.data import index_shuffle
 
 _open = weakref.WeakSet()
 

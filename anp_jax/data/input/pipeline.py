@@ -14,12 +14,12 @@ import time
 
 import numpy as np
 
+from anp_jax.data import index_shuffle
 from anp_jax.data import sources
 from anp_jax.data.input import augment
 from anp_jax.data.input import corruption
 from anp_jax.data.input import decode as decode_lib
 from anp_jax.data.input import decode_pillow
-from anp_jax.data.input import index_shuffle
 from anp_jax.data.sources import balance
 from anp_jax.system import cores
 
@@ -152,7 +152,7 @@ def _one_by_one(source, plan, registry, pool, step, decode):
         (image,), (label,) = source.read(np.array([index]))
         return image, label
       except Exception as e:
-        if not corruption.passes(e):
+        if not corruption.is_transient(e):
           raise
         deadline.append(time.monotonic() + _PATIENCE)
         if time.monotonic() > deadline[0]:  # the first that any row has set
@@ -165,10 +165,10 @@ def _one_by_one(source, plan, registry, pool, step, decode):
         image, label = read(candidate)
         image = decode(image, position)
       except Exception as e:  # whatever a reader or a decoder raises
-        if corruption.passes(e):
-          registry.lost(candidate, e)
+        if corruption.is_transient(e):
+          registry.log_transient(candidate, e)
           break
-        registry.note(candidate, e)
+        registry.mark_damaged(candidate, e)
       else:
         return image, label, weight if candidate == index else 0.0
     return np.zeros((side, side, 3), np.uint8), 0, 0.0

@@ -11,10 +11,10 @@ import warnings
 from PIL import Image
 from PIL import ImageFile
 
-from anp_jax.data.input import image_format
-from anp_jax.data.input import images
-from anp_jax.data.input import orientation
-from anp_jax.data.sources import colours
+from anp_jax.data.image_files import colours
+from anp_jax.data.image_files import image_format
+from anp_jax.data.image_files import images
+from anp_jax.data.image_files import orientation
 
 # What a file can be, from the worst on. None of them: a whole colour picture
 # that stands upright, in a format that training reads.
@@ -130,7 +130,7 @@ def convert(data: bytes) -> bytes:
       image = _decode(data, name, math.inf)
     except Exception:
       image = _decode(data, name, math.inf, tolerant=True)
-    turn = orientation.turn(image)
+    turn = orientation.transpose(image)
     pixels = colours.rgb(image)
   except Exception as e:
     raise ValueError(_text(e)) from e
@@ -157,7 +157,7 @@ def _kinds(image, size, name, fault, file_name):
     'truncated': fault == 'truncated',
     'placeholder': few and fault != 'truncated',
     'format': fault == 'format',
-    'rotated': orientation.turn(image) is not None,
+    'rotated': orientation.transpose(image) is not None,
     'cmyk': image.mode == 'CMYK',
     'alpha': image.mode in ('RGBA', 'LA', 'PA') or 'transparency' in image.info,
     'grey': image.mode in _GREY,

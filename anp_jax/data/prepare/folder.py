@@ -315,7 +315,7 @@ def _listings(flags):
     whole = not others and split == 'train' and not _has_splits(root)
     try:
       found = image_folder.find(
-        flags.source, '' if whole else split, flags.lists, beside=others,
+        flags.source, '' if whole else split, flags.lists, other_splits=others,
         suffixes=(*image_folder.SUFFIXES, *image_folder.convertible()),
         pairs=flags.pairs,
       )  # fmt: skip

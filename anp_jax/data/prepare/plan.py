@@ -7,7 +7,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data.prepare import examine
-from anp_jax.data.sources import image_folder as listing_lib
+from anp_jax.data.sources import image_folder
 
 # Beside those of one file alone: it is gone, its picture is small, its bytes
 # come again, its class has few examples.
@@ -71,7 +71,7 @@ class Split:
   """
 
   name: str
-  listing: listing_lib.Listing
+  listing: image_folder.Listing
   sizes: np.ndarray
   shapes: np.ndarray
   kinds: np.ndarray

@@ -15,7 +15,7 @@ import struct
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
-from anp_jax.data.input import image_format
+from anp_jax.data.image_files import image_format
 from anp_jax.data.prepare import examine
 from anp_jax.data.prepare import worker_pool
 

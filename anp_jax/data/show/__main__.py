@@ -21,10 +21,10 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.data import index_shuffle
 from anp_jax.data import lexicons
 from anp_jax.data import sources
 from anp_jax.data import vocabulary
-from anp_jax.data.input import index_shuffle
 from anp_jax.data.input import pipeline
 from anp_jax.data.show import stats
 from anp_jax.data.sources import balance

@@ -97,7 +97,7 @@ def balance(counts: list[Counts]) -> list[str]:
   """How many images, how many classes, how they are divided."""
   known = counts[0].vocabulary
   lines = [f'{s:<10}  {c.name}' for s, c in zip(SPLITS, counts)]
-  lines += [f'classes     {len(known):,}{known.parts_text()}', '']
+  lines += [f'classes     {len(known):,}{known.factors_text()}', '']
   empty = [np.flatnonzero(c.classes == 0) for c in counts]
   lost = [c.images - int(c.classes.sum()) for c in counts]
   lines += _table([
@@ -199,7 +199,7 @@ def _labels(source):
     try:
       labels.append(source.read(np.array([i]))[1])
     except Exception as e:  # noqa: BLE001 - as above
-      logging.warning('%s cannot be read: %s', source.where(i), e)
+      logging.warning('%s cannot be read: %s', source.example_name(i), e)
   return np.concatenate([np.zeros(0, np.int32), *labels])
 
 

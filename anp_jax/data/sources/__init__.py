@@ -13,8 +13,8 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
-from anp_jax.data.input import cache
 from anp_jax.data.sources import arrays
+from anp_jax.data.sources import cache
 from anp_jax.data.sources import digits
 from anp_jax.data.sources import image_folder
 from anp_jax.data.sources import shards
@@ -52,7 +52,7 @@ class Source(Protocol):
   def labels(self) -> np.ndarray:
     """(n,) int32, of all examples; may take a pass over the data."""
 
-  def where(self, index: int) -> str:
+  def example_name(self, index: int) -> str:
     """What messages call an example."""
 
 
@@ -86,7 +86,7 @@ def open_source(config, training: bool) -> Source:
     source = digits.Digits(split)
   elif d.source == 'folder':
     files = image_folder.find(
-      d.path, split, d.lists, beside=(other,), pairs=d.pairs
+      d.path, split, d.lists, other_splits=(other,), pairs=d.pairs
     )
     if files.left_out:
       image_folder.warn_once('%s', files.left_out)
@@ -176,7 +176,7 @@ class Folder:
     """See `Source.read`."""
     images = []
     for i in indices:
-      with open(self.where(i), 'rb') as f:
+      with open(self.example_name(i), 'rb') as f:
         images.append(f.read())
     return images, self._labels[indices]
 
@@ -184,8 +184,8 @@ class Folder:
     """See `Source.labels`."""
     return self._labels
 
-  def where(self, index):
-    """See `Source.where`."""
+  def example_name(self, index):
+    """See `Source.example_name`."""
     return os.path.join(self._root, self._files[index])
 
 
@@ -250,8 +250,8 @@ class Tfds:
       np.int32,
     )
 
-  def where(self, index):
-    """See `Source.where`."""
+  def example_name(self, index):
+    """See `Source.example_name`."""
     text = f'{self.name}, example {index}'
     try:  # what is asked for may be damaged
       (features,) = self._features([index])

@@ -54,8 +54,8 @@ class Arrays:
     """See `Source.labels`."""
     return self._labels
 
-  def where(self, index):
-    """See `Source.where`."""
+  def example_name(self, index):
+    """See `Source.example_name`."""
     return f'{self.name}, example {index}'
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from anp_jax.data.input import index_shuffle
+from anp_jax.data import index_shuffle
 from anp_jax.data.sources import subset
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
-from anp_jax.data.input import images
-from anp_jax.data.sources import left_out as left_out_lib
+from anp_jax.data.image_files import images
+from anp_jax.data.sources import skipped_files
 
 SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
 # Those that training cannot decode, and `prepare` turns into others.
@@ -57,7 +57,7 @@ def convertible() -> tuple[str, ...]:
 
 
 def find(
-  path: str, split: str, lists: str = '', beside: tuple[str, ...] = (),
+  path: str, split: str, lists: str = '', other_splits: tuple[str, ...] = (),
   suffixes: tuple[str, ...] = SUFFIXES, pairs: str = 'auto',
 ) -> Listing:  # fmt: skip
   """The files of a split.
@@ -78,7 +78,7 @@ def find(
     split: its name, or the path of a split file (.txt), seen from here or ROOT.
     lists: 'ANPS.txt' or 'ANPS.txt,ADJECTIVES.txt,NOUNS.txt', which give classes
       their ids; folders that they do not name are left out.
-    beside: other splits of the run; without lists, their classes count too.
+    other_splits: of the run; without lists, their classes count too.
     suffixes: of a tree's files, in lower case; others are left out.
     pairs: whether listed classes are adjective_noun, see config.data.pairs.
 
@@ -93,14 +93,14 @@ def find(
     raise config_lib.ConfigError(f'{root} is not a folder')
   known = vocabulary.from_spec(lists, pairs) if lists else None
   if split.endswith('.txt'):
-    return _from_split_file(root, split, known, beside)
-  return _from_tree(root, split, known, beside, suffixes)
+    return _from_split_file(root, split, known, other_splits)
+  return _from_tree(root, split, known, other_splits, suffixes)
 
 
-def _from_tree(root, split, known, beside, suffixes):
+def _from_tree(root, split, known, other_splits, suffixes):
   base, divided = _base(root, split)
   folders = _class_folders(base)
-  left_out = left_out_lib.LeftOut()
+  left_out = skipped_files.SkippedFiles()
   for file in _images(base):
     left_out.add(file, _OUTSIDE)
   if not folders:
@@ -109,7 +109,7 @@ def _from_tree(root, split, known, beside, suffixes):
     )
   if known is None:
     names = set(folders)
-    for other in beside:
+    for other in other_splits:
       folder = '' if other.endswith('.txt') else _split_folder(root, other)
       if folder:
         names.update(_class_folders(folder))
@@ -166,7 +166,7 @@ def _shape(root, base, suffixes, left_out):
 
 def _hints(suffixes):
   """What can be done about files that are left out, by suffix."""
-  hints = left_out_lib.heif_hints()
+  hints = skipped_files.heif_hints()
   for suffix in convertible():
     if suffix not in suffixes:
       hints[suffix] = 'prepare converts them'
@@ -240,11 +240,11 @@ def _base(root, split):
   return root, False
 
 
-def _from_split_file(root, split, known, beside):
+def _from_split_file(root, split, known, other_splits):
   file, rows = _rows(root, split)
   if known is None:
     parts = [(file, rows)]
-    parts += [_rows(root, s) for s in beside if s.endswith('.txt')]
+    parts += [_rows(root, s) for s in other_splits if s.endswith('.txt')]
     known = _vocabulary_of(parts)
   _check_rows(file, rows, known)
   files = tuple(row[0] for row in rows)
@@ -407,7 +407,7 @@ def _class_files(base, name, suffixes, left_out):
   files = []
   folder = os.path.join(base, name)
   for entry in sorted(os.scandir(folder), key=lambda e: e.name):
-    # macOS leaves a hidden ._NAME.jpg, no image, beside each file it copies.
+    # macOS leaves a hidden ._NAME.jpg, no image, for each file it copies.
     if entry.name.startswith('.'):
       continue
     # By name first: of a link, is_dir() would ask the file system.

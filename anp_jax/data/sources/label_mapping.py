@@ -6,7 +6,7 @@ from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 
 
-def relabelled(source, known: vocabulary_lib.Vocabulary):
+def map_labels(source, known: vocabulary_lib.Vocabulary):
   """The source with the classes of a run, found by their names.
 
   Args:
@@ -31,13 +31,14 @@ def relabelled(source, known: vocabulary_lib.Vocabulary):
 
 
 class _Relabelled:
-  """See `relabelled`."""
+  """See `map_labels`."""
 
   def __init__(self, source, known, ids):
     self.kind = source.kind
     self.name = source.name
     self.vocabulary = known
-    self.where = getattr(source, 'where', None)  # a synthetic one has none
+    # A synthetic source names no example.
+    self.example_name = getattr(source, 'example_name', None)
     self._source = source
     self._ids = np.array(ids, np.int32)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.input import index_shuffle
+from anp_jax.data import index_shuffle
 
 _PARTS = ('adjective', 'noun')
 
@@ -40,9 +40,9 @@ class Subset:
       self._labels = self._source.labels()[self._indices]
     return self._labels
 
-  def where(self, index):
-    """See `sources.Source.where`."""
-    return self._source.where(int(self._indices[index]))
+  def example_name(self, index):
+    """See `sources.Source.example_name`."""
+    return self._source.example_name(int(self._indices[index]))
 
 
 def wrap(source, config):
@@ -74,7 +74,7 @@ def known_labels(source) -> np.ndarray:
   """
   labels = source.labels()
   if len(labels) and labels.min() < 0:
-    where = source.where(int(np.argmax(labels < 0)))
+    where = source.example_name(int(np.argmax(labels < 0)))
     raise config_lib.ConfigError(
       f'{where} has no label, which config.data.balance, imbalance and '
       'held_out need'

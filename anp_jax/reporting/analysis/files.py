@@ -104,7 +104,7 @@ def _prediction(results, i, where):
 def _places(source, count):
   if source.kind == 'synthetic':
     return (f'{source.name}, example {i}' for i in range(count))
-  return (source.where(i) for i in range(count))
+  return (source.example_name(i) for i in range(count))
 
 
 def _rounded(value):

@@ -164,7 +164,7 @@ def save(folder: str, results, source, choice: Choice, images: dict) -> list:
     Image.fromarray(images[index]).save(os.path.join(folder, file))
     found.append({
       'file': file,
-      'where': source.where(index),
+      'where': source.example_name(index),
       'label': names[rows['label'][index]],
       'predicted': names[rows['classes'][index, 0]],
       'probability': float(rows['probabilities'][index, 0]),

@@ -80,7 +80,7 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
     known = start.vocabulary(config, source.vocabulary)
   else:
     known = workdir_lib.labels(workdir)
-  source = label_mapping.relabelled(source, known)
+  source = label_mapping.map_labels(source, known)
   objective = objective_lib.create(known, config)
   # Of a run that nothing is trained of, no schedule matters.
   still = config.copy_and_resolve_references()

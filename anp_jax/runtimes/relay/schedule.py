@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.input import index_shuffle
+from anp_jax.data import index_shuffle
 from anp_jax.data.sources import subset
 from anp_jax.parallel import apportionment as shares_lib
 

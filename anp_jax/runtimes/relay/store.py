@@ -154,7 +154,9 @@ class Store:
       self._damaged[model] = self._damaged.get(model, 0) + metrics['damaged']
       self._seen[model] = self._seen.get(model, 0) + size
       damaged, seen = int(self._damaged[model]), self._seen[model]
-    text = corruption.excess(self._config, damaged, seen, self._source.name)
+    text = corruption.too_many_error(
+      self._config, damaged, seen, self._source.name
+    )
     if text:
       raise cluster.Failed(text)
     if step % self._every and step != runner.itinerary.total:

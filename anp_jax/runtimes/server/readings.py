@@ -54,7 +54,7 @@ class Readings:
       self._bytes += values['bytes']
       self._stale[min(version - part['reads'][0], _STALEST)] += 1
     examples = self._updates * self._config.batch_size
-    text = corruption.excess(
+    text = corruption.too_many_error(
       self._config, self._damaged, examples, self._source.name
     )
     if text:

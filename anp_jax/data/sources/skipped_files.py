@@ -2,13 +2,13 @@
 
 import os
 
-from anp_jax.data.input import images
+from anp_jax.data.image_files import images
 
 _MOST_KINDS = 8  # named in a line
 _NO_SUFFIX = 'without a suffix'
 
 
-class LeftOut:
+class SkippedFiles:
   """Counts of files by suffix or place, each kind with its first file."""
 
   def __init__(self):

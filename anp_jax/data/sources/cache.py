@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from anp_jax.data.input import decode_pillow
+from anp_jax.data.image_files import images
 
 
 def wrap(source, config):
@@ -32,7 +32,7 @@ class Encoded:
     self.name = source.name
     self.vocabulary = source.vocabulary
     self.labels = source.labels
-    self.where = source.where
+    self.example_name = source.example_name
     self._source = source
     self._left = budget
     self._kept = {}
@@ -80,4 +80,4 @@ class Decoded(Encoded):
     self._shorter, self._max_megapixels = shorter, max_megapixels
 
   def _prepared(self, image):
-    return decode_pillow.shrunk(image, self._shorter, self._max_megapixels)
+    return images.decode_shrunk(image, self._shorter, self._max_megapixels)

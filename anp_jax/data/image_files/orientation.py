@@ -16,7 +16,7 @@ _TURNS = {
 _TAG = 0x0112
 
 
-def turn(image: Image.Image) -> Image.Transpose | None:
+def transpose(image: Image.Image) -> Image.Transpose | None:
   """What makes an opened image upright; None: it is, or nothing says so."""
   # Not image.getexif(): it also believes XMP, which programs that turn
   # pictures forget to change. (TIFF is turned while it is loaded.)

@@ -1,0 +1,1 @@
+"""Image files: their bytes, and what Pillow makes of them."""
