@@ -73,24 +73,26 @@ def run(
   if mode == 'evaluate':
     return evaluation.run(config, workdir, which, processes, output)
   if config.strategy.helpers:
-    from anp_jax.runtimes.offload import pool as crew_lib
+    from anp_jax.runtimes.offload import pool as pool_lib
 
     if processes.index:
-      crew_lib.serve(config, processes)
+      pool_lib.serve(config, processes)
       return {}
-    with crew_lib.Crew(config, processes) as crew:
-      return _run(config, workdir, crew.processes, crew)
+    with pool_lib.DevicePool(config, processes) as pool:
+      return _run(config, workdir, pool.processes, pool)
   return _run(config, workdir, processes)
 
 
-def _run(config, workdir, processes, crew=None):
+def _run(config, workdir, processes, pool=None):
   """`run`, of a strategy that trains one model in step."""
   # Devices, data, model and strategy.
   marks = startup.Marks()
   marks.mark('imports')
   processes.check_shared(workdir)
   compile_cache.enable(config)
-  devices, helpers = (crew.devices, crew.helpers) if crew else (None, ())
+  devices, helpers = None, ()
+  if pool:
+    devices, helpers = pool.mesh_devices, pool.offload_devices
   mesh = mesh_lib.create(config, devices, processes.hosts)
   batch_size = workdir_lib.batch_size(
     config, workdir, mesh_lib.batch_devices(mesh)
@@ -168,7 +170,7 @@ def _run(config, workdir, processes, crew=None):
     telemetry, config, mesh, one, train_source, eval_source,
     workdir_lib.class_sizes(workdir, len(train_source.vocabulary)),
   )  # fmt: skip
-  for line in [*(f'helper   {h.name}' for h in helpers), *lines, *taken]:
+  for line in [*(f'offload  {h.name}' for h in helpers), *lines, *taken]:
     telemetry.note(line)
   every = {
     name: config_lib.steps(config[name].every, batch_size, len(train_source))

@@ -12,7 +12,7 @@ def create(config, specs, order=(), helpers=()):
     config: the run's config.
     specs: PartitionSpec of each parameter.
     order: paths of the parameters in the order in which the network uses them.
-    helpers: devices beside the mesh, see `kernel_split.crew`.
+    helpers: offload devices, see `runtimes.offload.pool`.
 
   Returns:
     An object with the face of `sync.Sync`, whose methods are called inside a
@@ -24,13 +24,13 @@ def create(config, specs, order=(), helpers=()):
   from anp_jax.parallel import sync
 
   if helpers:
-    from anp_jax.runtimes.offload import offloaded
+    from anp_jax.runtimes.offload import strategy
 
-    return offloaded.Helped(config, specs, order, helpers)
+    return strategy.Offload(config, specs, order, helpers)
   kinds = {
     'sync': sync.Sync,
     'invariant': invariant.Invariant,
-    'kernel_split': channel_split.KernelSplit,
+    'kernel_split': channel_split.ChannelSplit,
     'local': local.Local,
     # Between servers and workers nothing travels here: a worker's own devices
     # are synchronous.
@@ -128,7 +128,7 @@ def planned(
     workdir: of the run, where what was measured is kept.
     processes: `cluster.Processes`; all call it.
     training: whether steps are left to make; else checkpoints are scored.
-    helpers: devices beside the mesh, see `kernel_split.crew`.
+    helpers: offload devices, see `runtimes.offload.pool`.
 
   Returns:
     The config to make the run's parts of, and lines for people.

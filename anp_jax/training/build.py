@@ -64,7 +64,7 @@ def create(
     objective: `objective.Objective`.
     batch_size: images a step over all devices.
     examples: images an epoch.
-    helpers: devices beside the mesh, see `strategies.kernel_split.crew`.
+    helpers: offload devices, see `runtimes.offload.pool`.
 
   Raises:
     ConfigError: for what a config alone does not show, such as a warm-up that

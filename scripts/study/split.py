@@ -32,7 +32,7 @@ from anp_jax.parallel import state as state_lib
 from anp_jax.parallel import strategies
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.calibration import timing as timing_lib
-from anp_jax.runtimes.offload import pool as crew_lib
+from anp_jax.runtimes.offload import pool as pool_lib
 from anp_jax.system import xla_flags
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
@@ -71,7 +71,7 @@ def ways(costs) -> dict[str, dict]:
 
 
 def measure(
-  config, processes, rounds: int = ROUNDS, brief: bool = False, crew=None
+  config, processes, rounds: int = ROUNDS, brief: bool = False, pool=None
 ) -> dict:
   """Times one batch size.
 
@@ -80,13 +80,15 @@ def measure(
     processes: `cluster.Processes`; all call it.
     rounds: in which each way makes a step.
     brief: whether only the plan and equal shares are timed.
-    crew: `crew.Crew`, where helpers split with one device; else a mesh does.
+    pool: `pool.DevicePool` of a run with offload devices; None: a mesh splits.
 
   Returns:
-    batch_size; helped: whether with a crew; costs, as dataclasses.asdict gives
-    them; alone; ways, a list of name, plan, predicted and measured seconds.
+    batch_size; helped: whether with offload devices; costs, as JSON; alone;
+    ways, a list of name, plan, predicted and measured seconds.
   """
-  devices, helpers = (crew.devices, crew.helpers) if crew else (None, ())
+  devices, helpers = None, ()
+  if pool:
+    devices, helpers = pool.mesh_devices, pool.offload_devices
   mesh = mesh_lib.create(config, devices, processes.hosts)
   is_split = helpers or mesh.shape[mesh_lib.MODEL] > 1
   if mesh.shape[mesh_lib.DATA] > 1 or not is_split:
@@ -188,10 +190,10 @@ def main(arguments: list[str]) -> int:
       if not helps:
         _measure_all(config, processes, sizes, flags)
       elif processes.index:
-        crew_lib.serve(config, processes)
+        pool_lib.serve(config, processes)
       else:
-        with crew_lib.Crew(config, processes) as crew:
-          _measure_all(config, crew.processes, sizes, flags, crew)
+        with pool_lib.DevicePool(config, processes) as pool:
+          _measure_all(config, pool.processes, sizes, flags, pool)
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
     print(f'error: {text}', file=sys.stderr)
@@ -199,12 +201,12 @@ def main(arguments: list[str]) -> int:
   return 0
 
 
-def _measure_all(config, processes, sizes, flags, crew=None):
+def _measure_all(config, processes, sizes, flags, pool=None):
   found = []
   for size in sizes:
     own = config.copy_and_resolve_references()
     own.batch_size = size
-    found.append(measure(own, processes, flags.rounds, flags.brief, crew))
+    found.append(measure(own, processes, flags.rounds, flags.brief, pool))
     if not processes.index:
       print(json.dumps(found[-1]), flush=True)
   if not processes.index:

@@ -26,8 +26,8 @@ from anp_jax.runtimes import transport
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import timing as timing_lib
-from anp_jax.runtimes.offload import device as helper_lib
-from anp_jax.runtimes.offload import offloaded
+from anp_jax.runtimes.offload import device as device_lib
+from anp_jax.runtimes.offload import operation
 from anp_jax.runtimes.offload import remote
 from anp_jax.runtimes.offload import timing
 from anp_jax.system import xla_flags
@@ -54,7 +54,7 @@ def near():
 
   def give(count):
     devices = jax.devices()[1 : 1 + count]
-    made.extend(helper_lib.Helper(d, str(d)) for d in devices)
+    made.extend(device_lib.LocalDevice(d, str(d)) for d in devices)
     return made
 
   yield give
@@ -69,11 +69,15 @@ def distant():
 
   def give(count):
     place = cluster_env.Place('test', 0, 1)
-    desk = remote.Desk(config, place, 'token', jax.devices()[1 : 1 + count])
+    desk = remote.OffloadServer(
+      config, place, 'token', jax.devices()[1 : 1 + count]
+    )
     client = transport.connect(config, desk.address, 'token')
     open_.extend((client, desk))
-    card = remote.shown(jax.devices()[1])
-    helpers = [remote.Far(client, i, f'far {i}', card) for i in range(count)]
+    card = remote.describe(jax.devices()[1])
+    helpers = [
+      remote.RemoteDevice(client, i, f'far {i}', card) for i in range(count)
+    ]
     open_.extend(helpers)
     return helpers
 
@@ -149,10 +153,10 @@ def test_a_step_with_helpers_over_flight(x64, whole, distant, helpers):
 def test_a_helper_that_is_given_nothing_is_heard(monkeypatch):
   monkeypatch.setattr(remote, '_PERIOD', 0.01)
   config, place = config_lib.base(), cluster_env.Place('test', 0, 1)
-  desks = [remote.Desk(config, place, 'token', jax.devices()[1:2])
+  desks = [remote.OffloadServer(config, place, 'token', jax.devices()[1:2])
            for _ in range(3)]  # fmt: skip
   clients = [transport.connect(config, d.address, 'token') for d in desks]
-  votes = remote.Votes(clients)
+  votes = remote.VotePoller(clients)
   assert votes.vote == preemption.GO_ON
   # Of one that has gone nothing is heard, and the others are asked on.
   desks[0].close()
@@ -161,7 +165,7 @@ def test_a_helper_that_is_given_nothing_is_heard(monkeypatch):
   while votes.vote != preemption.STOP:
     assert time.monotonic() < end
     time.sleep(0.01)
-  assert not any(desk.is_over for desk in desks)
+  assert not any(desk.has_ended for desk in desks)
   votes.close()
   for one in (*clients, *desks[1:]):
     one.close()
@@ -177,13 +181,13 @@ def test_a_resnet_is_that_of_the_unsplit_network(x64, whole, near):
 def test_images_have_no_gradient(near, monkeypatch):
   """Of the first convolution's input none is computed."""
   asked = []
-  backward = helper_lib.Helper.backward
+  backward = device_lib.LocalDevice.backward
 
-  def noted(self, task, dy, of_x):
-    asked.append((task.x.shape[-1], of_x))
-    return backward(self, task, dy, of_x)
+  def noted(self, task, dy, needs_dx):
+    asked.append((task.x.shape[-1], needs_dx))
+    return backward(self, task, dy, needs_dx)
 
-  monkeypatch.setattr(helper_lib.Helper, 'backward', noted)
+  monkeypatch.setattr(device_lib.LocalDevice, 'backward', noted)
   float32 = {'model.dtype': 'float32', 'model.param_dtype': 'float32',
              'strategy.reduce_dtype': 'float32'}  # fmt: skip
   parts, mesh = splitting.parts(
@@ -201,8 +205,8 @@ class _Rounded:
   def __init__(self, parts):
     self._parts = iter(parts)
 
-  def backward(self, task, dy, of_x):
-    del task, dy, of_x
+  def backward(self, task, dy, needs_dx):
+    del task, dy, needs_dx
     future = futures.Future()
     future.set_result(next(self._parts))
     return None, future
@@ -222,14 +226,18 @@ def test_gradients_in_bfloat16_are_added_in_float32():
     )
 
   uses = [
-    offloaded.Use(convolve, x, kernel, (3, 5), [_Rounded(half)])
+    operation.OffloadedConvolution(
+      convolve, x, kernel, (3, 5), [_Rounded(half)]
+    )
     for half in (parts[:8], parts[8:])
   ]
   for use in uses:
     for _ in range(8):
-      use._begin_back(0, np.zeros((1, 8, 8, 8), jnp.bfloat16), of_x=False)
+      use._start_backward(
+        0, np.zeros((1, 8, 8, 8), jnp.bfloat16), needs_dx=False
+      )
   own = jnp.zeros(kernel.shape, jnp.float32)
-  (found,) = jax.jit(lambda g: offloaded._kernels([uses], [g]))(own)
+  (found,) = jax.jit(lambda g: operation.kernel_gradients([uses], [g]))(own)
   assert found.dtype == jnp.float32
   want = parts.astype(np.float64).sum(0)
   np.testing.assert_allclose(found, want, rtol=1e-6)
@@ -255,10 +263,10 @@ def test_a_run_measures_plans_and_goes_on(tmp_path, capsys, monkeypatch):
   train.run(_config(), str(tmp_path))
   said = capsys.readouterr().out
   assert ' (cpu:1), helpers from 1 on' in said
-  assert f'helper   {helper_lib.processor()} (cpu:1)\n' in said
+  assert f'offload  {device_lib.processor()} (cpu:1)\n' in said
   assert 'plan     conv2  16 features' in said
   kept = json.loads((tmp_path / 'kernel_split.json').read_text())
-  assert kept['key']['helpers'] == [f'{helper_lib.processor()} (cpu:1)']
+  assert kept['key']['helpers'] == [f'{device_lib.processor()} (cpu:1)']
   seconds = kept['costs']['layers']['conv2']['seconds']
   assert len(seconds) == 2 and all(t > 0 for row in seconds for t in row)
   # On the same devices the plan stands; without helpers there is none.
@@ -288,7 +296,7 @@ def test_a_run_measures_plans_and_goes_on(tmp_path, capsys, monkeypatch):
     ({'strategy.helpers': "('cpu:0',)"}, "'cpu:0' is the device that trains"),
     ({'strategy.helpers': "('cpu:99',)"}, "no 'cpu:99' here; expected cpu:0, "),
     ({'strategy.helpers': "('tpu:0',)"}, "no 'tpu:0' here; expected another"),
-    ({'strategy.helpers': "('processes',)"}, 'no process beside this one'),
+    ({'strategy.helpers': "('processes',)"}, 'there is no other process'),
     ({'strategy.shares': '(1, 2, 3)'}, 'expected 2, of the device that trains'),
     ({'mesh.data': '2'}, 'config.mesh (data=2, model=-1) does not fit 1 cpu'),
     ({'strategy.plan': 'conv1=4,4; conv3=8,8'}, "no convolution 'conv3'"),
@@ -319,15 +327,15 @@ def test_bad_keys(name, helpers, words):
 @pytest.mark.slow
 def test_what_a_helper_cannot_do_ends_the_run_by_name(tmp_path, monkeypatch):
   def full(self, *_):
-    with self._here(np.zeros(1, np.float32)):
+    with self._context(np.float32):
       raise MemoryError('no room for the kernel')
 
-  monkeypatch.setattr(helper_lib.Helper, '_forward', full)
+  monkeypatch.setattr(device_lib.LocalDevice, '_forward', full)
   config = _config(**{'strategy.shares': '(1, 1)'})
   with pytest.raises(cluster.Failed) as e:
     train.run(config, str(tmp_path))
-  name = f'{helper_lib.processor()} (cpu:1)'
-  assert str(e.value) == f'helper {name}: no room for the kernel'
+  name = f'{device_lib.processor()} (cpu:1)'
+  assert str(e.value) == f'offload device {name}: no room for the kernel'
 
 
 def test_platforms_may_differ_only_for_helpers():

@@ -24,9 +24,9 @@ def check(config, mesh) -> None:
   Raises:
     ConfigError: naming the key and what would fit.
   """
-  plan_lib.of(config)
+  plan_lib.from_config(config)
   shares, devices = config.strategy.shares, mesh.shape[mesh_lib.MODEL]
-  if config.strategy.helpers:  # in no mesh: theirs are checked by `crew`
+  if config.strategy.helpers:  # in no mesh: the offload pool checks its own
     return
   if shares and len(shares) != devices:
     raise config_lib.ConfigError(
@@ -35,7 +35,7 @@ def check(config, mesh) -> None:
     )
 
 
-class KernelSplit(sync.Sync):
+class ChannelSplit(sync.Sync):
   """Sums over data; over model each device brings what it alone has computed.
 
   That is its channels' gradient of a split kernel; all else is computed by all
@@ -48,7 +48,7 @@ class KernelSplit(sync.Sync):
   def __init__(self, config, specs, order=()):
     """As `sync.Sync`."""
     super().__init__(config, specs, order)
-    self._plan = plan_lib.of(config)
+    self._plan = plan_lib.from_config(config)
     self._apart = config.strategy.plan == plan_lib.APART
     # Convolutions, and of split ones the kernel with each device's features:
     # filled in as the model is traced, before its gradients are summed.

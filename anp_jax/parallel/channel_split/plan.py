@@ -112,7 +112,7 @@ def check_layers(plan: Shares | Plan, seen: Collection[str]) -> None:
       )
 
 
-def of(config) -> Shares | Plan:
+def from_config(config) -> Shares | Plan:
   """What config.strategy asks for: a plan, or shares for all layers."""
   t = config.strategy
   return parse(t.plan) if t.plan else Shares(t.shares, t.split_layers)

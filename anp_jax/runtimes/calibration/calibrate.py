@@ -12,7 +12,7 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import timing as timing_lib
-from anp_jax.runtimes.offload import device as helper_lib
+from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.runtimes.offload import timing
 
 FILE = 'kernel_split.json'
@@ -37,7 +37,7 @@ def planned(
     examples: images an epoch.
     workdir: of the run.
     processes: `cluster.Processes`.
-    helpers: devices beside the mesh, see `crew`.
+    helpers: offload devices, see `runtimes.offload.pool`.
 
   Returns:
     The text for config.strategy.plan, and lines for people.
@@ -108,7 +108,7 @@ def measure(
     batch_size: images a step over all devices.
     examples: images an epoch.
     processes: `cluster.Processes`; all call it.
-    helpers: devices beside the mesh, see `crew`.
+    helpers: offload devices, see `runtimes.offload.pool`.
   """
   timing, kinds = begin(
     config, mesh, objective, batch_size, examples, processes, helpers
@@ -135,7 +135,7 @@ def begin(
     batch_size: images a step over all devices.
     examples: images an epoch.
     processes: `cluster.Processes`; all call it.
-    helpers: devices beside the mesh, see `crew`.
+    helpers: offload devices, see `runtimes.offload.pool`.
   """
   about = (config, mesh, objective, batch_size, examples, processes)
   names, alike = kinds(mesh, processes)
@@ -155,7 +155,7 @@ def kinds(mesh, processes) -> tuple[list[str], bool]:
 def devices(mesh, processes) -> list[list[tuple[str, str]]]:
   """Processor and host of each device, by its place on data and model."""
   hosts = processes.gather(f'{platform.node()}, rank {processes.index}')
-  cpus = processes.gather(helper_lib.processor())
+  cpus = processes.gather(device_lib.processor())
   return [
     [
       (cpus[d.process_index] if d.platform == 'cpu' else d.device_kind,

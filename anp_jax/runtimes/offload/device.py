@@ -1,7 +1,7 @@
-"""A device that is in no mesh, and computes some of a convolution's features.
+"""A device outside the mesh that computes some of a convolution's features.
 
-Host memory is where it is met: arrays come and go as NumPy's, so that it may be
-of any platform, and of any process that can be sent bytes.
+Arrays reach it and return as NumPy arrays in host memory, so it may be of any
+platform, and of any process that can be sent bytes.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import functools
+import itertools
 import platform as platform_lib
 
 import jax
@@ -19,164 +20,184 @@ from anp_jax.system import cores
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A helper's part of one convolution of a traced program.
+  """An offload device's part of one convolution of a traced program.
 
   Attributes:
-    number: of no other task of the run.
     convolve: (x, kernel, platform) -> y.
-    x, kernel, y: jax.ShapeDtypeStruct; of kernel and y the helper's features.
+    x, kernel, y: jax.ShapeDtypeStruct; kernel and y have the offload device's
+      features only.
+    number: unique within the process.
   """
 
-  number: int
   convolve: Callable
   x: jax.ShapeDtypeStruct
   kernel: jax.ShapeDtypeStruct
   y: jax.ShapeDtypeStruct
+  number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
-  def programs(self, platform: str) -> dict:
-    """Each function with what it takes, by name.
+  @classmethod
+  def create(cls, convolve: Callable, x, kernel, y, count: int) -> 'Task':
+    """The task of computing some features of a convolution.
 
     Args:
-      platform: of the helper's device.
+      convolve: (x, kernel, platform) -> y.
+      x: array or its shape.
+      kernel: array or its shape, with all features.
+      y: array or its shape, with all features.
+      count: features of the offload device.
+    """
+
+    def narrow(array):
+      return jax.ShapeDtypeStruct((*array.shape[:-1], count), array.dtype)
+
+    x = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return cls(convolve, x, narrow(kernel), narrow(y))
+
+  def programs(self, platform: str) -> dict[str, tuple[Callable, tuple]]:
+    """The functions 'y', 'dx' and 'dkernel', each with its operands' shapes.
+
+    Args:
+      platform: of the offload device.
     """
     convolve = functools.partial(self.convolve, platform=platform)
 
-    def of_x(kernel, dy):
+    def x_gradient(kernel, dy):
       zeros = jax.numpy.zeros(self.x.shape, self.x.dtype)
       return jax.vjp(lambda x: convolve(x, kernel), zeros)[1](dy)[0]
 
-    def of_kernel(x, dy):
+    def kernel_gradient(x, dy):
       zeros = jax.numpy.zeros(self.kernel.shape, self.kernel.dtype)
       return jax.vjp(lambda w: convolve(x, w), zeros)[1](dy)[0]
 
     return {
       'y': (convolve, (self.x, self.kernel)),
-      'dx': (of_x, (self.kernel, self.y)),
-      'dkernel': (of_kernel, (self.x, self.y)),
+      'dx': (x_gradient, (self.kernel, self.y)),
+      'dkernel': (kernel_gradient, (self.x, self.y)),
     }
 
 
-class Helper:
-  """A device of this process.
+class LocalDevice:
+  """An offload device of this process.
 
-  What it is asked to do it does in turn, in a thread of its own.
+  A thread of its own executes the tasks one after another.
 
   Attributes:
     name: of the device, for people.
     platform: 'cpu', 'gpu' or 'tpu'.
-    error: what went wrong, or None.
-    is_lost: whether it might be found again.
+    error: the first exception of a task, or None.
+    is_lost: always False; see `remote.RemoteDevice`.
   """
 
   error, is_lost = None, False
 
   def __init__(self, device: jax.Device, name: str):
-    """Takes a device."""
+    """Starts the device's thread."""
     self.name, self.platform = name, device.platform
     self._device = device
     self._functions = {}
-    self._held = {}  # operands of the backward pass, by task
-    self._work = futures.ThreadPoolExecutor(1, 'helper')
+    self._operands = {}  # of the backward pass, by task
+    self._thread = futures.ThreadPoolExecutor(1, 'offload')
 
-  def knows(self, number: int) -> bool:
-    """Whether a task's functions are here."""
+  def has(self, number: int) -> bool:
+    """Whether a task's functions are installed."""
     return number in self._functions
 
-  def learn(self, number: int, functions: dict[str, Callable]) -> None:
-    """Takes a task's functions: jitted, of arrays on the device."""
+  def install(self, number: int, functions: dict[str, Callable]) -> None:
+    """Installs a task's functions: jitted, of arrays on the device."""
     self._functions[number] = functions
 
   def forward(
     self, task: Task, x: np.ndarray, kernel: np.ndarray, keep: bool
   ) -> futures.Future:
-    """Begins a task.
+    """Starts the forward pass of a task.
 
     Args:
-      task: what is asked.
-      x: NumPy array that nobody writes to any more.
-      kernel: likewise.
+      task: the device's part of the convolution.
+      x: NumPy array that is no longer written to.
+      kernel: likewise, of the task's features.
       keep: whether `backward` follows.
 
     Returns:
-      Of y, a NumPy array.
+      A future of y, a NumPy array.
     """
-    if not self.knows(task.number):
+    if not self.has(task.number):
       programs = task.programs(self.platform)
-      self.learn(task.number, {k: jax.jit(f) for k, (f, _) in programs.items()})
-    return self.begin(task.number, x, kernel, keep)
+      functions = {name: jax.jit(f) for name, (f, _) in programs.items()}
+      self.install(task.number, functions)
+    return self.start_forward(task.number, x, kernel, keep)
 
-  def begin(self, number: int, x, kernel, keep: bool) -> futures.Future:
-    """`forward`, of a task whose functions are here."""
-    return self._work.submit(self._forward, number, x, kernel, keep)
+  def start_forward(self, number: int, x, kernel, keep: bool) -> futures.Future:
+    """Starts the forward pass of an installed task; see `forward`."""
+    return self._thread.submit(self._forward, number, x, kernel, keep)
 
   def backward(
-    self, task: Task, dy: np.ndarray, of_x: bool
+    self, task: Task, dy: np.ndarray, needs_dx: bool
   ) -> tuple[futures.Future | None, futures.Future]:
-    """Begins the backward pass of the operands that were kept.
+    """Starts the backward pass with the operands that `forward` kept.
 
     Args:
-      task: that `forward` was last asked with.
+      task: the task of the last call of `forward` with `keep`.
       dy: NumPy array, the gradient of y.
-      of_x: whether the gradient of x is asked for.
+      needs_dx: whether the gradient of x is computed.
 
     Returns:
-      Of the gradients of x (None: not asked for) and of the kernel.
+      Futures of the gradients of x (None if not computed) and of the kernel.
     """
-    return self.back(task.number, dy, of_x)
+    return self.start_backward(task.number, dy, needs_dx)
 
-  def back(self, number: int, dy, of_x: bool):
-    """`backward`, of a task whose functions are here."""
-    holding = {}  # dy, once it is on the device
+  def start_backward(
+    self, number: int, dy, needs_dx: bool
+  ) -> tuple[futures.Future | None, futures.Future]:
+    """Starts the backward pass of an installed task; see `backward`."""
+    arrays = {}  # on the device, once the first gradient is computed
 
     def gradient(name, operand):
-      with self._here(dy):
-        if not holding:
-          holding['dy'] = jax.device_put(dy, self._device)
-          holding['operands'] = self._held.pop(number)
-        found = self._functions[number][name](
-          holding['operands'][operand], holding['dy']
-        )
-        return np.asarray(found)
+      with self._context(dy.dtype):
+        if not arrays:
+          arrays['dy'] = jax.device_put(dy, self._device)
+          arrays['operands'] = self._operands.pop(number)
+        function = self._functions[number][name]
+        return np.asarray(function(arrays['operands'][operand], arrays['dy']))
 
-    dx = self._work.submit(gradient, 'dx', 1) if of_x else None
-    return dx, self._work.submit(gradient, 'dkernel', 0)
+    dx = self._thread.submit(gradient, 'dx', 1) if needs_dx else None
+    return dx, self._thread.submit(gradient, 'dkernel', 0)
 
   def close(self) -> None:
-    """Does nothing more."""
-    self._work.shutdown(wait=False, cancel_futures=True)
+    """Stops the thread; tasks that have not started are dropped."""
+    self._thread.shutdown(wait=False, cancel_futures=True)
 
   def _forward(self, number, x, kernel, keep):
-    with self._here(x):
-      held = jax.device_put((x, kernel), self._device)
+    with self._context(x.dtype):
+      operands = jax.device_put((x, kernel), self._device)
       if keep:
-        self._held[number] = held
-      return np.asarray(self._functions[number]['y'](*held))
+        self._operands[number] = operands
+      return np.asarray(self._functions[number]['y'](*operands))
 
   @contextlib.contextmanager
-  def _here(self, like):
-    """A thread has its own settings of JAX, and none of its maker's."""
-    wide = like.dtype == np.float64
+  def _context(self, dtype):
+    """JAX's settings are per thread: those of the maker do not reach here."""
     try:
-      with jax.enable_x64(wide), jax.default_device(self._device):
-        yield
+      with jax.enable_x64(dtype == np.float64):
+        with jax.default_device(self._device):
+          yield
     except Exception as e:
       self.error = self.error or e
       raise
 
 
 def kind(device: jax.Device) -> str:
-  """What a device of this process is, for people."""
+  """The name of a device of this process, for people."""
   return processor() if device.platform == 'cpu' else device.device_kind
 
 
 def processor() -> str:
-  """The CPU's name and how many of its cores this process may use."""
+  """The CPU's name, and how many of its cores this process may use."""
   name = platform_lib.machine()
   try:
     with open('/proc/cpuinfo') as f:
-      found = [line for line in f if line.startswith('model name')]
-    name = found[0].partition(':')[2].strip() if found else name
-  except OSError:  # not of Linux
+      lines = [line for line in f if line.startswith('model name')]
+    name = lines[0].partition(':')[2].strip() if lines else name
+  except OSError:  # not Linux
     pass
   count = cores.count()
   return f'{name}, {count} core{"s" if count > 1 else ""}'

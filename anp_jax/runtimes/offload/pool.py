@@ -1,4 +1,4 @@
-"""The helpers of a run: found at its start, let go at its end."""
+"""The offload devices of a run: met at its start, released at its end."""
 
 import contextlib
 import secrets
@@ -8,131 +8,143 @@ import jax
 
 from anp_jax import cluster
 from anp_jax import config as config_lib
-from anp_jax.runtimes.offload import device as helper_lib
+from anp_jax.runtimes.offload import device as device_lib
+from anp_jax.system import errors
 
 # In config.strategy.helpers, all devices of the other processes.
 PROCESSES = 'processes'
 _POLL = 0.05  # seconds
 
 
-class Crew:
-  """One process trains, on one device; its helpers, and what it waits for.
+class DevicePool:
+  """The offload devices of the process that trains, on one device.
 
   Attributes:
-    processes: as the training process is to see them: it is alone.
-    devices: of the mesh.
-    helpers: in the order of config.strategy.helpers and of the processes.
+    processes: `cluster.Processes` in which this process is alone.
+    mesh_devices: of the run's mesh: the training device.
+    offload_devices: in the order of config.strategy.helpers and of the
+      processes.
   """
 
   def __init__(self, config, processes: cluster.Processes):
-    """Meets the helpers; the other processes call `serve`.
+    """Meets the offload devices; the other processes call `serve`.
 
     Args:
       config: the run's config.
-      processes: of the run, of which this is process 0.
+      processes: of the run; this one is process 0.
 
     Raises:
-      ConfigError: if a helper that the config names is not there.
+      ConfigError: if a device that the config names does not exist.
     """
-    self.devices = jax.local_devices()[:1]
-    self.helpers, self._clients, self._votes = [], [], None
+    self.mesh_devices = jax.local_devices()[:1]
+    self.offload_devices, self._clients, self._poller = [], [], None
     for name in config.strategy.helpers:
       if name == PROCESSES:
-        self.helpers += self._meet(config, processes)
+        self.offload_devices += self._connect(config, processes)
       else:
-        device = _local(name)
-        if device in self.devices:
-          raise config_lib.ConfigError(
-            f'config.strategy.helpers: {name!r} is the device that trains'
-          )
-        label = f'{helper_lib.kind(device)} ({name})'
-        self.helpers.append(helper_lib.Helper(device, label))
-    shares = config.strategy.shares
-    if shares and len(shares) != 1 + len(self.helpers):
+        self.offload_devices.append(self._open(name))
+    shares, count = config.strategy.shares, 1 + len(self.offload_devices)
+    if shares and len(shares) != count:
       raise config_lib.ConfigError(
-        f'config.strategy.shares={tuple(shares)}: expected '
-        f'{1 + len(self.helpers)}, of the device that trains and of each helper'
+        f'config.strategy.shares={tuple(shares)}: expected {count}, of the '
+        'device that trains and of each offload device'
       )
-    self.processes = _Alone(processes, self.vote)
+    self.processes = _SingleProcess(processes, self.vote)
 
   def __enter__(self):
     return self
 
   def __exit__(self, kind, error, trace):
-    if self._votes:
-      self._votes.close()
-    for helper in self.helpers:
-      helper.close()
-    for helper in self.helpers:
-      if error is not None and helper.error is not None:
+    if self._poller:
+      self._poller.close()
+    for device in self.offload_devices:
+      device.close()
+    for device in self.offload_devices:
+      if error is not None and device.error is not None:
         # XLA says no more than that a callback failed.
-        kind = cluster.Lost if helper.is_lost else cluster.Failed
-        text = str(helper.error).splitlines()[0]
-        raise kind(f'helper {helper.name}: {text}') from helper.error
-    for client in self._clients:
-      if error is None:
-        self._let_go(client)
-      client.close()
+        kind = cluster.Lost if device.is_lost else cluster.Failed
+        text = errors.first_line(device.error)
+        raise kind(f'offload device {device.name}: {text}') from device.error
+    if self._clients:
+      from anp_jax.runtimes.offload import remote  # imports Flight
+
+      for client in self._clients:
+        if error is None:
+          remote.end(client)
+        client.close()
 
   def vote(self) -> int:
-    """The largest that a helper's process was heard to ask for."""
-    return self._votes.vote if self._votes else 0
+    """The largest vote that an offload process has sent."""
+    return self._poller.vote if self._poller else 0
 
-  def _meet(self, config, processes):
+  def _open(self, name):
+    """The offload device of this process that a name such as 'cpu:1' means."""
+    device = _local_device(name)
+    if device in self.mesh_devices:
+      raise config_lib.ConfigError(
+        f'config.strategy.helpers: {name!r} is the device that trains'
+      )
+    label = f'{device_lib.kind(device)} ({name})'
+    return device_lib.LocalDevice(device, label)
+
+  def _connect(self, config, processes):
+    """The devices of all other processes."""
     if processes.count == 1:
       raise config_lib.ConfigError(
-        f'config.strategy.helpers: {PROCESSES!r}, but there is no process '
-        'beside this one'
+        f'config.strategy.helpers: {PROCESSES!r}, but there is no other process'
       )
-    from anp_jax.runtimes import transport  # Flight is imported
+    from anp_jax.runtimes import transport  # imports Flight
     from anp_jax.runtimes.offload import remote
 
-    self._let_go = remote.let_go
     token = processes.gather(secrets.token_hex(32))[0]
-    found = []
-    for rank, card in enumerate(processes.gather(None)):
-      if card is None:
+    devices = []
+    for rank, server in enumerate(processes.gather(None)):
+      if server is None:
         continue
-      client = transport.connect(config, card['address'], token, remote.TIMEOUT)
+      client = transport.connect(
+        config, server['address'], token, remote.TIMEOUT
+      )
       self._clients.append(client)
-      for number, device in enumerate(card['devices']):
-        label = f'{device["kind"]} (rank {rank} on {processes.hosts[rank]})'
-        found.append(remote.Far(client, number, label, device))
-    self._votes = remote.Votes(self._clients)
-    return found
+      for index, description in enumerate(server['devices']):
+        host = processes.hosts[rank]
+        label = f'{description["kind"]} (rank {rank} on {host})'
+        devices.append(remote.RemoteDevice(client, index, label, description))
+    self._poller = remote.VotePoller(self._clients)
+    return devices
 
 
 def serve(config, processes: cluster.Processes) -> None:
-  """Helps process 0 until it wants nothing more.
+  """Serves this process's devices to process 0 until that ends it.
 
   Raises:
-    ConfigError: if the config has no helpers in other processes.
+    ConfigError: if the config has no offload devices in other processes.
   """
   if PROCESSES not in config.strategy.helpers:
     raise config_lib.ConfigError(
       f'config.strategy.helpers={tuple(config.strategy.helpers)}: there are '
       f'{processes.count} processes; expected {PROCESSES!r} among them'
     )
-  from anp_jax.runtimes.offload import remote  # Flight is imported
+  from anp_jax.runtimes.offload import remote  # imports Flight
 
+  devices = jax.local_devices()
   token = processes.gather(None)[0]
-  desk = remote.Desk(config, processes.place, token, jax.local_devices())
+  server = remote.OffloadServer(config, processes.place, token, devices)
   processes.gather(
     {
-      'address': desk.address,
-      'devices': [remote.shown(d) for d in jax.local_devices()],
+      'address': server.address,
+      'devices': [remote.describe(device) for device in devices],
     }
   )
-  with contextlib.closing(desk), processes.listening():
-    while not desk.is_over:
-      # It lives also while nobody asks, as in a long evaluation.
-      processes.beat('helping', desk.asked)
-      desk.vote = max(desk.vote, processes.vote())
+  with contextlib.closing(server), processes.listening():
+    while not server.has_ended:
+      # A heartbeat also without requests, as in a long evaluation.
+      processes.beat('serving', server.requests)
+      server.vote = max(server.vote, processes.vote())
       time.sleep(_POLL)
 
 
-class _Alone:
-  """The process that trains, as if there were no other: these only help it."""
+class _SingleProcess:
+  """The process that trains, as if the offload processes did not exist."""
 
   index, count, hosts = 0, 1, ('',)
 
@@ -144,18 +156,18 @@ class _Alone:
     self.listening = processes.listening
 
   def gather(self, value) -> list:
-    """Its own value."""
+    """The value of this process alone."""
     return [value]
 
   def check_shared(self, workdir: str) -> None:
-    """The others never look at the workdir."""
+    """Accepts any workdir: the offload processes never read it."""
 
   def vote(self) -> int:
-    """What it asks, or a helper's process."""
+    """The larger vote of this process and the offload processes."""
     return max(self._processes.vote(), self._vote())
 
 
-def _local(name):
+def _local_device(name):
   """The device of this process that a name such as 'cpu:1' means."""
   platform, _, number = name.partition(':')
   try:
@@ -163,9 +175,9 @@ def _local(name):
   except RuntimeError:
     devices = []
   if int(number) >= len(devices):
-    there = [f'{d.platform}:{i}' for i, d in enumerate(devices)]
+    names = [f'{d.platform}:{i}' for i, d in enumerate(devices)]
     raise config_lib.ConfigError(
       f'config.strategy.helpers: there is no {name!r} here; expected '
-      f'{", ".join(there) or "another platform than " + platform}'
+      f'{", ".join(names) or "another platform than " + platform}'
     )
   return devices[int(number)]

@@ -1,4 +1,4 @@
-"""Helpers in other processes: what they are asked travels over Flight."""
+"""Offload devices of other processes, which are called over Arrow Flight."""
 
 from concurrent import futures
 import contextlib
@@ -13,223 +13,232 @@ import pyarrow as pa
 from pyarrow import flight
 
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.offload import device as helper_lib
+from anp_jax.runtimes.offload import device as device_lib
 
-# Seconds of a call: the first one waits until a program is compiled. Of a
-# process that has gone, the processes' own watch tells sooner.
+# Seconds of a call: the first one waits until a program is compiled. The
+# watchdog reports a process that has gone sooner.
 TIMEOUT = 600.0
-# Seconds in which that watch ends this process, with a line that says who has
-# gone; of an error in a callback JAX would print a traceback first.
+# Seconds in which the watchdog ends this process, with a line that names the
+# process that has gone; JAX would print a callback's error as a traceback.
 _GRACE = 5.0
-_PERIOD = 1.0  # seconds between two questions for a vote
+_PERIOD = 1.0  # seconds between two requests for a vote
 
 
-def shown(device: jax.Device) -> dict:
-  """What another process has to know of a device: JSON values."""
+def describe(device: jax.Device) -> dict:
+  """What another process needs to know of a device: JSON values."""
   target = device.platform
   if target == 'gpu':
     is_rocm = 'rocm' in device.client.platform_version.lower()
     target = 'rocm' if is_rocm else 'cuda'
-  kind = helper_lib.kind(device)
+  kind = device_lib.kind(device)
   return {'kind': kind, 'platform': device.platform, 'target': target}
 
 
-def let_go(client: transport.Client) -> None:
-  """Tells a process that it is over, if it is still there."""
+def end(client: transport.Client) -> None:
+  """Tells an offload process to end, if it is still there."""
   with contextlib.suppress(pa.ArrowException):
-    client.ask('over')
+    client.ask('end')
 
 
-class Far:
-  """A device of another process, with the face of `helper.Helper`.
+class RemoteDevice:
+  """A device of another process; the interface of `device.LocalDevice`.
 
   Attributes:
     name: of the device, for people.
     platform: 'cpu', 'gpu' or 'tpu'.
-    error: what went wrong on the way or there, or None.
-    is_lost: whether it is because its process has gone.
+    error: the first exception of a call or of a task there, or None.
+    is_lost: whether that is because its process has gone.
   """
 
   def __init__(
-    self, client: transport.Client, device: int, name: str, card: dict
+    self, client: transport.Client, index: int, name: str, description: dict
   ):
-    """Makes it.
+    """Starts the threads that send and receive.
 
     Args:
       client: of the process.
-      device: its number there.
+      index: of the device, among those of its process.
       name: of the device, for people.
-      card: see `shown`.
+      description: see `describe`.
     """
-    self.name, self.platform = name, card['platform']
+    self.name, self.platform = name, description['platform']
     self.error, self.is_lost = None, False
-    self._client, self._device = client, device
-    self._target = card['target']
-    self._taught = set()
-    # Each in order, and beside each other: what a layer is given may travel
-    # while the gradient of the one after it comes back.
-    self._up, self._down = (
-      futures.ThreadPoolExecutor(1, name) for name in ('up', 'down')
+    self._client, self._index = client, index
+    self._target = description['target']
+    self._installed = set()
+    # Each thread keeps the order of its calls; a layer's input may be sent
+    # while the gradient of the next one is received.
+    self._sender, self._receiver = (
+      futures.ThreadPoolExecutor(1, name) for name in ('send', 'receive')
     )
 
   def forward(
-    self, task: helper_lib.Task, x: np.ndarray, kernel: np.ndarray, keep: bool
+    self, task: device_lib.Task, x: np.ndarray, kernel: np.ndarray, keep: bool
   ) -> futures.Future:
-    """Begins a task; see `helper.Helper.forward`."""
+    """Starts the forward pass; see `device.LocalDevice.forward`."""
 
     def send():
-      if task.number not in self._taught:
-        self._teach(task)
-        self._taught.add(task.number)
+      if task.number not in self._installed:
+        self._install(task)
+        self._installed.add(task.number)
       self._put('forward', task.number, [x, kernel], keep=keep)
 
-    return self._answer(self._up.submit(send), task.number, 'y', task.y)
+    return self._result(self._sender.submit(send), task.number, 'y', task.y)
 
   def backward(
-    self, task: helper_lib.Task, dy: np.ndarray, of_x: bool
+    self, task: device_lib.Task, dy: np.ndarray, needs_dx: bool
   ) -> tuple[futures.Future | None, futures.Future]:
-    """Begins the backward pass; see `helper.Helper.backward`."""
+    """Starts the backward pass; see `device.LocalDevice.backward`."""
     number = task.number
-    sent = self._up.submit(self._put, 'backward', number, [dy], of_x=of_x)
-    dx = self._answer(sent, number, 'dx', task.x) if of_x else None
-    return dx, self._answer(sent, number, 'dkernel', task.kernel)
+    request = self._sender.submit(
+      self._put, 'backward', number, [dy], needs_dx=needs_dx
+    )
+    dx = self._result(request, number, 'dx', task.x) if needs_dx else None
+    return dx, self._result(request, number, 'dkernel', task.kernel)
 
   def close(self) -> None:
-    """Says that nothing more will be asked."""
-    for pool in (self._up, self._down):
-      pool.shutdown(wait=False, cancel_futures=True)
+    """Stops the threads; calls that have not started are dropped."""
+    for thread in (self._sender, self._receiver):
+      thread.shutdown(wait=False, cancel_futures=True)
 
-  def _teach(self, task):
-    """Sends a task's programs, compiled there."""
+  def _install(self, task):
+    """Sends a task's programs, which are compiled there."""
     wide = task.x.dtype == np.float64
     with jax.enable_x64(wide):
-      for name, (function, likes) in task.programs(self.platform).items():
-        made = export.export(jax.jit(function), platforms=[self._target])
-        content = np.frombuffer(made(*likes).serialize(), np.uint8)
+      for name, (function, shapes) in task.programs(self.platform).items():
+        program = export.export(jax.jit(function), platforms=[self._target])
+        content = np.frombuffer(program(*shapes).serialize(), np.uint8)
         self._put('program', task.number, [content], name=name)
 
-  def _put(self, kind, number, arrays, **more):
-    request = {'kind': kind, 'device': self._device, 'number': number, **more}
-    self._noting(self._client.put, request, arrays)
+  def _put(self, kind, number, arrays, **options):
+    request = {'kind': kind, 'device': self._index, 'number': number, **options}
+    self._call(self._client.put, request, arrays)
 
-  def _answer(self, sent, number, name, like):
+  def _result(self, request, number, name, shape):
+    """A future of a result, received once its request was sent."""
+
     def receive():
-      sent.result()
-      _, data = self._noting(
-        self._client.get, 'result', device=self._device, number=number,
+      request.result()
+      _, data = self._call(
+        self._client.get, 'result', device=self._index, number=number,
         part=name,
       )  # fmt: skip
-      return transport.split(data, [like])[0]
+      return transport.split(data, [shape])[0]
 
-    return self._down.submit(receive)
+    return self._receiver.submit(receive)
 
-  def _noting(self, call, *arguments, **more):
+  def _call(self, method, *arguments, **options):
+    """Calls the other process; notes an error before it is raised."""
     try:
-      return call(*arguments, **more)
+      return method(*arguments, **options)
     except (pa.ArrowException, ValueError) as e:
-      gone = (flight.FlightUnavailableError, flight.FlightTimedOutError)
-      self.is_lost = isinstance(e, gone)
+      lost = (flight.FlightUnavailableError, flight.FlightTimedOutError)
+      self.is_lost = isinstance(e, lost)
       self.error = self.error or e
       if self.is_lost:
         time.sleep(_GRACE)
       raise
 
 
-class Votes:
-  """What helpers' processes want, asked of each about once a second.
+class VotePoller:
+  """Asks the offload processes about once a second whether to stop.
 
-  Of those that compute nothing, too.
+  Those whose devices compute nothing are asked, too.
 
   Attributes:
-    vote: the largest that was heard; see `cluster.stopping`.
+    vote: the largest that was received; see `cluster.preemption`.
   """
 
-  def __init__(self, clients):
-    """Begins to ask these `wire.Client`s."""
+  def __init__(self, clients: list[transport.Client]):
+    """Starts to ask these processes."""
     self.vote = 0
     self._clients = clients
     self._end = threading.Event()
-    self._thread = threading.Thread(target=self._ask, name='votes', daemon=True)
+    self._thread = threading.Thread(target=self._poll, name='vote', daemon=True)
     self._thread.start()
 
   def close(self) -> None:
-    """Asks no more."""
+    """Stops asking."""
     self._end.set()
-    # Not for ever: one that has stopped does not answer.
+    # Bounded: a process that was suspended does not answer.
     self._thread.join(_PERIOD)
 
-  def _ask(self):
+  def _poll(self):
     while not self._end.wait(_PERIOD):
       for client in self._clients:
-        # That one has gone is for the processes' own watch to tell.
+        # The watchdog reports a process that has gone.
         with contextlib.suppress(pa.ArrowException):
           self.vote = max(self.vote, client.ask('vote')['vote'])
 
 
-class Desk(transport.Port):
-  """Where a helping process is asked.
+class OffloadServer(transport.Port):
+  """Serves the devices of an offload process to the process that trains.
 
   Attributes:
-    asked: how often it was.
+    requests: number of tasks and programs that were received.
     vote: what this process asks of the one that trains.
-    is_over: whether it wants nothing more.
+    has_ended: whether the process that trains has ended it.
   """
 
   def __init__(self, config, place, token: str, devices):
-    """As `wire.Port`; devices: jax.Devices of this process."""
-    self.asked = self.vote = 0
-    self.is_over = False
-    self._helpers = [helper_lib.Helper(d, str(d)) for d in devices]
-    self._programs = {}  # (device, number) to exported ones, by name
-    self._begun = {}  # (device, number, name) to future
-    super().__init__(config, place, token, 'a helper')
+    """Opens the server's port.
+
+    Args:
+      config: the run's config.
+      place: of this process, see `transport.Port`.
+      token: of the run.
+      devices: jax.Devices of this process.
+    """
+    self.requests = self.vote = 0
+    self.has_ended = False
+    self._devices = [device_lib.LocalDevice(d, str(d)) for d in devices]
+    self._programs = {}  # (device, number) to exported programs, by name
+    self._results = {}  # (device, number, name) to future
+    super().__init__(config, place, token, 'an offload process')
 
   def do_put(self, context, descriptor, reader, writer):
-    """A task, or a function of one."""
+    """Receives a program of a task, or starts a pass of one."""
     del context
     with transport.answering():
       request = json.loads(descriptor.command)
       data = transport.taken(reader, request['bytes'])
-      self.asked += 1
-      place = request['device'], request['number']
-      helper = self._helpers[place[0]]
+      self.requests += 1
+      key = request['device'], request['number']
+      device = self._devices[key[0]]
       if request['kind'] == 'program':
-        self._learn(helper, place, request['name'], data)
+        self._install(device, key, request['name'], data)
       elif request['kind'] == 'forward':
-        likes = self._programs[place]['y'].in_avals
-        x, kernel = transport.split(data, likes)
-        self._begun[*place, 'y'] = helper.begin(
-          place[1], x, kernel, request['keep']
+        x, kernel = transport.split(data, self._programs[key]['y'].in_avals)
+        self._results[*key, 'y'] = device.start_forward(
+          key[1], x, kernel, request['keep']
         )
       else:
-        (like,) = self._programs[place]['y'].out_avals
-        (dy,) = transport.split(data, [like])
-        dx, dkernel = helper.back(place[1], dy, request['of_x'])
-        self._begun[*place, 'dx'] = dx
-        self._begun[*place, 'dkernel'] = dkernel
+        (dy,) = transport.split(data, self._programs[key]['y'].out_avals)
+        dx, dkernel = device.start_backward(key[1], dy, request['needs_dx'])
+        self._results[*key, 'dx'] = dx
+        self._results[*key, 'dkernel'] = dkernel
     writer.write(b'taken')
 
   def do_get(self, context, ticket):
-    """A result, once it is there."""
+    """Sends a result as soon as it has been computed."""
     del context
     with transport.answering():
       request = json.loads(ticket.ticket)
-      place = request['device'], request['number'], request['part']
-      found = self._begun.pop(place).result()
-      return transport.stream({}, [found])
-
-  def close(self):
-    """Listens no more."""
-    self.shutdown()
+      key = request['device'], request['number'], request['part']
+      return transport.stream({}, [self._results.pop(key).result()])
 
   def do_action(self, context, action):
-    """A vote, or the end."""
+    """Answers with this process's vote; ends the service on request."""
     del context
-    if action.type == 'over':
-      self.is_over = True
+    if action.type == 'end':
+      self.has_ended = True
     return [json.dumps({'vote': self.vote}).encode()]
 
-  def _learn(self, helper, place, name, data):
-    programs = self._programs.setdefault(place, {})
+  def close(self):
+    """Closes the port."""
+    self.shutdown()
+
+  def _install(self, device, key, name, data):
+    programs = self._programs.setdefault(key, {})
     programs[name] = export.deserialize(bytearray(data.tobytes()))
-    helper.learn(place[1], {k: jax.jit(p.call) for k, p in programs.items()})
+    device.install(key[1], {k: jax.jit(p.call) for k, p in programs.items()})

@@ -10,7 +10,7 @@ import numpy as np
 
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import timing as timing_lib
-from anp_jax.runtimes.offload import offloaded
+from anp_jax.runtimes.offload import device as device_lib
 
 
 class Timing(timing_lib.Timing):
@@ -87,7 +87,9 @@ def _helping(call, count, helper):
   """() -> a function that has a helper compute features, and waits for it."""
 
   def make():
-    task = offloaded.task(call.convolve, call.x, call.kernel, call.y, count)
+    task = device_lib.Task.create(
+      call.convolve, call.x, call.kernel, call.y, count
+    )
     random = np.random.default_rng(0)
     x, kernel, dy = (
       (random.random(like.shape, np.float32) - 0.5).astype(like.dtype)
