@@ -2,6 +2,7 @@
 
 import csv
 
+from anp_jax.system import markdown as markdown_lib
 from scripts.study import grid
 from scripts.study import results
 
@@ -95,22 +96,12 @@ def notes(points: list[results.Point], cores: int | None) -> list[str]:
 
 def lines(table: list[tuple[str, ...]]) -> list[str]:
   """Rows as aligned text."""
-  widths = [max(map(len, column)) for column in zip(*table)]
-  return [
-    '  '.join(
-      [row[0].ljust(widths[0])]
-      + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
-    )
-    for row in table
-  ]
+  return markdown_lib.plain(table, 'lr').splitlines()
 
 
 def markdown(table: list[tuple[str, ...]]) -> list[str]:
   """Rows as the lines of a Markdown table."""
-  head, *body = table
-  rule = ('---', *['---:'] * (len(head) - 1))
-  escaped = [[c.replace(_CROWDED, '\\*') for c in row] for row in body]
-  return [f'| {" | ".join(row)} |' for row in (head, rule, *escaped)]
+  return markdown_lib.table(table, 'lr').splitlines()
 
 
 def write_cells(

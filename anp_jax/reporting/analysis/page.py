@@ -5,6 +5,7 @@ import os
 
 from anp_jax.data import vocabulary
 from anp_jax.reporting import telemetry
+from anp_jax.system import markdown
 
 FOLDER = 'evaluation'  # in a workdir, with a folder for each
 # Of an evaluation's folder.
@@ -72,23 +73,23 @@ def text(said: dict, results) -> str:
   """
   what = f'Checkpoint of step {said["step"]}'
   if said.get('weights'):
-    what = f'Weights of {_plain(said["weights"])}'
+    what = f'Weights of {markdown.escape(said["weights"])}'
   images = vocabulary.counted(said['scores']['examples'], 'image')
   parts = [
-    f'# {_plain(said["data"])}',
+    f'# {markdown.escape(said["data"])}',
     f'{what}, {images}'
     + (f', {said["damaged"]:,} of which could not be read'
        if said['damaged'] else ''),
-    _table(('', ''), lines(said['scores'])),
+    markdown.table([('', ''), *lines(said['scores'])]),
     'Macro accuracy is the mean of the accuracies of the classes, whatever '
     'their sizes. The calibration error (ECE) is the mean distance between '
     'confidence and accuracy over 15 bins of equal width (Guo et al., 2017).',
   ]  # fmt: skip
   if said['confusions']:
-    parts += ['## Most confused', _table(
+    parts += ['## Most confused', markdown.table([
       ('class', 'called', 'times'),
-      [(a, b, str(n)) for a, b, n in said['confusions'][:_EACH]],
-    )]  # fmt: skip
+      *((a, b, str(n)) for a, b, n in said['confusions'][:_EACH]),
+    ])]  # fmt: skip
   parts += _best_and_worst(results)
   for title, file in figures(said['files']):
     parts += [f'## {title}', f'![{title}]({file})']
@@ -107,11 +108,11 @@ def _best_and_worst(results):
   head = ('class', 'images', 'top-1', 'top-5', 'precision', 'confused with')
 
   def table(chosen):
-    return _table(head, [
+    return markdown.table([head, *(
       (r['class'], str(r['images']), _percent(r['top1']), _percent(r['top5']),
        _percent(r['precision']), r['most_confused_with'])
       for r in chosen
-    ])  # fmt: skip
+    )])  # fmt: skip
 
   if len(rows) <= 2 * _EACH:
     return ['## Classes, the hardest first', table(rows)]
@@ -123,15 +124,3 @@ def _best_and_worst(results):
 
 def _percent(value):
   return '-' if value is None else f'{100 * value:.1f}%'
-
-
-def _table(head, rows):
-  every = [head, ['---'] * len(head), *[map(_plain, row) for row in rows]]
-  return '\n'.join(f'| {" | ".join(row)} |' for row in every)
-
-
-def _plain(text):
-  """A name that Markdown takes for no markup."""
-  for c in '\\`*_[]<>|#':
-    text = text.replace(c, '\\' + c)
-  return text.replace('\n', ' ')

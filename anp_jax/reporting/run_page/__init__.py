@@ -6,6 +6,7 @@ import os
 from anp_jax.reporting.run_page import curves
 from anp_jax.reporting.run_page import html
 from anp_jax.reporting.run_page import tables
+from anp_jax.system import markdown
 
 _FOLDER = 'report'
 _FACTS = 'run.json'  # what a later page needs to know of the training
@@ -41,7 +42,9 @@ def write(
   }
   _write(os.path.join(folder, _FACTS), json.dumps(known, indent=1))
   again(workdir, html.newest_evaluation(workdir))
-  shown = [tables.text(rows) for rows in (scores, facts) if rows]
+  shown = [
+    markdown.plain(rows, tables.align(rows)) for rows in (scores, facts) if rows
+  ]
   return '\n\n'.join(shown or ['nothing was recorded']) + '\n'
 
 
@@ -112,9 +115,9 @@ def _page(name, scores, facts, config_text):
   fence = '```'
   parts = [f'# {name}']
   if scores:
-    parts.append(tables.markdown(scores))
+    parts.append(markdown.table(scores, 'lr'))
   if facts:
-    parts.append(tables.markdown([('run', ''), *facts]))
+    parts.append(markdown.table([('run', ''), *facts]))
   parts += [
     '![Loss, accuracy, learning rate and images/s over the epochs](curves.png)',
     '## Config',

@@ -77,25 +77,9 @@ def fact(value) -> str:
   return f'{value:.6g}' if isinstance(value, float) else str(value)
 
 
-def text(rows: list) -> str:
-  """Rows as aligned columns, to the right below a head (first cell empty)."""
-  widths = [max(map(len, column)) for column in zip(*rows)]
-  right = not rows[0][0]
-  lines = []
-  for row in rows:
-    cells = [row[0].ljust(widths[0])]
-    for cell, width in zip(row[1:], widths[1:]):
-      cells.append(cell.rjust(width) if right else cell.ljust(width))
-    lines.append('  '.join(cells).rstrip())
-  return '\n'.join(lines)
-
-
-def markdown(rows: list) -> str:
-  """Rows as a Markdown table, aligned like `text`."""
-  lines = [[cell.replace('|', '\\|') for cell in row] for row in rows]
-  side = '---' if rows[0][0] else '---:'
-  lines.insert(1, ['---'] + [side] * (len(rows[0]) - 1))
-  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+def align(rows: list) -> str:
+  """The columns' alignment: to the right below a head (first cell empty)."""
+  return 'l' if rows[0][0] else 'lr'
 
 
 def _best(name, lines):
