@@ -8,7 +8,7 @@ srun python main.py ...    # or mpirun, or see docs/clusters.md
 from anp_jax.system import interrupts
 
 if __name__ == '__main__':
-  interrupts.watch()  # all else takes time
+  interrupts.install()  # all else takes time
 
 import os
 import sys
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
   try:
     overrides, rest = command_line.split_overrides(argv[1:])
     flags = command_line.main_flags(rest, __doc__)
-    place = cluster.find(
+    place = cluster.detect(
       flags.coordinator, flags.num_processes, flags.process_id
     )
     config, workdir = command_line.from_flags(flags, overrides, place.count)
@@ -32,7 +32,9 @@ def main(argv: list[str]) -> int:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
 
-  interrupts.set_line(f'interrupted; the same command goes on in {workdir}')
+  interrupts.set_line(
+    f'interrupted; run the same command to resume in {workdir}'
+  )
   xla_flags.enable_for(config)
   command = {'--mode': flags.mode, '--checkpoint': flags.checkpoint}
   try:

@@ -11,7 +11,7 @@ and preprocessing.json.
 from anp_jax.system import interrupts
 
 if __name__ == '__main__':
-  interrupts.watch()  # all else takes time
+  interrupts.install()  # all else takes time
 
 import os
 import sys

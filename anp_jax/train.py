@@ -9,7 +9,7 @@ from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager as checkpoint_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
-from anp_jax.checkpoint.weights import start
+from anp_jax.checkpoint.weights import initial
 from anp_jax.cluster import preemption
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
@@ -108,8 +108,8 @@ def _run(config, workdir, processes, pool=None):
   )
   if config.checkpoint.keep_best:
     checkpoint_lib.check_best_metric(config, objective.metric_names)
-  workdir_lib.claim(workdir, config, train_source.vocabulary)
-  workdir_lib.note_class_sizes(workdir, train_source)
+  workdir_lib.open_or_refuse(workdir, config, train_source.vocabulary)
+  workdir_lib.record_class_sizes(workdir, train_source)
   total = config_lib.steps(config.duration, batch_size, len(train_source))
   folder = os.path.join(workdir, checkpoint_lib.NEWEST)
   saved = processes.gather(checkpoint_lib.saved_steps(folder))[0]
@@ -134,7 +134,7 @@ def _run(config, workdir, processes, pool=None):
   )
   restored = checkpoints.restore()
   step = restored[1] if restored else 0
-  weights, taken = ({}, []) if restored else start.given(
+  weights, taken = ({}, []) if restored else initial.load(
     config, parts, objective, train_source.vocabulary, workdir,
     processes.gather,
   )  # fmt: skip
@@ -153,7 +153,7 @@ def _run(config, workdir, processes, pool=None):
 
   def evaluated():
     batches = stream.evaluation(eval_source)
-    batches = processes.each(batches, 'evaluating', step)
+    batches = processes.heartbeat_each(batches, 'evaluating', step)
     if step < total or not config.eval.examples:
       scores = eval_loop.run(eval_step, parts.scored(state), batches)
       eval_loop.check_damage(config, eval_source, scores)
@@ -179,7 +179,7 @@ def _run(config, workdir, processes, pool=None):
 
   @contextlib.contextmanager
   def pause(what):
-    processes.beat(what, step)
+    processes.heartbeat(what, step)
     with telemetry.paused(what):
       yield
 
@@ -220,8 +220,8 @@ def _run(config, workdir, processes, pool=None):
 
   # The loop. Order of effects after a step: its numbers, newest checkpoint,
   # evaluation, best checkpoint, stop.
-  scores, vote = {}, preemption.GO_ON
-  with processes.listening(checkpoints.to_save):
+  scores, vote = {}, preemption.CONTINUE
+  with processes.handling_signals(checkpoints.expected_save_seconds):
     try:
       if owes:
         scores = score()
@@ -262,9 +262,9 @@ def _run(config, workdir, processes, pool=None):
         if done or vote:
           break
         with profile.step(step + 1, values):
-          processes.beat('input', step + 1)
+          processes.heartbeat('input', step + 1)
           batch = next(feed)
-          processes.beat('step', step + 1)
+          processes.heartbeat('step', step + 1)
           state, values = train_step(state, batch)
       with pause('saving'):
         checkpoints.wait()
@@ -276,7 +276,9 @@ def _run(config, workdir, processes, pool=None):
   if jax.process_index() == 0:
     if step < total:
       workdir_lib.mark_stopped(workdir, step, total, preemption.REASONS[vote])
-      print(f'stopped at step {step} of {total}; the same command goes on')
+      print(
+        f'stopped at step {step} of {total}; run the same command to resume'
+      )
     else:
       summary.report(config, workdir, mesh, one)
   return scores
@@ -305,7 +307,7 @@ class _Readings:
     Every process reads the same reduced numbers, so all raise or none.
     """
     if self._pending is None:
-      return preemption.GO_ON
+      return preemption.CONTINUE
     step, values = self._pending
     self._pending = None
     values = jax.device_get(values).tolist()

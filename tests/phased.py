@@ -57,9 +57,9 @@ def _kill_in_phase(cluster):
     return
   rank, phase, count, name = wanted[0].split()
   left = int(count)
-  real = cluster.Processes.beat
+  real = cluster.Processes.heartbeat
 
-  def beat(self, now, step=0):
+  def heartbeat(self, now, step=0):
     nonlocal left
     real(self, now, step)
     if now != phase or self.index != int(rank):
@@ -80,7 +80,7 @@ def _kill_in_phase(cluster):
       f.write(f'{rank} {phase} {count} {name}\n')
     os.kill(os.getpid(), getattr(signal, f'SIG{name}'))
 
-  cluster.Processes.beat = beat
+  cluster.Processes.heartbeat = heartbeat
 
 
 def _kill_in_call(rank):

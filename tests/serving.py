@@ -56,7 +56,7 @@ def run(config, workdir, count=1, changes=None):
   errors = []
 
   def one(index):
-    place = cluster_env.Place('test', index, count, hosts=1)
+    place = cluster_env.ClusterEnv('test', index, count, num_hosts=1)
     mine = _changed(config, (changes or {}).get(index, {}))
     with cluster.Processes(mine, place) as processes:
       return server_run.run(mine, str(workdir), processes)

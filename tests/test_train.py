@@ -147,7 +147,7 @@ def test_interrupted_run_goes_on_bit_for_bit(
     train.run(one, str(broken))
   text = capsys.readouterr()
   assert 'saving, then stopping' in text.err
-  assert 'the same command goes on' in text.out
+  assert 'run the same command to resume' in text.out
   stopped = max(int(p.name) for p in (broken / 'checkpoints').glob('[0-9]*'))
   assert 3 <= stopped < 12
   train.run(one, str(broken))
@@ -310,7 +310,7 @@ def test_ctrl_c_and_the_same_command_again(tmp_path):
       break
   rest = process.stdout.read()
   assert process.wait(60) == 130
-  assert 'the same command goes on' in rest
+  assert 'run the same command to resume' in rest
   at = int(rest.split('stopped at step ')[1].split()[0])
   command[-2] = f'--config.duration={at + 3} steps'
   done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)

@@ -165,7 +165,7 @@ class Checkpoints:
       )
     return None
 
-  def to_save(self) -> float:
+  def expected_save_seconds(self) -> float:
     """Seconds that one more save may take, to judge by those before.
 
     To be asked often, from any thread: what is under way is timed by that.

@@ -40,7 +40,7 @@ def labels(workdir: str) -> vocabulary_lib.Vocabulary:
   """The classes that the workdir's run was trained to name.
 
   Raises:
-    ConfigError: if its file is missing or is not what `claim` wrote.
+    ConfigError: if its file is missing or is not what `open_or_refuse` wrote.
   """
   path = os.path.join(workdir, LABELS_FILE)
   try:
@@ -64,7 +64,7 @@ def has_checkpoints(
   )
 
 
-def note_class_sizes(workdir: str, source) -> None:
+def record_class_sizes(workdir: str, source) -> None:
   """Writes how many images each class is trained on, where that is cheap."""
   path = os.path.join(workdir, SIZES_FILE)
   if jax.process_index() or os.path.exists(path) or source.kind == 'synthetic':
@@ -87,7 +87,7 @@ def class_sizes(workdir: str, classes: int) -> np.ndarray | None:
   return sizes if len(sizes) == classes else None
 
 
-def claim(workdir: str, config, vocabulary) -> None:
+def open_or_refuse(workdir: str, config, vocabulary) -> None:
   """Writes the run's config and classes into its workdir.
 
   Args:

@@ -1,6 +1,6 @@
 """The processes of a run: start together, agree, watch, stop together.
 
-with cluster.start(config, place, command) as processes:
+with cluster.start(config, env, command) as processes:
   train.run(config, workdir, processes=processes)
 """
 
@@ -23,7 +23,7 @@ from anp_jax.system import interrupts
 from anp_jax.system import xla_flags
 
 Lost = link_lib.Lost
-find = cluster_env.find
+detect = cluster_env.detect
 # JAX's own watch over its processes is the last resort: it ends them without
 # saying who was lost. Seconds at least, and times as long as ours.
 _JAX_TIMEOUT, _LATER = 600, 2
@@ -41,33 +41,36 @@ class Processes:
     index: of this process.
     count: of processes.
     hosts: the host of each process, by index.
-    place: of this process.
+    env: of this process.
   """
 
   def __init__(
-    self, config, place: cluster_env.Place = cluster_env.ALONE, link=None
+    self, config, env: cluster_env.ClusterEnv = cluster_env.ALONE, link=None
   ):
     """Makes the face; `start` connects.
 
     Args:
       config: the run's config.
-      place: of this process.
+      env: of this process.
       link: to the others; None: there are none.
     """
-    self.index, self.count, self.place = place.index, place.count, place
+    self.index, self.count, self.env = env.index, env.count, env
     self.hosts = link.hosts if link else ('',)
     self._link = link
     self._stack = contextlib.ExitStack()
-    self._watch = watch_lib.Watch(
+    self._watch = watch_lib.Watchdog(
       config.cluster.stall_timeout,
       self._stalled,
-      link.beat if link else lambda state: None,
+      link.heartbeat if link else lambda state: None,
       hub_lib.PULSE,
       joining_timeout=config.cluster.rendezvous_timeout,
     )
-    self._to_save = float
-    self._stop = preemption.Stop(
-      config, lambda: self._watch.to_stop() + self._to_save()
+    self._expected_save_seconds = float
+    self._stop = preemption.StopHandler(
+      config,
+      lambda: (
+        self._watch.expected_stop_seconds() + self._expected_save_seconds()
+      ),
     )
 
   def __enter__(self):
@@ -80,7 +83,7 @@ class Processes:
       self._stack.close()
       return
     if error is None:
-      self.beat('leaving', self._watch.state()['step'])
+      self.heartbeat('leaving', self._watch.state()['step'])
       self._link.close()
       self._stack.close()
       _shut_down_jax()
@@ -88,7 +91,7 @@ class Processes:
     self.end(error)
 
   def watch(self) -> None:
-    """Sees from now on that this process gets on; see `watch.Watch`."""
+    """Sees from now on that this process gets on; see `watchdog.Watchdog`."""
     self._watch.start()
     self._stack.callback(self._watch.stop)
 
@@ -101,14 +104,14 @@ class Processes:
     self._link.fail(code, text)
     link_lib.end_process(code, text)
 
-  def beat(self, phase: str, step: int = 0) -> None:
-    """Says that this process begins something; see `watch.Watch`."""
-    self._watch.beat(phase, step)
+  def heartbeat(self, phase: str, step: int = 0) -> None:
+    """Says that this process begins something; see `watchdog.Watchdog`."""
+    self._watch.heartbeat(phase, step)
 
-  def each(self, batches, phase: str, step: int):
+  def heartbeat_each(self, batches, phase: str, step: int):
     """The batches, each of them a beat: their number has no bound."""
     for batch in batches:
-      self._watch.beat(phase, step)
+      self._watch.heartbeat(phase, step)
       yield batch
 
   def gather(self, value) -> list:
@@ -124,17 +127,18 @@ class Processes:
     return self._stop.interrupted
 
   def vote(self) -> int:
-    """What this process asks of all; see `stopping`."""
+    """What this process asks of all; see `preemption`."""
     return self._stop.vote()
 
   @contextlib.contextmanager
-  def listening(self, to_save=float):
+  def handling_signals(self, expected_save_seconds=float):
     """Within it, a signal is a vote; outside it ends the process.
 
     Args:
-      to_save: returns the seconds that a save takes beside the loop.
+      expected_save_seconds: returns the seconds that a save takes while the
+        loop runs.
     """
-    self._to_save = to_save
+    self._expected_save_seconds = expected_save_seconds
     self._stop.listen(self._cannot_stop)
     try:
       yield
@@ -197,13 +201,13 @@ EXPECTED = (config_lib.ConfigError, link_lib.Lost, Failed)
 
 
 def start(
-  config, place: cluster_env.Place, command: dict | None = None
+  config, env: cluster_env.ClusterEnv, command: dict | None = None
 ) -> Processes:
   """Brings all processes of a run together, and JAX up in each.
 
   Args:
     config: the run's config.
-    place: of this process, from `find`.
+    env: of this process, from `detect`.
     command: what else all must have been told alike, by name.
 
   Returns:
@@ -216,27 +220,27 @@ def start(
   # Asynchronous ones meet at their servers, and outlive each other.
   trains = (command or {}).get('--mode') == 'train'
   apart = config.strategy.name == 'server' and trains
-  if place.count == 1 or apart:
-    if place.count > 1:
-      log_prefix.begin(f'[{place.index} {socket.gethostname()}] ')
-    problem = process_info.own_problem()
+  if env.count == 1 or apart:
+    if env.count > 1:
+      log_prefix.install(f'[{env.index} {socket.gethostname()}] ')
+    problem = process_info.startup_problem()
     if problem:
       raise config_lib.ConfigError(problem)
     s = config.strategy
     # One that only serves may do so on the CPU.
-    if not (apart and s.dedicated and place.index < s.servers):
+    if not (apart and s.dedicated and env.index < s.servers):
       _check_platform()
-    return Processes(config, place)
+    return Processes(config, env)
   settings = config.cluster
-  card = process_info.show(place, config, command or {})
-  log_prefix.begin(f'[{place.index} {card["host"]}] ')
+  card = process_info.collect(env, config, command or {})
+  log_prefix.install(f'[{env.index} {card["host"]}] ')
   # One process a host says it.
-  if card['platform'] == 'gpu' and not card['gpus'] and place.local_index <= 0:
+  if card['platform'] == 'gpu' and not card['gpus'] and env.local_index <= 0:
     print('nvidia-smi lists no GPU here: none can be told to be shared')
-  if not place.index:
-    _open_hub(place, settings)
-  link = link_lib.Link(place, card, settings)
-  processes = Processes(config, place, link)
+  if not env.index:
+    _open_hub(env, settings)
+  link = link_lib.CoordinatorClient(env, card, settings)
+  processes = Processes(config, env, link)
   # The others hear of it at once, and need not miss this one first.
   interrupts.before_leaving(lambda: processes.end(KeyboardInterrupt()))
   try:
@@ -244,10 +248,10 @@ def start(
     # No program spans the processes of a ring, nor those that help another.
     helps = config.strategy.helpers and trains
     if config.strategy.name == 'relay' or helps:
-      _keep_own_gpus(link.devices, processes.beat)
+      _keep_own_gpus(link.devices, processes.heartbeat)
     else:
-      _start_jax(place, link, settings, processes.beat)
-    processes.beat('starting')
+      _start_jax(env, link, settings, processes.heartbeat)
+    processes.heartbeat('starting')
   except BaseException as e:  # noqa: BLE001 - the others would wait for it
     processes.end(e)
   return processes
@@ -271,13 +275,13 @@ def exit_status(error: BaseException) -> tuple[int, str]:
   return 1, f'{type(error).__name__}: {lines[0]}'
 
 
-def _open_hub(place, settings):
-  _, port = cluster_env.split_address(place.coordinator)
+def _open_hub(env, settings):
+  _, port = cluster_env.split_address(env.coordinator_address)
   try:
-    hub_lib.Hub(
+    hub_lib.Coordinator(
       port,
-      place.count,
-      place.token,
+      env.count,
+      env.token,
       rendezvous_timeout=settings.rendezvous_timeout,
       heartbeat_timeout=settings.heartbeat_timeout,
       leave_timeout=max(settings.stall_timeout, settings.stop_timeout)
@@ -285,26 +289,26 @@ def _open_hub(place, settings):
     )
   except OSError as e:
     raise config_lib.ConfigError(
-      f'coordinator {place.coordinator!r}: rank 0 cannot open port {port} '
-      f'({e.strerror}); another run may hold it'
+      f'coordinator {env.coordinator_address!r}: rank 0 cannot open port '
+      f'{port} ({e.strerror}); another run may hold it'
     ) from e
 
 
-def _start_jax(place, link, settings, beat):
+def _start_jax(env, link, settings, beat):
   beat('loading')
   import jax  # noqa: PLC0415 - heavy: only once all processes are there
 
   beat('joining')
   # It would take SIGTERM for itself.
   jax.config.update('jax_enable_preemption_service', False)
-  host, _ = cluster_env.split_address(place.coordinator)
+  host, _ = cluster_env.split_address(env.coordinator_address)
   host = f'[{host}]' if ':' in host else host
   ours = max(settings.rendezvous_timeout, settings.heartbeat_timeout)
   timeout = int(max(_JAX_TIMEOUT, _LATER * ours))
   jax.distributed.initialize(
     f'{host}:{link.port}',
-    place.count,
-    place.index,
+    env.count,
+    env.index,
     local_device_ids=link.devices,
     initialization_timeout=timeout,
     heartbeat_timeout_seconds=timeout,

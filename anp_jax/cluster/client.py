@@ -25,7 +25,7 @@ class Lost(RuntimeError):
   """Another process is missing, lost or late; starting again may help."""
 
 
-class Link:
+class CoordinatorClient:
   """Says that this process lives and where it is; hears when all must end.
 
   Attributes:
@@ -33,13 +33,13 @@ class Link:
   """
 
   def __init__(
-    self, place: cluster_env.Place, card: dict, settings, leave=None
+    self, env: cluster_env.ClusterEnv, card: dict, settings, leave=None
   ):
     """Connects to process 0 and waits until all have come.
 
     Args:
-      place: of this process.
-      card: from `cards.show`.
+      env: of this process.
+      card: from `process_info.collect`.
       settings: config.cluster.
       leave: called (code, text, stacks) when all must end; ends this process.
 
@@ -47,7 +47,7 @@ class Link:
       ConfigError: if the processes do not go together.
       Lost: if one did not come in time.
     """
-    self._place = place
+    self._env = env
     self._settings = settings
     self._leave = leave or end_process
     self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class Link:
     self._socket.settimeout(settings.heartbeat_timeout)
     threading.Thread(target=self._listen, name='link', daemon=True).start()
 
-  def beat(self, state: dict) -> None:
+  def heartbeat(self, state: dict) -> None:
     """Tells where this process is: {'phase', 'step', 'seconds'}."""
     self._send({'beat': state})
 
@@ -94,11 +94,11 @@ class Link:
     """Waits until all have come to the end, then hangs up."""
     self.gather(0, hub_lib.LEAVE)
     self._send({'bye': 0})
-    if self._place.index:
+    if self._env.index:
       self._socket.close()
 
   def _connect(self):
-    host, port = cluster_env.split_address(self._place.coordinator)
+    host, port = cluster_env.split_address(self._env.coordinator_address)
     self._resolve(host, port)
     patience = self._settings.rendezvous_timeout
     start = said = time.monotonic()
@@ -114,17 +114,17 @@ class Link:
             else ''
           )
           raise Lost(
-            f'rank {self._place.index} on {socket.gethostname()}: no answer '
-            f'from rank 0 at {self._place.coordinator} within {patience:g} s '
-            f'({e.strerror or e}){hint}'
+            f'rank {self._env.index} on {socket.gethostname()}: no answer '
+            f'from rank 0 at {self._env.coordinator_address} within '
+            f'{patience:g} s ({e.strerror or e}){hint}'
           ) from e
       now = time.monotonic()
       # One process a host says it: the others of a hundred see the same.
-      if now - said >= hub_lib.SAY_EVERY and self._place.local_index <= 0:
+      if now - said >= hub_lib.SAY_EVERY and self._env.local_index <= 0:
         said = now
         print(
-          f'waiting: rank 0 at {self._place.coordinator} does not answer yet; '
-          f'{deadline - now:.0f} s left'
+          f'waiting: rank 0 at {self._env.coordinator_address} does not '
+          f'answer yet; {deadline - now:.0f} s left'
         )
       time.sleep(_RETRY)
 
@@ -137,8 +137,8 @@ class Link:
       except OSError as e:
         if time.monotonic() > deadline:
           raise config_lib.ConfigError(
-            f'coordinator {self._place.coordinator!r} does not resolve on '
-            f'{socket.gethostname()}: {e.strerror or e}'
+            f'coordinator {self._env.coordinator_address!r} does not resolve '
+            f'on {socket.gethostname()}: {e.strerror or e}'
           ) from e
       time.sleep(_RETRY)
 
@@ -157,7 +157,9 @@ class Link:
     except (OSError, ValueError) as e:
       if isinstance(e, config_lib.ConfigError):
         raise
-    raise Lost(f'rank 0 at {self._place.coordinator} has gone before all came')
+    raise Lost(
+      f'rank 0 at {self._env.coordinator_address} has gone before all came'
+    )
 
   def _listen(self):
     why = 'has gone: its process was ended, or its host'

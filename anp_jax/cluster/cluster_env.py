@@ -13,37 +13,37 @@ from anp_jax.system import xla_flags
 _FIRST_PORT, _PORTS = 61440, 4096
 
 
-class Place(NamedTuple):
+class ClusterEnv(NamedTuple):
   """One process among those of a run.
 
   Attributes:
-    how: who told: 'flags', 'Slurm', 'Open MPI', 'TPU' or '' (one process).
+    launcher: 'flags', 'Slurm', 'Open MPI', 'TPU' or '' (one process).
     index: of this process, from 0.
     count: of processes.
-    coordinator: 'host:port' where process 0 is met; '' for one process.
-    local_index: among the processes of this host; -1 where nobody told.
-    hosts: that the processes run on, or fewer; 0 where nobody told.
-    token: what all processes of this start share, and of no other.
+    coordinator_address: 'host:port' of process 0; '' for one process.
+    local_index: among the processes of this host; -1 where unknown.
+    num_hosts: a lower bound on the number of hosts; 0 where unknown.
+    token: identifies this launch; the same in all of its processes.
   """
 
-  how: str = ''
+  launcher: str = ''
   index: int = 0
   count: int = 1
-  coordinator: str = ''
+  coordinator_address: str = ''
   local_index: int = -1
-  hosts: int = 0
+  num_hosts: int = 0
   token: str = ''
 
 
-ALONE = Place()
+ALONE = ClusterEnv()
 
 
-def find(
+def detect(
   coordinator: str | None = None,
   count: int | None = None,
   index: int | None = None,
   environment: Mapping[str, str] = os.environ,
-) -> Place:
+) -> ClusterEnv:
   """From flags, else Slurm, Open MPI or a TPU pod, else one process.
 
   Args:
@@ -53,7 +53,7 @@ def find(
     environment: variables.
 
   Returns:
-    The place; its values are checked, nothing was connected.
+    The ClusterEnv; its values are checked, nothing was connected.
 
   Raises:
     ConfigError: naming the flag or variable at fault.
@@ -65,7 +65,7 @@ def find(
     raise config_lib.ConfigError(f'--{given} needs --{missing} beside it')
   if count is not None:
     return _checked(
-      Place('flags', index, count, coordinator or ''), '--num_processes',
+      ClusterEnv('flags', index, count, coordinator or ''), '--num_processes',
       '--process_id', '--coordinator=HOST:PORT',
     )  # fmt: skip
   for look in (_slurm, _open_mpi, _tpu):
@@ -112,13 +112,13 @@ def _slurm(environment, coordinator):
   if environment.get('OMPI_COMM_WORLD_SIZE', '1') not in ('1', str(count)):
     return None
   if count == 1:
-    return Place('Slurm', hosts=1, local_index=0)
+    return ClusterEnv('Slurm', num_hosts=1, local_index=0)
   job, step = environment.get('SLURM_JOB_ID', ''), environment['SLURM_STEP_ID']
   restart = environment.get('SLURM_RESTART_COUNT', '0')
   nodes = environment.get('SLURM_STEP_NODELIST', '')
   port = environment.get('JAX_COORDINATOR_PORT') or _port(job, step)
   return _checked(
-    Place(
+    ClusterEnv(
       'Slurm',
       _number(environment, 'SLURM_PROCID'),
       count,
@@ -137,7 +137,7 @@ def _open_mpi(environment, coordinator):
   count = _number(environment, 'OMPI_COMM_WORLD_SIZE')
   local = _number(environment, 'OMPI_COMM_WORLD_LOCAL_RANK')
   if count == 1:
-    return Place('Open MPI', hosts=1, local_index=0)
+    return ClusterEnv('Open MPI', num_hosts=1, local_index=0)
   name = environment.get('PMIX_NAMESPACE') or environment.get(
     'OMPI_MCA_ess_base_jobid', ''
   )
@@ -159,7 +159,7 @@ def _open_mpi(environment, coordinator):
       )
     coordinator = f'{host}:{_port(name)}'
   return _checked(
-    Place(
+    ClusterEnv(
       'Open MPI',
       _number(environment, 'OMPI_COMM_WORLD_RANK'),
       count,
@@ -192,7 +192,7 @@ def _tpu(environment, coordinator):
     return None
   port = environment.get('JAX_COORDINATOR_PORT') or _FIRST_PORT
   return _checked(
-    Place(
+    ClusterEnv(
       'TPU',
       _number(environment, 'TPU_WORKER_ID'),
       len(hosts),
@@ -205,29 +205,29 @@ def _tpu(environment, coordinator):
   )  # fmt: skip
 
 
-def _checked(place, count_name, index_name, address_name):
-  if place.count < 1:
+def _checked(env, count_name, index_name, address_name):
+  if env.count < 1:
     raise config_lib.ConfigError(
-      f'{count_name}={place.count}: expected 1 or more processes'
+      f'{count_name}={env.count}: expected 1 or more processes'
     )
-  if not 0 <= place.index < place.count:
+  if not 0 <= env.index < env.count:
     raise config_lib.ConfigError(
-      f'{index_name}={place.index}: expected a number from 0 to '
-      f'{place.count - 1}, as there are {place.count} processes'
+      f'{index_name}={env.index}: expected a number from 0 to '
+      f'{env.count - 1}, as there are {env.count} processes'
     )
-  if place.count == 1:
-    return place
-  if not place.coordinator:
+  if env.count == 1:
+    return env
+  if not env.coordinator_address:
     raise config_lib.ConfigError(
-      f'{place.count} processes need {address_name}, where process 0 is met'
+      f'{env.count} processes need {address_name}, where process 0 is met'
     )
-  host, _ = split_address(place.coordinator)
-  if place.hosts > 1 and is_loopback_name(host):
+  host, _ = split_address(env.coordinator_address)
+  if env.num_hosts > 1 and is_loopback_name(host):
     raise config_lib.ConfigError(
-      f'coordinator {place.coordinator!r} is a loopback address: of several '
-      'hosts, each would only find itself'
+      f'coordinator {env.coordinator_address!r} is a loopback address: of '
+      'several hosts, each would only find itself'
     )
-  return place
+  return env
 
 
 def is_loopback_name(host: str) -> bool:

@@ -41,7 +41,7 @@ class _Member:
   left: bool = False
 
 
-class Hub:
+class Coordinator:
   """Lets all processes start together, and ends all when one is lost."""
 
   def __init__(
@@ -174,7 +174,7 @@ class Hub:
 
   def _begin(self):
     shown = [self._members[i].card for i in range(self._count)]
-    problem = process_info.disagreement(shown)
+    problem = process_info.first_mismatch(shown)
     if problem:
       self._end(BAD_INPUT, problem)
       return
@@ -254,7 +254,7 @@ class Hub:
   def _late(self):
     """Who is behind: 'rank 1 on node2 is'; all of them where none is."""
 
-    def place(member):
+    def progress(member):
       phase = member.state.get('phase', '')
       # All else comes before the steps, or is the compiling of the first.
       order = _ORDER.index(phase) if phase in _ORDER else -1
@@ -265,8 +265,8 @@ class Hub:
       return member.state.get('step', 0), order
 
     members = [member for _, member in sorted(self._members.items())]
-    least = min(map(place, members))
-    late = [m for m in members if place(m) == least]
+    least = min(map(progress, members))
+    late = [m for m in members if progress(m) == least]
     if len(late) == len(members):
       return 'all ranks are equally'
     names = _listed([process_info.name(m.card) for m in late])

@@ -19,7 +19,7 @@ for line in sys.stdin.buffer:
 """
 
 
-def begin(mark: str) -> None:
+def install(mark: str) -> None:
   """From now on, every line on standard output and error begins with `mark`.
 
   Child processes inherit it. Where no process can be started, nothing changes.

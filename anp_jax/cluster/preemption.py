@@ -10,7 +10,7 @@ import threading
 import time
 
 # Votes: what a process asks of all, the largest wins.
-GO_ON, TIME_LIMIT, STOP = range(3)
+CONTINUE, TIME_LIMIT, STOP = range(3)
 VOTES = 3
 REASONS = {TIME_LIMIT: 'the time limit', STOP: 'a signal'}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -26,7 +26,7 @@ _MARGIN = 15.0  # seconds
 _NEAR, _LAST = 300.0, 5.0  # seconds
 
 
-class Stop:
+class StopHandler:
   """Turns signals and the time limit into this process's vote.
 
   Signals are read by a thread, so that they are heard while the main thread is
@@ -60,7 +60,7 @@ class Stop:
     self._cannot = None
 
   def vote(self) -> int:
-    """What this process asks of all: GO_ON, TIME_LIMIT or STOP."""
+    """What this process asks of all: CONTINUE, TIME_LIMIT or STOP."""
     if self._heard is not None:
       return STOP
     if self._ends is not None and not self._out_of_time:
@@ -68,9 +68,9 @@ class Stop:
       if left < _MARGIN + self._needed():
         self._out_of_time = True
         _say(f'{max(left, 0):.0f} s of time are left: saving, then stopping')
-    return TIME_LIMIT if self._out_of_time else GO_ON
+    return TIME_LIMIT if self._out_of_time else CONTINUE
 
-  def listen(self, cannot) -> 'Stop':
+  def listen(self, cannot) -> 'StopHandler':
     """Catches signals from now on, in the main thread only.
 
     Args:

@@ -15,11 +15,11 @@ from anp_jax.system import xla_flags
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
-def show(place, config, command: dict, environment=os.environ) -> dict:
+def collect(env, config, command: dict, environment=os.environ) -> dict:
   """This process's card: JSON values only; JAX is not imported.
 
   Args:
-    place: of this process.
+    env: of this process.
     config: the run's config.
     command: what else all must have been told alike, by name.
     environment: variables.
@@ -28,13 +28,13 @@ def show(place, config, command: dict, environment=os.environ) -> dict:
   versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
   python = platform_lib.python_version_tuple()
   return {
-    'index': place.index,
-    'count': place.count,
-    'token': place.token,
+    'index': env.index,
+    'count': env.count,
+    'token': env.token,
     'host': socket.gethostname(),
-    'local_index': place.local_index,
+    'local_index': env.local_index,
     'platform': here,
-    'problem': own_problem(environment),
+    'problem': startup_problem(environment),
     'gpus': gpus(environment) if here == 'gpu' else [],
     'loopback': _name_is_loopback(),
     'versions': {'Python': '.'.join(python[:2]), **versions},
@@ -44,7 +44,7 @@ def show(place, config, command: dict, environment=os.environ) -> dict:
   }
 
 
-def own_problem(environment=os.environ) -> str:
+def startup_problem(environment=os.environ) -> str:
   """What keeps this process alone from starting; '' if nothing."""
   given = _slurms_gpus(environment)
   here = xla_flags.platform(environment)
@@ -68,7 +68,7 @@ def name(card: dict) -> str:
   return f'rank {card["index"]} on {card["host"]}'
 
 
-def disagreement(cards: list[dict]) -> str:
+def first_mismatch(cards: list[dict]) -> str:
   """The first thing that keeps these processes from starting; '' if nothing.
 
   Args:
@@ -79,7 +79,7 @@ def disagreement(cards: list[dict]) -> str:
       return f'{name(card)}: {card["problem"]}'
   first = cards[0]
   for card in cards[1:]:
-    text = of_another_run(card, first)
+    text = run_mismatch(card, first)
     if text:
       return text
     if card['platform'] != first['platform'] and not _may_differ(first):
@@ -98,7 +98,7 @@ def disagreement(cards: list[dict]) -> str:
   return devices(cards)[1]
 
 
-def of_another_run(card: dict, first: dict) -> str:
+def run_mismatch(card: dict, first: dict) -> str:
   """Which of its versions, config, command or code is another; '' if none.
 
   On what the two compute is not looked at.

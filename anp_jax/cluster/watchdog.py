@@ -15,7 +15,7 @@ JOINING = ('loading', 'joining', 'opening', 'comparing')
 PAUSES = ('evaluating', 'saving')
 
 
-class Watch:
+class Watchdog:
   """Knows what this process does since when, and calls when it lasts too long.
 
   The bound on a step adapts: ten times the longest of the last 32, and never
@@ -62,7 +62,7 @@ class Watch:
     """Ends the thread; `stalled` is not called after this."""
     self._ended.set()
 
-  def beat(self, phase: str, step: int = 0) -> None:
+  def heartbeat(self, phase: str, step: int = 0) -> None:
     """Says that this process begins something: 'input', 'step', 'saving' ...
 
     The same phase of the same step again: that it gets on with it.
@@ -86,7 +86,7 @@ class Watch:
     phase, step, since = self._at
     return {'phase': phase, 'step': step, 'seconds': self._clock() - since}
 
-  def bound(self, phase: str) -> float:
+  def timeout(self, phase: str) -> float:
     """Seconds that a phase may last."""
     if phase in JOINING:
       return self._joining_timeout
@@ -95,20 +95,20 @@ class Watch:
     longest = max(self._durations, default=0.0)
     return max(self._stall_timeout, _STEPS * longest)
 
-  def to_stop(self) -> float:
+  def expected_stop_seconds(self) -> float:
     """Seconds that a stop may take from the vote to the end of its save."""
     # A vote is read some steps after it was given.
     return 2 * self._pause + 8 * max(self._durations, default=0.0)
 
-  def look(self) -> bool:
+  def is_stalled(self) -> bool:
     """Whether the present phase lasts too long."""
     state = self.state()
-    too_long = state['seconds'] > self.bound(state['phase'])
+    too_long = state['seconds'] > self.timeout(state['phase'])
     return bool(self._stall_timeout) and too_long
 
   def _run(self):
     while not self._ended.wait(self._seconds):
       self._pulse(self.state())
-      if self.look():
+      if self.is_stalled():
         self._stalled(self.state())
         return

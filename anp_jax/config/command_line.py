@@ -415,7 +415,7 @@ def _adopt_weights(config, overrides, run, is_untrained):
   keys = published.NORMALISATION
   if run.get('init.from') == path and not is_untrained:
     values = {key: tuple(run[key]) for key in keys if key in run}
-  elif not published.is_published(path) or published.absent(path):
+  elif not published.is_published(path) or published.missing_path(path):
     return  # the run says what is wrong with it
   elif is_untrained:
     keys = values = published.read(path).keys

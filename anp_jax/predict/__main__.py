@@ -15,7 +15,7 @@ Ends with 0 if a file was named, 1 if none could be, 2 for a bad argument.
 from anp_jax.system import interrupts
 
 if __name__ == '__main__':
-  interrupts.watch()  # all else takes time
+  interrupts.install()  # all else takes time
 
 from collections.abc import Iterable
 from collections.abc import Iterator

@@ -53,7 +53,9 @@ class Port(flight.FlightServerBase):
     address: for others, such as 'grpc://10.0.0.3:40123'.
   """
 
-  def __init__(self, config, place: cluster_env.Place, token: str, who: str):
+  def __init__(
+    self, config, place: cluster_env.ClusterEnv, token: str, who: str
+  ):
     """Opens a free port.
 
     Args:
@@ -170,7 +172,7 @@ def connect(config, address: str, token: str, timeout: float = 60.0) -> Client:
   return Client(address, token, pair and pair[0], timeout)
 
 
-def own_address(bind: str, place: cluster_env.Place) -> str:
+def own_address(bind: str, place: cluster_env.ClusterEnv) -> str:
   """Where the other processes of a run find this host.
 
   Args:
@@ -193,19 +195,23 @@ def own_address(bind: str, place: cluster_env.Place) -> str:
   if bind:
     return bind
   host = ''
-  if place.coordinator:
-    host, _ = cluster_env.split_address(place.coordinator)
-  if place.count == 1 or place.hosts == 1 or cluster_env.is_loopback_name(host):
+  if place.coordinator_address:
+    host, _ = cluster_env.split_address(place.coordinator_address)
+  if (
+    place.count == 1
+    or place.num_hosts == 1
+    or cluster_env.is_loopback_name(host)
+  ):
     return '127.0.0.1'
   name = socket.gethostname()
   # Debian's own /etc/hosts has 127.0.1.1 for it.
-  found = _resolved(name) or _route(place.coordinator)
+  found = _resolved(name) or _route(place.coordinator_address)
   if not found:
     raise config_lib.ConfigError(
       f"config.strategy.bind='': {name}, the name of this host, and its way to "
-      f'the coordinator {place.coordinator} have no address where other hosts '
-      "find it; expected an interface, such as 'eth0', or --coordinator="
-      '127.0.0.1:PORT where all processes are on one host'
+      f'the coordinator {place.coordinator_address} have no address where '
+      "other hosts find it; expected an interface, such as 'eth0', or "
+      '--coordinator=127.0.0.1:PORT where all processes are on one host'
     )
   return found
 

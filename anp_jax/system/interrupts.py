@@ -5,10 +5,10 @@ it leaves half a library, on which the interpreter crashes as it shuts down;
 raised in a callback from native code or of the garbage collector, it is
 dropped; and while native code compiles or waits, it is not raised at all. So no
 Python code is unwound: whatever has to last is whole on disk at any moment, as
-`kill -9` needs it too. In the training loop `cluster.stopping` takes over,
+`kill -9` needs it too. In the training loop `cluster.preemption` takes over,
 which saves first.
 
-A command imports this before all else. Before `watch`, Ctrl-C still ends in a
+A command imports this before all else. Before `install`, Ctrl-C still ends in a
 stack trace: so next to nothing is imported here.
 """
 
@@ -26,7 +26,7 @@ _callbacks = []
 _status = None
 
 
-def watch() -> None:
+def install() -> None:
   """Ends the process on Ctrl-C, from the first line of a command on."""
   # Ignored by what a shell started with `&`: that stays.
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

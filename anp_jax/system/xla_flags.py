@@ -154,7 +154,7 @@ def use_huge_pages(
     return
   tunables = [tunables] * bool(tunables) + ['glibc.malloc.hugetlb=1']
   environment['GLIBC_TUNABLES'] = ':'.join(tunables)
-  # A Ctrl-C that comes now waits for the new process; see `interrupts.watch`.
+  # A Ctrl-C that comes now waits for the new process; see `interrupts.install`.
   before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   # Without it a step is slower, and no less right.
   with contextlib.suppress(OSError):

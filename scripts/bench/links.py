@@ -149,7 +149,7 @@ def _measure(flags, strategy, processes, count):
   processes.gather(None)
   before, start = _interfaces(), time.perf_counter()
   for step in range(steps):
-    processes.beat('step', step)
+    processes.heartbeat('step', step)
     state, values = compiled(state, batch)
     jax.block_until_ready(values)
   seconds = time.perf_counter() - start
@@ -168,7 +168,9 @@ def _measure(flags, strategy, processes, count):
 def main():
   """Measures, and shows it on process 0."""
   flags = _flags()
-  place = cluster.find(flags.coordinator, flags.num_processes, flags.process_id)
+  place = cluster.detect(
+    flags.coordinator, flags.num_processes, flags.process_id
+  )
   if place.count < 2:
     print('skipped: it measures a network, between processes; see --help')
     return

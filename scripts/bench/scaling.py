@@ -117,7 +117,7 @@ def _measure(flags):
   """One of the two processes; the first returns each way's rates by round."""
   xla_flags.enable()
   config, strategies = _config(flags), flags.strategies.split(',')
-  place = cluster.find(flags.coordinator, 2, flags.process_id)
+  place = cluster.detect(flags.coordinator, 2, flags.process_id)
   ways = ['one', 'apart', *strategies]
   found = {way: [] for way in ways}
   with cluster.start(config, place, {}) as processes:

@@ -128,7 +128,7 @@ def _train_in_step(flags):
 
   build.create = slowed
   config = _config({'strategy.name': 'sync'}, _SYNC_STEPS, _WORKERS)
-  place = cluster.find(flags.coordinator, _WORKERS, flags.process_id)
+  place = cluster.detect(flags.coordinator, _WORKERS, flags.process_id)
   with cluster.start(config, place) as processes:
     train.run(config, flags.workdir, processes=processes)
 
@@ -194,7 +194,7 @@ def _run(keys, shards, updates, workdir):
 
   def one(index):
     config = _config(keys, updates, shards)
-    place = cluster_env.Place('bench', index, _WORKERS, hosts=1)
+    place = cluster_env.ClusterEnv('bench', index, _WORKERS, num_hosts=1)
     with cluster.Processes(config, place) as processes:
       run.run(config, workdir, processes)
 

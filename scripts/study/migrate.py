@@ -142,7 +142,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> None:
     if count > 1:
       token = processes.gather(secrets.token_hex(32) if not index else '')[0]
       box = post_lib.Post(
-        config, processes.place, token,
+        config, processes.env, token,
         lambda request, data: came.put((request['part'], data)),
         lambda name, request: None,
       )  # fmt: skip
@@ -169,7 +169,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> None:
       for lap in range(laps):
         for turn in range(count):
           held = (index - turn) % count
-          processes.beat('training', step)
+          processes.heartbeat('training', step)
           if runners:
             size, batch = sizes[held], runners[held].config.batch_size
             begin, end = lap * size // batch, (lap + 1) * size // batch
@@ -208,7 +208,7 @@ def main(arguments: list[str]) -> int:
   overrides, rest = command_line.split_overrides(arguments)
   flags = parser.parse_args(rest)
   try:
-    place = cluster.find(
+    place = cluster.detect(
       flags.coordinator, flags.num_processes, flags.process_id
     )
     config = command_line.load(flags.config, overrides)

@@ -99,7 +99,7 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
   if stopped:
     return (
       f'stopped at step {stopped["step"]} of {stopped["total"]} by '
-      f'{stopped["reason"]}; the same command goes on'
+      f'{stopped["reason"]}; run the same command to resume'
     )
   config = _as_saved(study.config(cell))
   write_record(study, cell, {'config': config, 'cores': cores})

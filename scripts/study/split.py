@@ -112,7 +112,7 @@ def measure(
   if brief:
     chosen = {name: chosen[name] for name in (PLAN, EQUAL)}
   for name, plan in chosen.items():
-    processes.beat('compiling')
+    processes.heartbeat('compiling')
     own = config.copy_and_resolve_references()
     own.strategy.plan = calibrate.text(costs, plan)
     parts = build.create(own, mesh, *about, helpers)
@@ -126,7 +126,7 @@ def measure(
     alone()
   found = {name: [] for name in (ALONE, *steps)}
   for turn in range(rounds + 1):
-    processes.beat('step', turn)
+    processes.heartbeat('step', turn)
     timing.round()
     processes.gather('ready')
     seconds = timing_lib.timed(alone) if alone else 0.0
@@ -181,7 +181,7 @@ def main(arguments: list[str]) -> int:
       raise config_lib.ConfigError(
         f'--rounds={flags.rounds}: expected 1 or more'
       )
-    place = cluster.find(
+    place = cluster.detect(
       flags.coordinator, flags.num_processes, flags.process_id
     )
     helps = bool(config.strategy.helpers)

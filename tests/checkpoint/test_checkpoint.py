@@ -393,7 +393,7 @@ def test_a_full_disk(tmp_path, config, monkeypatch, caplog, on_error):
 def test_a_save_is_timed_until_it_is_on_disk(tmp_path, config, monkeypatch):
   """Not until the loop goes on, which it does at once."""
   found = _open(tmp_path, config)
-  assert found.to_save() == 0
+  assert found.expected_save_seconds() == 0
   for name in ('AtomicRenameTemporaryPath', 'CommitFileTemporaryPath'):
     monkeypatch.setattr(
       getattr(atomicity, name), 'finalize',
@@ -402,15 +402,15 @@ def test_a_save_is_timed_until_it_is_on_disk(tmp_path, config, monkeypatch):
   start = time.monotonic()
   found.save(1, _state(1))
   while not (tmp_path / 'checkpoints/1').exists():
-    found.to_save()
+    found.expected_save_seconds()
     time.sleep(0.01)
   spent = time.monotonic() - start
   found.wait()
-  longest = found.to_save()
+  longest = found.expected_save_seconds()
   assert longest == pytest.approx(spent, rel=0.5)
   found.save(2, _state(2))
   # What is left of the one under way comes first.
-  assert longest < found.to_save() <= 2 * longest
+  assert longest < found.expected_save_seconds() <= 2 * longest
   found.close()
 
 

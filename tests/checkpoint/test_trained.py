@@ -212,19 +212,19 @@ def test_names_of_classes_stay_those_of_the_run(averaged):
   config = trained.load(str(averaged)).config
   others = vocabulary.Vocabulary(('big_cat', 'old_dog'))
   with pytest.raises(config_lib.ConfigError, match='names of their classes'):
-    workdir_lib.claim(str(averaged), config, others)
+    workdir_lib.open_or_refuse(str(averaged), config, others)
   assert (averaged / workdir_lib.LABELS_FILE).read_text() == before
 
 
 def test_a_run_of_pairs_goes_on_with_pairs(tmp_path, config):
   pairs = vocabulary.Vocabulary(('big_cat', 'old_dog'), nouns=('cat', 'dog'))
-  workdir_lib.claim(str(tmp_path), config, pairs)
+  workdir_lib.open_or_refuse(str(tmp_path), config, pairs)
   (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
   plain = vocabulary.Vocabulary(pairs.names)
   with pytest.raises(config_lib.ConfigError, match='config.data.pairs'):
-    workdir_lib.claim(str(tmp_path), config, plain)
+    workdir_lib.open_or_refuse(str(tmp_path), config, plain)
   config.data.pairs = 'yes'
-  workdir_lib.claim(str(tmp_path), config, plain.with_pairs('yes'))
+  workdir_lib.open_or_refuse(str(tmp_path), config, plain.with_pairs('yes'))
   assert workdir_lib.labels(str(tmp_path)) == pairs
 
 
@@ -239,7 +239,7 @@ def test_a_workdir_that_cannot_be_written_to_is_one_line(
 
   monkeypatch.setattr(workdir_lib.os, 'makedirs', full)
   with pytest.raises(config_lib.ConfigError) as e:
-    workdir_lib.claim(str(tmp_path / 'run'), config, classes)
+    workdir_lib.open_or_refuse(str(tmp_path / 'run'), config, classes)
   assert str(e.value).endswith(
     "/run' cannot be written to: No space left on device; choose another folder"
   )

@@ -91,9 +91,9 @@ def test_every_name_has_one_of_theirs_with_its_shape(kind):
     theirs, published = _theirs(kind, depth)
     have = published.tensors(theirs)
     have = {n: v.shape for n, v in have.items() if not n.endswith('tracked')}
-    found = naming.find(have)
+    found = naming.detect(have)
     got = {
-      naming.theirs(name, found): naming.shape_of_theirs(name, shape)
+      naming.published_name(name, found): naming.published_shape(name, shape)
       for name, shape in _names(_ours(depth)).items()
     }
     assert got == have
@@ -101,15 +101,17 @@ def test_every_name_has_one_of_theirs_with_its_shape(kind):
 
 def test_axes_there_and_back():
   kernel = np.random.default_rng(0).normal(size=(3, 5, 2, 4))
-  moved = naming.to_theirs('params/stem_conv/kernel', kernel)
+  moved = naming.to_published('params/stem_conv/kernel', kernel)
   # Element by element: theirs is (out, in, height, width).
   for index in np.ndindex(kernel.shape):
     row, column, channel, feature = index
     assert moved[feature, channel, row, column] == kernel[index]
-  assert (naming.to_ours('params/stem_conv/kernel', moved) == kernel).all()
+  assert (
+    naming.from_published('params/stem_conv/kernel', moved) == kernel
+  ).all()
 
 
 def test_names_of_others_are_refused():
   for name in ('params/conv1/kernel', 'params/stem_conv/table', 'x'):
     with pytest.raises(ValueError, match='is not of a ResNet'):
-      print(naming.theirs(name, naming.TORCHVISION))
+      print(naming.published_name(name, naming.TORCHVISION))

@@ -533,15 +533,15 @@ def test_weights_beside_a_trained_run_are_refused(tmp_path):
 
 
 def test_weights_without_names_are_those_of_the_data(tmp_path):
-  from anp_jax.checkpoint.weights import start
+  from anp_jax.checkpoint.weights import initial
   from anp_jax.data import vocabulary
 
   _file(tmp_path)
   config = command_line.load(_TINY, {'init.from': str(tmp_path)})
   data = vocabulary.Vocabulary(('a', 'b', 'c'))
-  assert start.vocabulary(config, data) == data
+  assert initial.vocabulary(config, data) == data
   with pytest.raises(config_lib.ConfigError, match='3 classes without names'):
-    start.vocabulary(config, vocabulary.Vocabulary(('a', 'b')))
+    initial.vocabulary(config, vocabulary.Vocabulary(('a', 'b')))
 
 
 @pytest.mark.parametrize(
@@ -549,10 +549,10 @@ def test_weights_without_names_are_those_of_the_data(tmp_path):
   [('auto', ('cat', 'dog')), ('no', ()), ('yes', ('cat', 'dog'))],
 )
 def test_names_of_weights_are_pairs_as_the_config_says(tmp_path, pairs, nouns):
-  from anp_jax.checkpoint.weights import start
+  from anp_jax.checkpoint.weights import initial
 
   names = ('big_cat', 'old_cat', 'old_dog')
   _folder(tmp_path, id2label={str(i): name for i, name in enumerate(names)})
   overrides = {'init.from': str(tmp_path), 'data.pairs': pairs}
-  known = start.vocabulary(command_line.load(_TINY, overrides), ())
+  known = initial.vocabulary(command_line.load(_TINY, overrides), ())
   assert (known.names, known.nouns) == (names, nouns)

@@ -101,7 +101,7 @@ class _Run:
     self.links, self.errors, self.ended = {}, {}, {}
     self.port = _free_port()
     self._threads = []
-    self.hub = hub_lib.Hub(
+    self.hub = hub_lib.Coordinator(
       self.port, count, 'job', rendezvous_timeout=rendezvous,
       heartbeat_timeout=heartbeat, leave_timeout=leave, say=self.said.append,
       **({'clock': clock, 'sleep': clock.sleep} if clock else {}),
@@ -123,7 +123,7 @@ class _Run:
     return self
 
   def _join(self, index, values):
-    place = cluster_env.Place(
+    env = cluster_env.ClusterEnv(
       'flags', index, self.count, f'127.0.0.1:{self.port}', token='job'
     )
     settings = types.SimpleNamespace(
@@ -135,7 +135,7 @@ class _Run:
 
     card = _card(index, self.count, values)
     try:
-      link = link_lib.Link(place, card, settings, leave)
+      link = link_lib.CoordinatorClient(env, card, settings, leave)
       self.links[index] = link
       _links.append(link)
     except (config_lib.ConfigError, link_lib.Lost) as e:
@@ -276,24 +276,27 @@ def test_many_missing_ranks_are_counted():
 
 
 def test_nobody_at_the_coordinator(capsys):
-  place = cluster_env.Place('flags', 1, 2, f'127.0.0.1:{_free_port()}')
+  env = cluster_env.ClusterEnv('flags', 1, 2, f'127.0.0.1:{_free_port()}')
   settings = types.SimpleNamespace(rendezvous_timeout=0.5)
   with pytest.raises(link_lib.Lost) as caught:
-    link_lib.Link(place, {}, settings)
+    link_lib.CoordinatorClient(env, {}, settings)
   text = str(caught.value)
-  assert f'no answer from rank 0 at {place.coordinator} within 0.5 s' in text
+  assert (
+    f'no answer from rank 0 at {env.coordinator_address} within 0.5 s' in text
+  )
   assert f'rank 1 on {socket.gethostname()}' in text
   assert 'a loopback address reaches this host only' in text
   # And meanwhile.
-  line = f'waiting: rank 0 at {place.coordinator} does not answer yet; 0 s left'
-  assert line in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert f'waiting: rank 0 at {env.coordinator_address} does not answer' in out
+  assert ' yet; 0 s left' in out
 
 
 def test_a_coordinator_that_does_not_resolve(monkeypatch):
   monkeypatch.setattr(link_lib, '_RESOLVES_WITHIN', 0.1)
-  place = cluster_env.Place('flags', 1, 2, 'no-such-host.invalid:99')
+  env = cluster_env.ClusterEnv('flags', 1, 2, 'no-such-host.invalid:99')
   with pytest.raises(config_lib.ConfigError) as caught:
-    link_lib.Link(place, {}, None)
+    link_lib.CoordinatorClient(env, {}, None)
   text = "coordinator 'no-such-host.invalid:99' does not resolve on "
   assert str(caught.value).startswith(text + socket.gethostname())
 
@@ -400,9 +403,9 @@ from anp_jax.cluster import client
 from anp_jax.cluster import cluster_env
 
 card = json.loads(sys.argv[1])
-place = cluster_env.Place('flags', 1, 2, sys.argv[2])
+env = cluster_env.ClusterEnv('flags', 1, 2, sys.argv[2])
 settings = types.SimpleNamespace(rendezvous_timeout=9, heartbeat_timeout=9)
-line = client.Link(place, card, settings)
+line = client.CoordinatorClient(env, card, settings)
 time.sleep(0.5)
 print(line.gather('one'), flush=True)
 line.close()
@@ -450,14 +453,16 @@ class _FakeHub:
 def lonely(request):
   """A link to a hub in the test's hands, and what the link was told."""
   hub, told = _FakeHub(), []
-  place = cluster_env.Place('flags', 1, 2, f'127.0.0.1:{hub.port}')
+  env = cluster_env.ClusterEnv('flags', 1, 2, f'127.0.0.1:{hub.port}')
   settings = types.SimpleNamespace(
     rendezvous_timeout=_SOON,
     heartbeat_timeout=getattr(request, 'param', _SOON),
   )
   thread = threading.Thread(target=hub.meet)
   thread.start()
-  link = link_lib.Link(place, {}, settings, lambda *told_: told.append(told_))
+  link = link_lib.CoordinatorClient(
+    env, {}, settings, lambda *told_: told.append(told_)
+  )
   thread.join()
   yield hub, link, told
   hub.connection.close()
@@ -496,10 +501,10 @@ def test_process_0_that_goes_before_all_came():
   hub.say = lambda message: hub.connection.shutdown(socket.SHUT_RDWR)
   thread = threading.Thread(target=hub.meet)
   thread.start()
-  place = cluster_env.Place('flags', 1, 2, f'127.0.0.1:{hub.port}')
+  env = cluster_env.ClusterEnv('flags', 1, 2, f'127.0.0.1:{hub.port}')
   settings = types.SimpleNamespace(rendezvous_timeout=_SOON)
   with pytest.raises(link_lib.Lost, match='has gone before all came'):
-    link_lib.Link(place, {}, settings)
+    link_lib.CoordinatorClient(env, {}, settings)
   thread.join()
 
 
@@ -549,7 +554,7 @@ def test_a_stall_names_who_is_late(states, late):
   run.started()
   for index, state in enumerate(states):
     if state:
-      run.links[index].beat(state)
+      run.links[index].heartbeat(state)
   _wait(lambda: [run.hub._members[i].state or None for i in range(3)] == states)
   run.links[0].stalled()
   _wait(lambda: run.hub._tasks)
@@ -589,7 +594,7 @@ def test_an_error_that_follows_from_a_loss_does_not_hide_it():
 
 def test_one_that_does_not_come_to_the_end_is_named():
   run = _started(3, leave=9, clock=_Clock())
-  run.links[1].beat(_at('saving', 8))
+  run.links[1].heartbeat(_at('saving', 8))
   _wait(lambda: run.hub._members[1].state)
   for index in (0, 2):
     threading.Thread(target=run.links[index].close, daemon=True).start()
@@ -605,9 +610,13 @@ def test_one_that_does_not_come_to_the_end_is_named():
 
 def test_without_any_bound_the_end_is_still_waited_for(monkeypatch, config):
   seen = {}
-  monkeypatch.setattr(hub_lib, 'Hub', lambda *a, **values: seen.update(values))
+  monkeypatch.setattr(
+    hub_lib, 'Coordinator', lambda *a, **values: seen.update(values)
+  )
   config.cluster.stall_timeout = config.cluster.stop_timeout = 0.0
-  cluster._open_hub(cluster_env.Place(coordinator='a:1'), config.cluster)
+  cluster._open_hub(
+    cluster_env.ClusterEnv(coordinator_address='a:1'), config.cluster
+  )
   assert seen['leave_timeout'] == config.cluster.rendezvous_timeout
 
 
@@ -659,10 +668,10 @@ def test_a_stranger_does_not_end_a_run_that_goes_on():
 def test_a_port_that_is_taken(config):
   with socket.create_server(('127.0.0.1', 0)) as taken:
     port = taken.getsockname()[1]
-    place = cluster_env.Place('flags', 0, 2, f'127.0.0.1:{port}')
+    env = cluster_env.ClusterEnv('flags', 0, 2, f'127.0.0.1:{port}')
     text = f'rank 0 cannot open port {port}'
     with pytest.raises(config_lib.ConfigError, match=text):
-      cluster._open_hub(place, config.cluster)
+      cluster._open_hub(env, config.cluster)
 
 
 class _Gone(Exception):
@@ -680,7 +689,7 @@ def starting(monkeypatch, config):
     def __init__(self, *_):
       pass
 
-    def beat(self, state):
+    def heartbeat(self, state):
       pass
 
     def fail(self, code, text):
@@ -695,12 +704,12 @@ def starting(monkeypatch, config):
 
     monkeypatch.setattr(cluster, '_start_jax', fail)
     with pytest.raises(_Gone):
-      cluster.start(config, cluster_env.Place('flags', 1, 2, 'node0:99'))
+      cluster.start(config, cluster_env.ClusterEnv('flags', 1, 2, 'node0:99'))
     return told.pop()
 
-  monkeypatch.setattr(link_lib, 'Link', Link)
+  monkeypatch.setattr(link_lib, 'CoordinatorClient', Link)
   monkeypatch.setattr(link_lib, 'end_process', end)
-  monkeypatch.setattr(cluster.log_prefix, 'begin', lambda mark: None)
+  monkeypatch.setattr(cluster.log_prefix, 'install', lambda mark: None)
   return start
 
 
@@ -728,7 +737,9 @@ def test_without_nvidias_tool_a_start_says_what_is_not_checked(
 
 def test_one_process_is_told_of_gpus_that_jax_does_not_see(monkeypatch, config):
   """In a batch shell too, where no step says that this is Slurm."""
-  monkeypatch.setattr(cluster.process_info, 'own_problem', lambda: 'no driver')
+  monkeypatch.setattr(
+    cluster.process_info, 'startup_problem', lambda: 'no driver'
+  )
   with pytest.raises(config_lib.ConfigError, match='no driver'):
     cluster.start(config, cluster_env.ALONE)
 
@@ -750,12 +761,12 @@ def test_a_worker_whose_accelerator_jax_drops_is_refused(
 ):
   """But not a server that does nothing else: it may be on the CPU."""
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
-  monkeypatch.setattr(cluster.log_prefix, 'begin', lambda text: None)
+  monkeypatch.setattr(cluster.log_prefix, 'install', lambda text: None)
   config.strategy.name, config.strategy.dedicated = 'server', dedicated
-  place = cluster_env.ALONE._replace(count=2, index=rank)
+  env = cluster_env.ALONE._replace(count=2, index=rank)
 
   def start():
-    return cluster.start(config, place, {'--mode': 'train'})
+    return cluster.start(config, env, {'--mode': 'train'})
 
   if dedicated and not rank:
     assert start().index == rank

@@ -59,7 +59,7 @@ _TPU = {
 
 
 def _find(environment=None, *flags):
-  return cluster_env.find(*flags, environment=environment or {})
+  return cluster_env.detect(*flags, environment=environment or {})
 
 
 def _refused(text, environment=None, *flags):
@@ -73,8 +73,8 @@ def test_nobody_tells():
 
 
 def test_flags():
-  place = _find({}, 'node1:1234', 4, 3)
-  assert place[:4] == ('flags', 3, 4, 'node1:1234')
+  env = _find({}, 'node1:1234', 4, 3)
+  assert env[:4] == ('flags', 3, 4, 'node1:1234')
   assert _find({}, None, 1, 0).count == 1  # nobody to meet
 
 
@@ -95,7 +95,7 @@ def test_flags_come_first(others):
   ],
 )
 def test_the_order_of_launchers(environment, how):
-  assert _find(environment).how == how
+  assert _find(environment).launcher == how
 
 
 @pytest.mark.parametrize(
@@ -120,30 +120,30 @@ def test_flags_at_fault(flags, text):
 
 
 def test_a_slurm_step():
-  place = _find(_STEP)
-  assert (place.how, place.index, place.count) == ('Slurm', 3, 4)
-  assert (place.local_index, place.hosts) == (1, 2)
-  assert re.fullmatch(r'gpu03:6[0-9]{4}', place.coordinator)
-  port = int(place.coordinator.split(':')[1])
+  env = _find(_STEP)
+  assert (env.launcher, env.index, env.count) == ('Slurm', 3, 4)
+  assert (env.local_index, env.num_hosts) == (1, 2)
+  assert re.fullmatch(r'gpu03:6[0-9]{4}', env.coordinator_address)
+  port = int(env.coordinator_address.split(':')[1])
   assert 61440 <= port < 65536
 
 
 def test_all_tasks_of_a_step_meet_and_no_others():
   first = _find({**_STEP, 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'})
-  assert first.coordinator == _find(_STEP).coordinator
+  assert first.coordinator_address == _find(_STEP).coordinator_address
   assert first.token == _find(_STEP).token
   for key in ('SLURM_JOB_ID', 'SLURM_STEP_ID'):
     other = _find({**_STEP, key: '7'})
     assert other.token != first.token
-    assert other.coordinator != first.coordinator
+    assert other.coordinator_address != first.coordinator_address
   # Processes of the start before this one may still be there.
   assert _find({**_STEP, 'SLURM_RESTART_COUNT': '1'}).token != first.token
 
 
 def test_a_coordinator_or_port_of_ones_own_under_slurm():
-  assert _find(_STEP, 'mine:99').coordinator == 'mine:99'
+  assert _find(_STEP, 'mine:99').coordinator_address == 'mine:99'
   port = {'JAX_COORDINATOR_PORT': '99'}
-  assert _find({**_STEP, **port}).coordinator == 'gpu03:99'
+  assert _find({**_STEP, **port}).coordinator_address == 'gpu03:99'
 
 
 def test_a_batch_shell_is_one_process():
@@ -152,16 +152,16 @@ def test_a_batch_shell_is_one_process():
 
 def test_a_step_of_one_task_is_one_process():
   one = {'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}
-  place = _find({**_STEP, **one})
-  assert (place.how, place.count, place.index) == ('Slurm', 1, 0)
+  env = _find({**_STEP, **one})
+  assert (env.launcher, env.count, env.index) == ('Slurm', 1, 0)
 
 
 @pytest.mark.parametrize('tasks', ['1', '2'])
 def test_mpirun_within_a_slurm_step(tasks):
   """In srun's shell, or below mpirun's daemons, which srun has started."""
   step = {**_STEP, 'SLURM_STEP_NUM_TASKS': tasks, 'SLURM_PROCID': '0'}
-  place = _find({**step, **_MPI})
-  assert (place.how, place.index, place.count) == ('Open MPI', 2, 4)
+  env = _find({**step, **_MPI})
+  assert (env.launcher, env.index, env.count) == ('Open MPI', 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -194,31 +194,31 @@ def test_a_loopback_coordinator_of_several_hosts(launcher, host):
 
 def test_a_loopback_coordinator_of_one_host():
   one = {'SLURM_STEP_NUM_NODES': '1', 'SLURM_STEP_NODELIST': 'localhost'}
-  assert _find({**_STEP, **one}).coordinator.startswith('localhost:')
-  assert _find({}, '127.0.0.1:99', 2, 1).coordinator == '127.0.0.1:99'
+  assert _find({**_STEP, **one}).coordinator_address.startswith('localhost:')
+  assert _find({}, '127.0.0.1:99', 2, 1).coordinator_address == '127.0.0.1:99'
 
 
 def test_open_mpi_4():
-  place = _find(_MPI)
-  assert (place.how, place.index, place.count) == ('Open MPI', 2, 4)
-  assert place.local_index == 0
-  assert re.fullmatch(r'10\.96\.0\.1:6[0-9]{4}', place.coordinator)
-  assert place.token == '1531576321'
-  assert _find(_MPI, 'node1:99').coordinator == 'node1:99'
+  env = _find(_MPI)
+  assert (env.launcher, env.index, env.count) == ('Open MPI', 2, 4)
+  assert env.local_index == 0
+  assert re.fullmatch(r'10\.96\.0\.1:6[0-9]{4}', env.coordinator_address)
+  assert env.token == '1531576321'
+  assert _find(_MPI, 'node1:99').coordinator_address == 'node1:99'
 
 
 def test_open_mpi_on_one_host():
   one = {'OMPI_COMM_WORLD_LOCAL_SIZE': '4', 'OMPI_COMM_WORLD_LOCAL_RANK': '2'}
-  place = _find({**_MPI_5, **one})
-  assert re.fullmatch(r'127\.0\.0\.1:6[0-9]{4}', place.coordinator)
-  assert (place.hosts, place.local_index) == (1, 2)
+  env = _find({**_MPI_5, **one})
+  assert re.fullmatch(r'127\.0\.0\.1:6[0-9]{4}', env.coordinator_address)
+  assert (env.num_hosts, env.local_index) == (1, 2)
 
 
 def test_open_mpi_5_needs_a_coordinator_for_several_hosts():
   _refused('Open MPI does not tell where process 0 runs', _MPI_5)
-  place = _find(_MPI_5, 'gpu03:99')
-  assert (place.index, place.coordinator) == (2, 'gpu03:99')
-  assert place.token == 'prterun-gpu03-8151@1'
+  env = _find(_MPI_5, 'gpu03:99')
+  assert (env.index, env.coordinator_address) == (2, 'gpu03:99')
+  assert env.token == 'prterun-gpu03-8151@1'
 
 
 def test_mpirun_of_one_process():
@@ -227,9 +227,9 @@ def test_mpirun_of_one_process():
 
 
 def test_a_tpu_pod():
-  place = _find(_TPU)
-  assert (place.how, place.index, place.count) == ('TPU', 1, 3)
-  assert place.coordinator == 't1k-w-0.svc:61440'
+  env = _find(_TPU)
+  assert (env.launcher, env.index, env.count) == ('TPU', 1, 3)
+  assert env.coordinator_address == 't1k-w-0.svc:61440'
   alone = {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_WORKER_ID': '0'}
   assert _find(alone) == cluster_env.ALONE
 
@@ -285,9 +285,9 @@ def test_a_tpu_vm_asks_its_metadata_server(tpu_vm, workers, first, slices):
     'agent-worker-number': '1', 'worker-network-endpoints': workers,
     'tpu-env': slices and _TPU_ENV.format(slices),
   }  # fmt: skip
-  place = tpu_vm(attributes)
-  assert (place.how, place.index, place.count) == ('TPU', 1, 2)
-  assert place.coordinator == f'{first}:61440' and place.hosts == 2
+  env = tpu_vm(attributes)
+  assert (env.launcher, env.index, env.count) == ('TPU', 1, 2)
+  assert env.coordinator_address == f'{first}:61440' and env.num_hosts == 2
 
 
 def test_a_tpu_vm_of_its_own(tpu_vm):
@@ -300,9 +300,9 @@ def test_a_tpu_vm_of_its_own(tpu_vm):
 
 def test_who_does_not_ask_the_metadata_server(tpu_vm, monkeypatch):
   pod = {'agent-worker-number': '1', 'worker-network-endpoints': _TRIPLES}
-  assert tpu_vm(pod, _TPU).coordinator == 't1k-w-0.svc:61440'
+  assert tpu_vm(pod, _TPU).coordinator_address == 't1k-w-0.svc:61440'
   assert tpu_vm(pod, {'TPU_SKIP_MDS_QUERY': '1'}) == cluster_env.ALONE
-  assert tpu_vm(pod, _STEP).how == 'Slurm'
+  assert tpu_vm(pod, _STEP).launcher == 'Slurm'
   monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'cpu')
   assert tpu_vm(pod) == cluster_env.ALONE
   assert not tpu_vm.server.asked
@@ -345,7 +345,7 @@ def test_several_slices_are_refused():
 )
 def test_addresses(address, parts):
   assert cluster_env.split_address(address) == parts
-  assert _find({}, address, 2, 0).coordinator == address
+  assert _find({}, address, 2, 0).coordinator_address == address
 
 
 @pytest.mark.parametrize(

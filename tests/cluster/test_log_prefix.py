@@ -17,7 +17,7 @@ def _run(program, before='', **values):
 import os, signal, subprocess, sys
 from anp_jax.cluster import log_prefix
 {before}
-log_prefix.begin('[1 node1] ')
+log_prefix.install('[1 node1] ')
 {program}
 """
   return subprocess.run(
@@ -108,7 +108,7 @@ def test_lines_come_as_they_are_written():
   program = """
 import time
 from anp_jax.cluster import log_prefix
-log_prefix.begin('[0 a] ')
+log_prefix.install('[0 a] ')
 print('now')
 time.sleep(20)
 """

@@ -20,7 +20,7 @@ _NOW = 1_700_000_000.0  # seconds since 1970
 def _stop(environment=None, needed=float, minutes=0.0, clock=lambda: _NOW):
   settings = types.SimpleNamespace(stop_timeout=60.0)
   config = types.SimpleNamespace(time_limit=minutes, cluster=settings)
-  return preemption.Stop(config, needed, environment or {}, clock)
+  return preemption.StopHandler(config, needed, environment or {}, clock)
 
 
 class _Clock:
@@ -36,14 +36,14 @@ def _votes_at(stop, clock, seconds):
   clock.now = _NOW + seconds - 1
   before = stop.vote()
   clock.now = _NOW + seconds + 1
-  return (before, stop.vote()) == (preemption.GO_ON, preemption.TIME_LIMIT)
+  return (before, stop.vote()) == (preemption.CONTINUE, preemption.TIME_LIMIT)
 
 
 def test_without_a_limit_nothing_is_asked():
   clock = _Clock()
   stop = _stop(clock=clock)
   clock.now += 1e9
-  assert stop.vote() == preemption.GO_ON
+  assert stop.vote() == preemption.CONTINUE
 
 
 def test_a_time_limit_of_ones_own():
@@ -148,7 +148,7 @@ def cannot(text):
   print(text, flush=True)
   os._exit(75)
 
-stop = preemption.Stop(config, environment={}).listen(cannot)
+stop = preemption.StopHandler(config, environment={}).listen(cannot)
 print('ready', flush=True)
 while not stop.vote():
   time.sleep(0.005)

@@ -33,7 +33,7 @@ def _with_gpus(*sets, hosts='aaaa', order=None):
 
 
 def test_what_agrees_starts():
-  assert process_info.disagreement([_card(0, 'a'), _card(1, 'b')]) == ''
+  assert process_info.first_mismatch([_card(0, 'a'), _card(1, 'b')]) == ''
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_what_agrees_starts():
 )
 def test_what_differs_is_named(change, text):
   shown = [_card(0, 'a'), _card(1, 'b', **change)]
-  assert process_info.disagreement(shown).startswith(text)
+  assert process_info.first_mismatch(shown).startswith(text)
 
 
 def test_the_first_problem_of_rank_0_is_told():
   shown = [_card(0, 'a', problem='no driver'), _card(1, 'b', code='beef')]
-  assert process_info.disagreement(shown) == 'rank 0 on a: no driver'
+  assert process_info.first_mismatch(shown) == 'rank 0 on a: no driver'
 
 
 def test_a_loopback_name_is_no_matter_on_one_host():
   shown = [_card(i, 'a', loopback='127.0.1.1') for i in range(2)]
-  assert process_info.disagreement(shown) == ''
+  assert process_info.first_mismatch(shown) == ''
 
 
 def test_equal_sets_are_divided():
@@ -123,7 +123,7 @@ def test_sets_of_their_own_are_taken_whole():
 def test_gpus_that_cannot_be_shared(sets, text):
   shown = _with_gpus(*sets)
   assert process_info.devices(shown)[1].startswith(text)
-  assert process_info.disagreement(shown).startswith(text)
+  assert process_info.first_mismatch(shown).startswith(text)
 
 
 def test_a_host_without_gpus():
@@ -203,28 +203,30 @@ def here(monkeypatch):
   ],
 )
 def test_gpus_of_slurm_that_jax_does_not_see(here, given):
-  text = process_info.own_problem(given)
+  text = process_info.startup_problem(given)
   key, value = next(iter(given.items()))
   assert f'Slurm gave this job GPUs ({key}={value})' in text
   assert 'compute on cpu: JAX has no CUDA here' in text
   for hidden in ('', '-1'):
-    text = process_info.own_problem({**given, 'CUDA_VISIBLE_DEVICES': hidden})
+    text = process_info.startup_problem(
+      {**given, 'CUDA_VISIBLE_DEVICES': hidden}
+    )
     assert f'CUDA_VISIBLE_DEVICES={hidden!r} hides them' in text
 
 
 def test_no_problem_with_gpus_of_slurm(here):
   given = {'SLURM_GPUS_ON_NODE': '4'}
-  assert process_info.own_problem({'SLURM_JOB_ID': '1'}) == ''
-  assert process_info.own_problem({'SLURM_GPUS_ON_NODE': '0'}) == ''
-  assert process_info.own_problem({'SLURM_JOB_GPUS': ''}) == ''
-  assert process_info.own_problem({**given, 'JAX_PLATFORMS': 'cpu'}) == ''
+  assert process_info.startup_problem({'SLURM_JOB_ID': '1'}) == ''
+  assert process_info.startup_problem({'SLURM_GPUS_ON_NODE': '0'}) == ''
+  assert process_info.startup_problem({'SLURM_JOB_GPUS': ''}) == ''
+  assert process_info.startup_problem({**given, 'JAX_PLATFORMS': 'cpu'}) == ''
   here('gpu')
-  assert process_info.own_problem(given) == ''
+  assert process_info.startup_problem(given) == ''
 
 
 def test_a_card(config, here):
-  place = cluster_env.Place('flags', 1, 2, 'a:1', token='job')
-  card = process_info.show(place, config, {'--mode': 'train'}, {})
+  env = cluster_env.ClusterEnv('flags', 1, 2, 'a:1', token='job')
+  card = process_info.collect(env, config, {'--mode': 'train'}, {})
   assert json.loads(json.dumps(card)) == card
   assert (card['index'], card['count'], card['token']) == (1, 2, 'job')
   assert card['versions']['jax'] == jax.__version__
@@ -238,11 +240,13 @@ def test_a_config_of_one_value_less_is_seen(config, here):
   other = copy.deepcopy(config)
   other.seed += 1
   first, second = (
-    process_info.show(cluster_env.Place('flags', i, 2, 'a:1'), c, {}, {})
+    process_info.collect(
+      cluster_env.ClusterEnv('flags', i, 2, 'a:1'), c, {}, {}
+    )
     for i, c in enumerate((config, other))
   )
-  assert process_info.disagreement([first, first]) == ''
-  assert 'has config.seed' in process_info.disagreement([first, second])
+  assert process_info.first_mismatch([first, first]) == ''
+  assert 'has config.seed' in process_info.first_mismatch([first, second])
 
 
 def test_other_code_is_seen(monkeypatch, tmp_path):
@@ -254,7 +258,7 @@ def test_other_code_is_seen(monkeypatch, tmp_path):
     )
     return process_info._code()
 
-  (tmp_path / 'anp_jax/cluster').mkdir(parents=True)
+  (tmp_path / 'anp_jax/training').mkdir(parents=True)
   (tmp_path / 'anp_jax/training/step.py').write_text('x = 1')
   before = code()
   (tmp_path / 'anp_jax/notes.txt').write_text('nothing')
@@ -265,4 +269,4 @@ def test_other_code_is_seen(monkeypatch, tmp_path):
 
 def test_a_gpu_of_this_host_that_jax_has_no_plugin_for(monkeypatch):
   monkeypatch.setattr(xla_flags, 'missing_plugin', lambda environment: 'line')
-  assert process_info.own_problem({}) == 'line'
+  assert process_info.startup_problem({}) == 'line'

@@ -22,15 +22,15 @@ def clock():
 
 
 def _watch(clock, stall_timeout=100.0, **values):
-  return watch_lib.Watch(stall_timeout, lambda state: None, clock=clock,
+  return watch_lib.Watchdog(stall_timeout, lambda state: None, clock=clock,
                          **values)  # fmt: skip
 
 
 def _steps(watch, clock, *seconds, first=1):
   """Begins these steps, each after the one before took so long."""
   for step, duration in enumerate(seconds, first):
-    watch.beat('input', step)
-    watch.beat('step', step)
+    watch.heartbeat('input', step)
+    watch.heartbeat('step', step)
     clock.now += duration
 
 
@@ -38,16 +38,16 @@ def _lasts(watch, clock, seconds):
   """Whether it is too long within a little of these seconds."""
   start = clock.now
   clock.now = start + seconds - 1
-  before = watch.look()
+  before = watch.is_stalled()
   clock.now = start + seconds + 1
-  return not before and watch.look()
+  return not before and watch.is_stalled()
 
 
 def test_state(clock):
   watch = _watch(clock)
   clock.now += 3
   assert watch.state() == {'phase': 'starting', 'step': 0, 'seconds': 3.0}
-  watch.beat('saving', 7)
+  watch.heartbeat('saving', 7)
   clock.now += 2
   assert watch.state() == {'phase': 'saving', 'step': 7, 'seconds': 2.0}
 
@@ -56,7 +56,7 @@ def test_state(clock):
 def test_a_step_may_last_as_long_as_the_config_says(clock, phase):
   watch = _watch(clock)
   _steps(watch, clock, 1, 1, 1)
-  watch.beat(phase, 4)
+  watch.heartbeat(phase, 4)
   assert _lasts(watch, clock, 100)
 
 
@@ -65,7 +65,7 @@ def test_a_step_may_last_as_long_as_the_config_says(clock, phase):
 )
 def test_all_else_may_last_ten_times_that(clock, phase):
   watch = _watch(clock)
-  watch.beat(phase, 4)
+  watch.heartbeat(phase, 4)
   assert _lasts(watch, clock, 1000)
 
 
@@ -76,39 +76,39 @@ def test_the_start_may_last_ten_times_that(clock):
 @pytest.mark.parametrize('phase', ['loading', 'joining', 'opening'])
 def test_until_jax_is_up_it_is_the_rendezvous_timeout(clock, phase):
   watch = _watch(clock, joining_timeout=300.0)
-  watch.beat(phase)
+  watch.heartbeat(phase)
   assert _lasts(watch, clock, 300)
 
 
 def test_slow_steps_may_last_ten_times_the_longest(clock):
   watch = _watch(clock)
   _steps(watch, clock, 30, 40, 20, 1)
-  watch.beat('input', 5)
+  watch.heartbeat('input', 5)
   assert _lasts(watch, clock, 400)
 
 
 def test_a_long_step_is_forgotten_after_32(clock):
   watch = _watch(clock)
   _steps(watch, clock, 40, *[1] * 33)
-  watch.beat('step', 35)
+  watch.heartbeat('step', 35)
   assert _lasts(watch, clock, 100)
 
 
 def test_a_pause_is_no_steps_time(clock):
   watch = _watch(clock)
   _steps(watch, clock, 1, 1)
-  watch.beat('saving', 2)
+  watch.heartbeat('saving', 2)
   clock.now += 90
   _steps(watch, clock, 1, 1, first=3)
-  watch.beat('input', 5)
+  watch.heartbeat('input', 5)
   assert _lasts(watch, clock, 100)
 
 
 def test_0_turns_it_off(clock):
   watch = _watch(clock, 0.0)
-  watch.beat('step', 1)
+  watch.heartbeat('step', 1)
   clock.now += 1e9
-  assert not watch.look()
+  assert not watch.is_stalled()
 
 
 def test_an_evaluation_that_gets_on_has_no_bound(clock, config):
@@ -116,60 +116,60 @@ def test_an_evaluation_that_gets_on_has_no_bound(clock, config):
   config.cluster.stall_timeout = 100.0
   processes = cluster.Processes(config)
   watch = processes._watch = _watch(clock)
-  processes.beat('evaluating', 5)
+  processes.heartbeat('evaluating', 5)
   seen = []
-  for batch in processes.each(range(4), 'evaluating', 5):
+  for batch in processes.heartbeat_each(range(4), 'evaluating', 5):
     clock.now += 900
-    assert not watch.look()
+    assert not watch.is_stalled()
     seen.append(batch)
   assert seen == [0, 1, 2, 3]
   assert watch.state()['phase'] == 'evaluating'
-  processes.beat('input', 6)
-  assert watch.to_stop() == 2 * 3600
+  processes.heartbeat('input', 6)
+  assert watch.expected_stop_seconds() == 2 * 3600
 
 
 def test_saves_beside_the_loop_count_when_a_stop_is_near(clock, config):
   config.time_limit = 2.0
   processes = cluster.Processes(config)
   processes._stop._clock = lambda: processes._stop._ends - 60
-  with processes.listening():
-    assert processes.vote() == cluster.preemption.GO_ON
-  with processes.listening(lambda: 50.0):  # and a margin
+  with processes.handling_signals():
+    assert processes.vote() == cluster.preemption.CONTINUE
+  with processes.handling_signals(lambda: 50.0):  # and a margin
     assert processes.vote() == cluster.preemption.TIME_LIMIT
 
 
 def test_to_stop_is_what_pauses_and_steps_have_taken(clock):
   watch = _watch(clock)
-  assert watch.to_stop() == 0
+  assert watch.expected_stop_seconds() == 0
   _steps(watch, clock, 3, 5, 1)
-  watch.beat('evaluating', 3)
+  watch.heartbeat('evaluating', 3)
   clock.now += 20
-  watch.beat('saving', 3)
+  watch.heartbeat('saving', 3)
   clock.now += 30
-  assert watch.to_stop() == 2 * 20 + 8 * 5
-  watch.beat('input', 4)
-  assert watch.to_stop() == 2 * 30 + 8 * 5
+  assert watch.expected_stop_seconds() == 2 * 20 + 8 * 5
+  watch.heartbeat('input', 4)
+  assert watch.expected_stop_seconds() == 2 * 30 + 8 * 5
 
 
 def test_a_look_at_a_phase_that_ends_now(clock):
   """The thread that looks may be overtaken by the one that beats."""
   watch = _watch(clock)
-  watch.beat('saving', 1)
+  watch.heartbeat('saving', 1)
   clock.now += 500
 
   def overtaken():
     watch._clock = clock
-    watch.beat('input', 2)
+    watch.heartbeat('input', 2)
     return clock.now
 
   watch._clock = overtaken
-  assert not watch.look()
+  assert not watch.is_stalled()
 
 
 def test_it_calls_once_and_gives_signs_of_life_before(clock):
   calls, pulses = [], []
-  watch = watch_lib.Watch(100.0, calls.append, pulses.append, 0.01, clock)
-  watch.beat('step', 7)
+  watch = watch_lib.Watchdog(100.0, calls.append, pulses.append, 0.01, clock)
+  watch.heartbeat('step', 7)
   watch.start()
   deadline = time.monotonic() + 10
   while len(pulses) < 3 and time.monotonic() < deadline:
@@ -183,7 +183,7 @@ def test_it_calls_once_and_gives_signs_of_life_before(clock):
 
 def test_it_does_not_call_once_it_is_stopped(clock):
   calls = []
-  watch = watch_lib.Watch(100.0, calls.append, seconds=0.01, clock=clock)
+  watch = watch_lib.Watchdog(100.0, calls.append, seconds=0.01, clock=clock)
   watch.start()
   watch.stop()
   clock.now += 1e6
@@ -214,7 +214,7 @@ def test_one_of_several_asks_the_others(config, capsys):
     def stalled(self):
       self.asked += 1
 
-    def beat(self, state):
+    def heartbeat(self, state):
       pass
 
   link = Link()

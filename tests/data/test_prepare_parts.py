@@ -147,7 +147,7 @@ def test_killed_and_gone_on(many, undisturbed, tmp_path):
     assert not prepared.folder(tmp_path, 'many').exists()
     if killer == signal.SIGINT:
       assert process.returncode == 130
-      assert 'interrupted; the same command goes on' in err
+      assert 'interrupted; run the same command to resume' in err
       assert 'Traceback' not in err
     else:
       assert process.returncode == -killer

@@ -67,8 +67,8 @@ def _from_theirs(state, depth):
   state = {k: v.numpy().copy() for k, v in state.items()}
   found = {}
   for name in traverse_util.flatten_dict(dict(_shapes(_net(depth))), sep='/'):
-    value = state.pop(naming.theirs(name, naming.TRANSFORMERS))
-    found[name] = naming.to_ours(name, value)
+    value = state.pop(naming.published_name(name, naming.TRANSFORMERS))
+    found[name] = naming.from_published(name, value)
   assert all(name.endswith(naming.UNUSED) for name in state), state.keys()
   return traverse_util.unflatten_dict(found, sep='/')
 

@@ -18,9 +18,9 @@ from anp_jax import config as config_lib
 from anp_jax import export
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import huggingface
+from anp_jax.checkpoint.weights import initial
 from anp_jax.checkpoint.weights import program
 from anp_jax.checkpoint.weights import source
-from anp_jax.checkpoint.weights import start
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import decode_pillow
@@ -136,7 +136,7 @@ def test_the_processor_of_transformers_makes_the_same_pixels(tmp_path):
 def test_it_is_read_back(tmp_path):
   trained = _trained()
   huggingface.write(trained, tmp_path)
-  tree = start.flat({'params': trained.params, **trained.stats})
+  tree = initial.flat({'params': trained.params, **trained.stats})
   found = source.read(str(tmp_path), trained.config, tree)
   assert set(found.tensors) == set(tree) and not found.others
   for name, value in tree.items():

@@ -238,7 +238,7 @@ def test_signal_stops_all_and_the_same_command_goes_on(tmp_path):
     _until(tmp_path, 30, ranks)
     os.kill(ranks.processes[1].pid, signal.SIGTERM)
     assert ranks.wait() == [0, 0], ranks.text(0) + ranks.text(1)
-    assert 'the same command goes on' in ranks.text(0)
+    assert 'run the same command to resume' in ranks.text(0)
   stopped = json.loads((tmp_path / 'run' / 'stopped.json').read_text())
   assert 0 < stopped['step'] < 400
   launching.run(tmp_path / 'again', 2, arguments)

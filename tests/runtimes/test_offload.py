@@ -68,7 +68,7 @@ def distant():
   config, open_ = config_lib.base(), []
 
   def give(count):
-    place = cluster_env.Place('test', 0, 1)
+    place = cluster_env.ClusterEnv('test', 0, 1)
     desk = remote.OffloadServer(
       config, place, 'token', jax.devices()[1 : 1 + count]
     )
@@ -152,12 +152,12 @@ def test_a_step_with_helpers_over_flight(x64, whole, distant, helpers):
 
 def test_a_helper_that_is_given_nothing_is_heard(monkeypatch):
   monkeypatch.setattr(remote, '_PERIOD', 0.01)
-  config, place = config_lib.base(), cluster_env.Place('test', 0, 1)
+  config, place = config_lib.base(), cluster_env.ClusterEnv('test', 0, 1)
   desks = [remote.OffloadServer(config, place, 'token', jax.devices()[1:2])
            for _ in range(3)]  # fmt: skip
   clients = [transport.connect(config, d.address, 'token') for d in desks]
   votes = remote.VotePoller(clients)
-  assert votes.vote == preemption.GO_ON
+  assert votes.vote == preemption.CONTINUE
   # Of one that has gone nothing is heard, and the others are asked on.
   desks[0].close()
   desks[1].vote, desks[2].vote = preemption.STOP, preemption.TIME_LIMIT
@@ -349,12 +349,12 @@ def test_platforms_may_differ_only_for_helpers():
   helped = {'strategy.helpers': "('processes',)"}
   for config, differ in ((helped, True), ({'strategy.helpers': '()'}, False)):
     both = [shown(0, 'cpu', **config), shown(1, 'tpu', **config)]
-    text = process_info.disagreement(both)
+    text = process_info.first_mismatch(both)
     assert (not text) == differ
   both[0]['config'] = both[1]['config'] = helped
   for card in both:
     card['command'] = {'--mode': 'evaluate'}
-  assert 'rank 1 on node1 would compute on tpu' in process_info.disagreement(
+  assert 'rank 1 on node1 would compute on tpu' in process_info.first_mismatch(
     both
   )
 
@@ -525,7 +525,7 @@ def _started(ranks):
   'sent, shares, codes, words',
   [
     # The process that trains hears of it from its helper, idle as this may be.
-    (signal.SIGTERM, '(1, 0)', [0, 0], 'the same command goes on'),
+    (signal.SIGTERM, '(1, 0)', [0, 0], 'run the same command to resume'),
     (signal.SIGKILL, '(2, 1)', [75, -9], 'rank 1 on '),
   ],
 )

@@ -259,7 +259,7 @@ class _Stopping(cluster.Processes):
 
   def vote(self):
     self._looks -= 1
-    return preemption.STOP if self._looks < 0 else preemption.GO_ON
+    return preemption.STOP if self._looks < 0 else preemption.CONTINUE
 
 
 @pytest.mark.slow

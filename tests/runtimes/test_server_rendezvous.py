@@ -27,8 +27,8 @@ from tests import serving
 def come(request, config, tmp_path):
   """Has a process come to a workdir in which there is no server 0."""
   config = serving.config_of(config, **{'cluster.rendezvous_timeout': 0.5})
-  place = cluster_env.Place('test', 1, 3, hosts=1)
-  card = process_info.show(place, config, {})
+  place = cluster_env.ClusterEnv('test', 1, 3, num_hosts=1)
+  card = process_info.collect(place, config, {})
   folder = str(tmp_path)
 
   def connect(address=None):
@@ -66,8 +66,8 @@ def test_run_before_is_none_to_wait_for_without_end(come, tmp_path):
 
 def test_server_that_comes_anew_waits_for_the_next_term(config, tmp_path):
   """What this one's updates were made of is not there any more."""
-  place = cluster_env.Place('test', 0, 3, hosts=1)
-  card = process_info.show(place, config, {})
+  place = cluster_env.ClusterEnv('test', 0, 3, num_hosts=1)
+  card = process_info.collect(place, config, {})
   desk = desk_lib.Desk(config, 5, 0, set())
   term = service_lib.Lead(
     'now', None, None, desk, None, [None, None], '', card, {}, ()
@@ -100,7 +100,7 @@ def test_request_on_its_way_at_the_end_of_a_term_has_its_worker_come_anew(
 def test_port_of_a_server_is_shut_also_where_the_run_has_ended(
   config, tmp_path, monkeypatch
 ):  # fmt: skip
-  place = cluster_env.Place('test', 1, 3, hosts=1)
+  place = cluster_env.ClusterEnv('test', 1, 3, num_hosts=1)
   folder, before = str(tmp_path), time.time()
   written = {'address': 'grpc://x:1', 'token': 'of the run'}
   (tmp_path / rendezvous.NAME).write_text(json.dumps(written))

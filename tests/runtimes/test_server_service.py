@@ -42,8 +42,8 @@ class _Server:
     self.setup = setup = setup_lib.create(config, 0.0)
     zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), setup.parts.like)
     start = setup.shards[0].start(zeros)
-    place = cluster_env.Place('test', 0, 1)
-    self.card = process_info.show(place, config, {})
+    place = cluster_env.ClusterEnv('test', 0, 1)
+    self.card = process_info.collect(place, config, {})
     self.keeper = keeper_lib.Keeper(setup.shards[0], start, lambda v: False, 9)
     self.log = log_lib.Log(str(folder), 0, {})
     self.service = rendezvous.open_service(config, place, str(folder))
@@ -276,7 +276,7 @@ def test_stop_is_asked_for_until_the_run_ends(server, monkeypatch):
       server.term.desk = desk_lib.Desk(server.setup.config, 5, 0, set())
     return len(stopped) == 2
 
-  processes = types.SimpleNamespace(vote=lambda: 1, beat=lambda *_: None)
+  processes = types.SimpleNamespace(vote=lambda: 1, heartbeat=lambda *_: None)
   jobs = [types.SimpleNamespace(done=done)]
   server_run._attend(processes, jobs, types.SimpleNamespace(done=0), connect)
   assert asked[0] is None
@@ -409,7 +409,7 @@ def test_tls(config, tmp_path, monkeypatch):
 
 
 def test_interface_by_name():
-  place = cluster_env.Place('test', 0, 2, 'far:1234')
+  place = cluster_env.ClusterEnv('test', 0, 2, 'far:1234')
   assert transport.own_address('lo', place) == '127.0.0.1'
   assert transport.own_address('10.1.2.3', place) == '10.1.2.3'
 
@@ -418,5 +418,5 @@ def test_address_that_is_not_here_is_named(config, tmp_path):
   config = serving.config_of(config, **{'strategy.bind': '203.0.113.7'})
   with pytest.raises(config_lib.ConfigError, match='strategy.bind'):
     rendezvous.open_service(
-      config, cluster_env.Place('test', 0, 1), str(tmp_path)
+      config, cluster_env.ClusterEnv('test', 0, 1), str(tmp_path)
     )

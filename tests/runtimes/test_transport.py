@@ -64,7 +64,7 @@ def test_a_name_that_means_loopback_is_not_told_to_other_hosts(
 
   monkeypatch.setattr(socket, 'gethostbyname', resolved)
   monkeypatch.setattr(socket, 'gethostname', lambda: 'gpu2')
-  place = cluster_env.Place('flags', 1, 2, 'gpu1:4321', hosts=hosts)
+  place = cluster_env.ClusterEnv('flags', 1, 2, 'gpu1:4321', num_hosts=hosts)
   with monkeypatch.context() as m:
     m.setattr(socket, 'socket', _Route)
     m.setattr(socket, 'getaddrinfo', lambda *_, **__: [_found('10.0.0.5')])
@@ -79,12 +79,12 @@ def test_a_name_that_means_loopback_is_not_told_to_other_hosts(
   assert said.startswith("config.strategy.bind='': gpu2, the name of this host")
   assert 'coordinator gpu1:4321' in said and '\n' not in said
   # Processes of one host find each other there.
-  assert transport.own_address('', place._replace(hosts=1)) == '127.0.0.1'
+  assert transport.own_address('', place._replace(num_hosts=1)) == '127.0.0.1'
 
 
 def test_a_name_that_means_an_address_is_taken(monkeypatch):
   monkeypatch.setattr(socket, 'gethostbyname', lambda _: '10.0.0.9')
-  place = cluster_env.Place('flags', 1, 2, 'gpu1:4321')
+  place = cluster_env.ClusterEnv('flags', 1, 2, 'gpu1:4321')
   assert transport.own_address('', place) == '10.0.0.9'
 
 

@@ -292,7 +292,7 @@ def test_a_stopped_run_is_not_finished(tmp_path):
     json.dumps({'step': 3, 'total': 9, 'reason': 'a signal'})
   )
   assert runner.ended(study, _cell(), 0, 2) == (
-    'stopped at step 3 of 9 by a signal; the same command goes on'
+    'stopped at step 3 of 9 by a signal; run the same command to resume'
   )
   assert not runner.is_finished(study, _cell())
   (workdir / 'stopped.json').unlink()

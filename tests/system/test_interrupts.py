@@ -77,7 +77,7 @@ hashlib.pbkdf2_hmac('sha256', b'a', b'b', 100_000_000)
 def test_what_was_printed_is_there_and_others_are_told_first():
   with _start('-c', """
 from anp_jax.system import interrupts
-interrupts.watch()
+interrupts.install()
 import signal
 import sys
 import time
@@ -121,7 +121,7 @@ time.sleep(600)
 def test_a_reader_that_does_not_read_holds_nothing_up():
   with _start('-c', """
 from anp_jax.system import interrupts
-interrupts.watch()
+interrupts.install()
 interrupts.listen()
 print('ready', flush=True)
 print('x' * 1_000_000)
@@ -140,7 +140,7 @@ def test_no_signal_is_lost_while_the_process_starts_anew(tmp_path):
   program = tmp_path / 'program.py'
   program.write_text("""
 from anp_jax.system import interrupts
-interrupts.watch()
+interrupts.install()
 import os
 import signal
 import time
@@ -166,7 +166,7 @@ def test_a_shells_background_process_goes_on_ignoring_it():
 import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 from anp_jax.system import interrupts
-interrupts.watch()
+interrupts.install()
 interrupts.listen()
 signal.raise_signal(signal.SIGINT)
 print('here')
@@ -179,7 +179,7 @@ def test_a_command_that_is_done_ends_behind_its_exit_handlers():
   """Not in Python's own end, which has no handler any more."""
   with _start('-c', """
 from anp_jax.system import interrupts
-interrupts.watch()
+interrupts.install()
 import atexit
 import sys
 class Slow:

@@ -63,8 +63,8 @@ def tensors(trained) -> dict[str, np.ndarray]:
   )
   found = {}
   for name, value in flat.items():
-    theirs = naming.theirs(name, naming.TRANSFORMERS, _PREFIX)
-    value = naming.to_theirs(name, np.asarray(value, np.float32))
+    theirs = naming.published_name(name, naming.TRANSFORMERS, _PREFIX)
+    value = naming.to_published(name, np.asarray(value, np.float32))
     found[theirs] = np.ascontiguousarray(value)
     if name.endswith('/mean'):
       count = theirs.replace('running_mean', naming.UNUSED)

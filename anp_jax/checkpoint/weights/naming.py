@@ -44,7 +44,7 @@ _KERNEL_TO_THEIRS = {4: (3, 2, 0, 1), 2: (1, 0)}
 _KERNEL_TO_OURS = {4: (2, 3, 1, 0), 2: (1, 0)}
 
 
-def find(names: Iterable[str]) -> str | None:
+def detect(names: Iterable[str]) -> str | None:
   """Which naming a file's tensors have: one of the two, or None."""
   names = set(names)
   if 'conv1.weight' in names and 'bn1.weight' in names:
@@ -54,7 +54,7 @@ def find(names: Iterable[str]) -> str | None:
   return None
 
 
-def theirs(name: str, naming: str, prefix: str = 'resnet.') -> str:
+def published_name(name: str, naming: str, prefix: str = 'resnet.') -> str:
   """The name that a tensor of ours has in a naming.
 
   Args:
@@ -94,28 +94,28 @@ def theirs(name: str, naming: str, prefix: str = 'resnet.') -> str:
   return f'{place}{module}.{_LEAVES[leaf]}'
 
 
-def to_theirs(name: str, value: np.ndarray) -> np.ndarray:
+def to_published(name: str, value: np.ndarray) -> np.ndarray:
   """A tensor of ours with its axes in their order."""
   if name.endswith('/kernel'):
     return value.transpose(_KERNEL_TO_THEIRS[value.ndim])
   return value
 
 
-def to_ours(name: str, value: np.ndarray) -> np.ndarray:
+def from_published(name: str, value: np.ndarray) -> np.ndarray:
   """A tensor of theirs, by our name, with its axes in our order."""
   if name.endswith('/kernel') and value.ndim in _KERNEL_TO_OURS:
     return value.transpose(_KERNEL_TO_OURS[value.ndim])
   return value
 
 
-def shape_of_theirs(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def published_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
   """The shape that a tensor of ours has in their order of axes."""
   if name.endswith('/kernel') and len(shape) in _KERNEL_TO_THEIRS:
     return tuple(shape[i] for i in _KERNEL_TO_THEIRS[len(shape)])
   return tuple(shape)
 
 
-def is_inside(name: str, naming: str) -> bool:
+def is_backbone(name: str, naming: str) -> bool:
   """Whether a tensor of theirs belongs to the network below its classifier."""
   if naming == TORCHVISION:
     return bool(re.match(r'(conv1|bn1|layer\d+)\.', name))

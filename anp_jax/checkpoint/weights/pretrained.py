@@ -8,9 +8,9 @@ import jax
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.checkpoint.weights import initial
 from anp_jax.checkpoint.weights import published
 from anp_jax.checkpoint.weights import source as source_lib
-from anp_jax.checkpoint.weights import start
 from anp_jax.config import validation
 from anp_jax.parallel import state as state_lib
 from anp_jax.training import objective as objective_lib
@@ -38,12 +38,12 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
   validation.validate(config)
   outputs = objective_lib.create(vocabulary, config).outputs
   model = models.create(config, outputs, 'cpu')
-  like = start.flat(
+  like = initial.flat(
     jax.eval_shape(functools.partial(state_lib.variables, model, config))
   )
   source = source_lib.read(weights.path, config, like)
   meaning = source_lib.outputs(config, vocabulary)
-  tensors = start.match(source, like, set(), meaning).taken
+  tensors = initial.match(source, like, set(), meaning).loaded
   variables = traverse_util.unflatten_dict(tensors, sep='/')
   notes = [f'{weights.path}: {note}' for note in weights.notes]
   if not labels and not weights.names:

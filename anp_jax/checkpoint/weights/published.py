@@ -53,7 +53,7 @@ def is_published(path: str) -> bool:
   return path.endswith(('.safetensors', *_PICKLES)) and not os.path.isdir(path)
 
 
-def absent(path: str) -> str:
+def missing_path(path: str) -> str:
   """What to say of a path at which there is nothing; '' if there is."""
   if os.path.exists(os.path.expanduser(path)):
     return ''
@@ -63,9 +63,9 @@ def absent(path: str) -> str:
   )
 
 
-def file(path: str) -> str:
+def weights_file(path: str) -> str:
   """The file of weights at a path; ConfigError for a pickle, or nothing."""
-  if problem := absent(path):
+  if problem := missing_path(path):
     raise config_lib.ConfigError(problem)
   path = os.path.expanduser(path)
   inside = os.path.join(path, FILE)
@@ -80,7 +80,7 @@ def file(path: str) -> str:
 
 def naming(path: str, names: set[str]) -> str:
   """The naming of a file's tensors; ConfigError if they are no ResNet's."""
-  result = naming_lib.find(names)
+  result = naming_lib.detect(names)
   if result is None:
     some = ', '.join(sorted(names)[:3]) or 'none'
     raise config_lib.ConfigError(
@@ -107,11 +107,11 @@ def read(path: str) -> Published:
   Raises:
     ConfigError: for what cannot be read, or is no ResNet with a classifier.
   """
-  path = file(path)
+  path = weights_file(path)
   shapes = _shapes(path)
   kind = naming(path, shapes.keys())
   told = architecture(path)
-  classifier = naming_lib.theirs('params/head/kernel', kind)
+  classifier = naming_lib.published_name('params/head/kernel', kind)
   if classifier not in shapes:
     raise config_lib.ConfigError(
       f'config.init.from={path!r} has no {classifier}: without a classifier '
@@ -137,7 +137,7 @@ def normalisation(path: str) -> dict[str, tuple]:
   Raises:
     ConfigError: for a pickle, or a processor of another form.
   """
-  path = file(path)
+  path = weights_file(path)
   processor, source = _processor(os.path.dirname(path), architecture(path))
   return _normalisation(processor, source)
 
@@ -230,7 +230,7 @@ def _network(path, shapes, kind, told):
         f'config.init.from={path!r}: its config.json has {key}={told[key]!r}, '
         f'and this package has ResNets of {ours!r} only'
       )
-  stem = naming_lib.theirs('params/stem_conv/kernel', kind)
+  stem = naming_lib.published_name('params/stem_conv/kernel', kind)
   stem = next(name for name in shapes if stem.endswith(name))
   first = told.get('downsample_in_bottleneck')
   return {

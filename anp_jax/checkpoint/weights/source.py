@@ -48,7 +48,7 @@ def read(path: str, config, names) -> Source:
   Raises:
     ConfigError: for what cannot be read, or is of another architecture.
   """
-  path = published.file(path)
+  path = published.weights_file(path)
   if not os.path.isfile(path):
     return _of_checkpoint(path, config)
   _check_version(path, config)
@@ -127,14 +127,14 @@ def _of_tensors(path, file, names, config):
   have = set(file.keys())
   naming = published.naming(path, have)
   prefix = 'resnet.' if any(n.startswith('resnet.') for n in have) else ''
-  ours = {naming_lib.theirs(n, naming, prefix): n for n in names}
+  ours = {naming_lib.published_name(n, naming, prefix): n for n in names}
   others = {n for n in have - set(ours) if not n.endswith(naming_lib.UNUSED)}
   missing = sorted(
     n
     for n in set(ours) - have
     if not n.startswith(naming_lib.CLASSIFIERS[naming])
   )
-  foreign = sorted(n for n in others if naming_lib.is_inside(n, naming))
+  foreign = sorted(n for n in others if naming_lib.is_backbone(n, naming))
   if missing or foreign:
     what = f'has no {missing[0]}' if missing else f'has {foreign[0]} too'
     raise config_lib.ConfigError(
@@ -151,7 +151,7 @@ def _of_tensors(path, file, names, config):
         f'{", ".join(_FLOATS)}'
       )
     name = ours[theirs]
-    value = naming_lib.to_ours(name, file.get_tensor(theirs))
+    value = naming_lib.from_published(name, file.get_tensor(theirs))
     tensors[name] = (theirs, value)
   # The classes of a published network, whatever they are, are no words.
   meaning = None if config.model.head == 'joint' else ()

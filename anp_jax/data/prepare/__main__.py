@@ -14,7 +14,7 @@ hosts that share a file system, divide the work: start the same command in each
 from anp_jax.system import interrupts
 
 if __name__ == '__main__':
-  interrupts.watch()  # all else takes time
+  interrupts.install()  # all else takes time
 
 import os
 import re
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
   """Returns the process's exit status: 0, 2 (bad input or a failing policy)."""
   try:
     flags = _parse(argv[1:])
-    interrupts.set_line('interrupted; the same command goes on')
+    interrupts.set_line('interrupted; run the same command to resume')
     if flags.source.startswith('tfds:'):
       from anp_jax.data.prepare import conversion as work
     else:
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     parts_lib.say(f'error: {e}'.replace('\n', ' '))
     return 2
   except KeyboardInterrupt:  # of a program that calls this one
-    parts_lib.say('\ninterrupted; the same command goes on')
+    parts_lib.say('\ninterrupted; run the same command to resume')
     return 130
   print('\n'.join(lines))
   return 0

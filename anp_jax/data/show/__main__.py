@@ -11,7 +11,7 @@ counts and writes nothing. Any --config.KEY=VALUE goes with it, as in main.py.
 from anp_jax.system import interrupts
 
 if __name__ == '__main__':
-  interrupts.watch()  # all else takes time
+  interrupts.install()  # all else takes time
 
 import dataclasses
 import os

@@ -13,7 +13,7 @@ from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager as checkpoint_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
-from anp_jax.checkpoint.weights import start
+from anp_jax.checkpoint.weights import initial
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.sources import label_mapping
@@ -77,7 +77,7 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   )
   source = sources.open_source(config, training=False)
   if untrained:
-    known = start.vocabulary(config, source.vocabulary)
+    known = initial.vocabulary(config, source.vocabulary)
   else:
     known = workdir_lib.labels(workdir)
   source = label_mapping.map_labels(source, known)
@@ -90,7 +90,7 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   )
   parts = build.create(planned, mesh, objective, batch_size, 1)
   if untrained:
-    weights, lines = start.given(
+    weights, lines = initial.load(
       config, parts, objective, known, gather=processes.gather, whole=True
     )
     state, step = state_lib.create(parts.init, parts.like, weights), 0
@@ -115,12 +115,14 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
     if jax.process_index() == 0:
       print(line)
   stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
-  batches = processes.each(stream.evaluation(source), 'evaluating', step)
+  batches = processes.heartbeat_each(
+    stream.evaluation(source), 'evaluating', step
+  )
   scores, rows = _evaluated(
     config, workdir, parts, parts.scored(state), batches, source
   )
   if jax.process_index() == 0:
-    processes.beat('writing', step)
+    processes.heartbeat('writing', step)
     results = _results(config, workdir, source, rows)
     origin = config.init['from'] if untrained else ''
     summary.print_scores(step, scores | results.scores(), origin)

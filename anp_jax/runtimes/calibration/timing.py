@@ -97,7 +97,7 @@ class Timing:
     at_once = max(map(len, self._programs))
     with futures.ThreadPoolExecutor(at_once) as pool:
       for program in self._programs:
-        processes.beat('timing')
+        processes.heartbeat('timing')
         processes.gather('ready')
         self._rounds[-1].append(list(pool.map(timed, program)))
     processes.gather('ready')
@@ -186,7 +186,7 @@ class Timing:
 
   def _compiled(self, program):
     """The functions of a program's makers, each run once."""
-    self._processes.beat('compiling')
+    self._processes.heartbeat('compiling')
     runs = []
     for place, make in enumerate(program):
       # Others than this process's devices are no matter of JAX's here.
@@ -201,7 +201,7 @@ class Timing:
     found = []
     for kind, collective in (('gather', _gather), ('total', _total)):
       for size in _SIZES:
-        self._processes.beat('compiling')
+        self._processes.heartbeat('compiling')
         sent, run = self._collective(kind, collective, size)
         run()
         found.append((kind, sent, run))

@@ -128,17 +128,17 @@ def serve(config, processes: cluster.Processes) -> None:
 
   devices = jax.local_devices()
   token = processes.gather(None)[0]
-  server = remote.OffloadServer(config, processes.place, token, devices)
+  server = remote.OffloadServer(config, processes.env, token, devices)
   processes.gather(
     {
       'address': server.address,
       'devices': [remote.describe(device) for device in devices],
     }
   )
-  with contextlib.closing(server), processes.listening():
+  with contextlib.closing(server), processes.handling_signals():
     while not server.has_ended:
       # A heartbeat also without requests, as in a long evaluation.
-      processes.beat('serving', server.requests)
+      processes.heartbeat('serving', server.requests)
       server.vote = max(server.vote, processes.vote())
       time.sleep(_POLL)
 
@@ -151,9 +151,12 @@ class _SingleProcess:
   def __init__(self, processes, vote):
     self._processes = processes
     self._vote = vote
-    self.place = processes.place
-    self.beat, self.each = processes.beat, processes.each
-    self.listening = processes.listening
+    self.env = processes.env
+    self.heartbeat, self.heartbeat_each = (
+      processes.heartbeat,
+      processes.heartbeat_each,
+    )
+    self.handling_signals = processes.handling_signals
 
   def gather(self, value) -> list:
     """The value of this process alone."""

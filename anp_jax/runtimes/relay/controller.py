@@ -115,8 +115,8 @@ class Lead:
       reason = preemption.REASONS.get(vote, 'a signal')
       workdir_lib.mark_stopped(self._workdir, made, made + left, reason)
       _note(
-        f'stopped after {made} of {made + left} steps of all models; the same '
-        'command goes on'
+        f'stopped after {made} of {made + left} steps of all models; run '
+        'the same command to resume'
       )
     return self._announce()
 

@@ -69,7 +69,7 @@ class Mail:
     self._leave = leave
     first = not processes.index
     self._token = processes.gather(secrets.token_hex(32) if first else '')[0]
-    self._box = Post(config, processes.place, self._token, self._took, heard)
+    self._box = Post(config, processes.env, self._token, self._took, heard)
     self._addresses = processes.gather(self._box.address)
     self._lock = threading.Lock()
     self._clients = {}

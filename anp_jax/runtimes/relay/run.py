@@ -135,11 +135,11 @@ class Ring:
   def train(self) -> dict:
     """Until all models have left the ring, or a signal."""
     processes = self._processes
-    vote = preemption.GO_ON
+    vote = preemption.CONTINUE
     if self._config.log.tensorboard:
       # Seconds where torch is installed; not in the middle of a turn.
       import tensorboardX  # noqa: F401
-    with processes.listening(self.store.to_save):
+    with processes.handling_signals(self.store.expected_save_seconds):
       models = processes.gather(self.lead.begin() if self.lead else None)[0]
       for station in self._local.values():
         station.start(*models, self._seats)
@@ -223,10 +223,10 @@ class Ring:
     if self._mail:
       self._mail.look()
     if all(station.waits for station in self._local.values()):
-      self._processes.beat('waiting')
+      self._processes.heartbeat('waiting')
     else:
       steps = sum(station.steps for station in self._local.values())
-      self._processes.beat('training', steps)
+      self._processes.heartbeat('training', steps)
 
   def _put(self, station, item):
     self._local[station].inbox.put(item)
@@ -272,7 +272,7 @@ class Ring:
 
   def _finish(self):
     """Saves what is here, and scores what waits; steps made, by model."""
-    self._processes.beat('saving')
+    self._processes.heartbeat('saving')
     steps = {}
     for station in self._local.values():
       for parcel in station.inbox.parcels:
@@ -284,7 +284,7 @@ class Ring:
         state = station.runner(parcel.model).place(parcel.state)
         self.store.save(parcel.model, parcel.step, state)
     self.store.wait()
-    self._processes.beat('evaluating')
+    self._processes.heartbeat('evaluating')
     for station in self._local.values():
       for item in station.inbox.scores:
         station.score(item)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import start
+from anp_jax.checkpoint.weights import initial
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
@@ -83,9 +83,9 @@ class Runner:
     """The state with which the model begins.
 
     Args:
-      folder: of the model, see `weights.start.given`.
+      folder: of the model, see `weights.initial.load`.
     """
-    given, _ = start.given(
+    given, _ = initial.load(
       self.config, self._parts, self._objective, self._part.vocabulary, folder,
     )  # fmt: skip
     return self._program('init', given)(given)

@@ -52,7 +52,7 @@ def claim(
   elif not training:
     return f'{workdir} has no checkpoint of a ring to evaluate'
   if training:
-    workdir_lib.claim(workdir, config, vocabulary)
+    workdir_lib.open_or_refuse(workdir, config, vocabulary)
     with open(path + '.new', 'w') as f:
       json.dump(now, f, indent=1)
     os.replace(path + '.new', path)
@@ -94,7 +94,7 @@ class Store:
     self._fingerprint = sources.fingerprint(source) if training else None
     self._saving, self._counting = threading.Lock(), threading.Lock()
     self._checkpoints, self._damaged, self._seen = {}, {}, {}
-    self._to_save = 0.0  # of models that have been let go
+    self._expected_save_seconds = 0.0  # of models that have been let go
     self.records = records_lib.Records(
       config, self.folder, candidates, len(source)
     )
@@ -118,10 +118,12 @@ class Store:
     with self._saving:
       self.checkpoints(model).save(step, state)
 
-  def to_save(self) -> float:
+  def expected_save_seconds(self) -> float:
     """Seconds that a save takes beside all else; any thread may ask."""
     found = list(self._checkpoints.values())
-    return max((self._to_save, *(c.to_save() for c in found)))
+    return max(
+      (self._expected_save_seconds, *(c.expected_save_seconds() for c in found))
+    )
 
   def let_go(self, model: int) -> None:
     """Returns once a model's last save is done, and its files are closed."""
@@ -130,7 +132,9 @@ class Store:
       checkpoints = self._checkpoints.pop(model, None)
     if checkpoints:
       checkpoints.close()
-      self._to_save = max(self._to_save, checkpoints.to_save())
+      self._expected_save_seconds = max(
+        self._expected_save_seconds, checkpoints.expected_save_seconds()
+      )
 
   def wait(self) -> None:
     """Returns once all saves are done."""

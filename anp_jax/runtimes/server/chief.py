@@ -46,7 +46,7 @@ class Lead:
       config: the run's config; its batch size is filled in.
       workdir: of the run.
       processes: this one, of how many.
-      card: of this process, see `cluster.cards`.
+      card: of this process, see `cluster.process_info`.
       workers: processes that train.
     """
     self._config = config
@@ -67,8 +67,8 @@ class Lead:
     self._eval_source = sources.open_source(config, training=False)
     if config.checkpoint.keep_best:
       checkpoint_lib.check_best_metric(config, setup.objective.metric_names)
-    workdir_lib.claim(workdir, config, setup.source.vocabulary)
-    workdir_lib.note_class_sizes(workdir, setup.source)
+    workdir_lib.open_or_refuse(workdir, config, setup.source.vocabulary)
+    workdir_lib.record_class_sizes(workdir, setup.source)
     self._checkpoints = checkpoint_lib.Checkpoints(
       workdir, config, sources.fingerprint(setup.source), setup.parts.like
     )
@@ -87,10 +87,10 @@ class Lead:
       # that are gone.
       'most': 8 * config.strategy.lanes * (workers + 1),
     }
-    self._scores, self._vote = {}, preemption.GO_ON
+    self._scores, self._vote = {}, preemption.CONTINUE
     self._updated = None  # when the update was made that is being told of
     self._term = self._log = self._telemetry = None
-    self._service = rendezvous.open_service(config, processes.place, workdir)
+    self._service = rendezvous.open_service(config, processes.env, workdir)
 
   def begin(self) -> bool:
     """A term; False if the run is finished already."""
@@ -138,7 +138,7 @@ class Lead:
     idle = worker.idle if worker else contextlib.nullcontext
     version = seen = keeper.version
     self._telemetry.begin(version)
-    self._vote = preemption.GO_ON
+    self._vote = preemption.CONTINUE
     while True:
       while term.updates:
         # Rates are those of the updates, also of what piled up while this
@@ -148,7 +148,7 @@ class Lead:
         self._updated = None
       if keeper.version != seen:
         seen = keeper.version
-        self._processes.beat('step', seen)
+        self._processes.heartbeat('step', seen)
       if keeper.error:
         term.fail(keeper.error)
       if term.failed:
@@ -177,9 +177,9 @@ class Lead:
       if last:
         return True
 
-  def to_save(self) -> float:
+  def expected_save_seconds(self) -> float:
     """Seconds that a save takes beside all else."""
-    return self._checkpoints.to_save()
+    return self._checkpoints.expected_save_seconds()
 
   def finish(self) -> dict:
     """Ends the run well; returns the last scores."""
@@ -191,7 +191,7 @@ class Lead:
       reason = preemption.REASONS.get(self._vote, 'a signal')
       workdir_lib.mark_stopped(self._workdir, version, total, reason)
       self._telemetry.note(
-        f'stopped at step {version} of {total}; the same command goes on'
+        f'stopped at step {version} of {total}; run the same command to resume'
       )
     elif self._trained or not run_page.exists(self._workdir):
       summary.report(
@@ -336,7 +336,7 @@ class Lead:
     source, parts = self._eval_source, self._parts
     with idle:
       batches = self._stream.evaluation(source)
-      batches = self._processes.each(batches, 'evaluating', version)
+      batches = self._processes.heartbeat_each(batches, 'evaluating', version)
       if version == parts.total and self._config.eval.examples:
         scores = evaluation.of_training(
           self._config, self._workdir, parts, state, batches, source, version

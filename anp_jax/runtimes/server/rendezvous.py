@@ -53,7 +53,7 @@ def is_over(error: Exception, since: float) -> bool:
   return True
 
 
-def open_service(config, place: cluster_env.Place, workdir: str):
+def open_service(config, place: cluster_env.ClusterEnv, workdir: str):
   """Opens this server's port; server 0 writes down where it is.
 
   The file holds the run's token too, and only its owner may read it.

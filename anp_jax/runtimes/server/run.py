@@ -57,7 +57,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
   compile_cache.enable(config)
   os.makedirs(workdir, exist_ok=True)
   launched = rendezvous.launched()
-  card = process_info.show(processes.place, config, {})
+  card = process_info.collect(processes.env, config, {})
   # Before config.batch_size is filled in: the cards are compared.
   with contextlib.ExitStack() as stack:
 
@@ -79,11 +79,11 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     jobs = [_Job(worker.run, 'worker')] if worker else []
     if index < s.servers:
       follower = secondary.Follower(
-        index, config, workdir, processes.place, card, launched
+        index, config, workdir, processes.env, card, launched
       )
       stack.callback(follower.close)
       jobs.append(_Job(lambda: follower.run(connect, prepare), 'follower'))
-    with processes.listening():
+    with processes.handling_signals():
       _attend(processes, jobs, worker or follower, connect)
   return {}
 
@@ -93,7 +93,7 @@ def _lead(config, workdir, processes, card, workers, worker):
   lead = lead_lib.Lead(config, workdir, processes, card, workers)
   job = worker and _Job(worker.run, 'worker')
   try:
-    with processes.listening(lead.to_save):
+    with processes.handling_signals(lead.expected_save_seconds):
       lead.begin()
       while not lead.attend(job, worker):
         lead.begin()
@@ -146,7 +146,7 @@ def _attend(processes, jobs, living, connect):
   while not all([job.done() for job in jobs]):
     if living.done != seen:
       seen = living.done
-      processes.beat('step', seen)
+      processes.heartbeat('step', seen)
     # Until the end: server 0 may be on its way to its first term, or to another
     # that knows nothing of what the one before was asked.
     if processes.vote() and time.monotonic() - asked > _REPEAT:

@@ -35,7 +35,7 @@ class Follower:
       config: the run's config.
       workdir: of the run.
       place: of this process.
-      card: of this process, see `cluster.cards`.
+      card: of this process, see `cluster.process_info`.
       launched: see `meeting.launched`.
     """
     self.done = 0

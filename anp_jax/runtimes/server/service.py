@@ -63,7 +63,7 @@ class Lead(Term):
       log: `log.Log`.
       starts: SliceState that each server begins with.
       address: of this server.
-      card: of this process, see `cluster.cards`.
+      card: of this process, see `cluster.process_info`.
       settings: what each worker is told when it comes, JSON values.
       measured: names of what is told with each gradient, see `readings`.
     """
@@ -87,7 +87,7 @@ class Lead(Term):
   def join(self, server: int, address: str, card: dict) -> dict:
     """A server comes, for its slice of the start."""
     # Its devices may be others: a server computes on its CPU.
-    problem = process_info.of_another_run(card, self._card)
+    problem = process_info.run_mismatch(card, self._card)
     with self.changed:
       if problem:
         self.fail(problem)  # nothing goes on without this server
@@ -107,7 +107,7 @@ class Lead(Term):
 
   def hello(self, worker: str, card: dict, devices: int) -> dict:
     """A worker comes, or comes again."""
-    problem = process_info.disagreement([self._card, {**card, 'index': 1}])
+    problem = process_info.first_mismatch([self._card, {**card, 'index': 1}])
     if self._devices not in (None, devices):
       problem = (
         f'{devices} devices, but the first worker has {self._devices}: '

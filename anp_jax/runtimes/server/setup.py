@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from anp_jax.checkpoint.weights import start
+from anp_jax.checkpoint.weights import initial
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.sources import balance
@@ -49,13 +49,13 @@ class Setup:
     """A new state, and lines about the weights that it begins with.
 
     Args:
-      folder: see `weights.start.given`.
+      folder: see `weights.initial.load`.
 
     Raises:
       ConfigError: if what config.init names does not fit.
     """
     parts = self.parts
-    given, lines = start.given(
+    given, lines = initial.load(
       self.config, parts, self.objective, self.source.vocabulary, folder
     )
     return state_lib.create(parts.init, parts.like, given), lines

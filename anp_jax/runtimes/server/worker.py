@@ -98,7 +98,7 @@ class Worker:
       config: the run's config.
       connect: address, or None for server 0 -> `wire.Client`; OSError where
         there is none yet.
-      card: of this process, see `cluster.cards`.
+      card: of this process, see `cluster.process_info`.
       prepare: what server 0 says -> `setup.Setup`.
       launched: see `meeting.launched`.
     """

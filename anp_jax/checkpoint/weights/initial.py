@@ -30,34 +30,34 @@ class Matched:
 
   Attributes:
     source: `source.Source`.
-    taken: our name to array, cast to the network's dtype.
-    remade: our name to why it begins at random.
-    left_over: names in the source that nothing takes.
+    loaded: our name to array, cast to the network's dtype.
+    initialised: our name to why it begins at random.
+    unused: names in the source that the network lacks.
     lines: one for each tensor, for people.
   """
 
   source: source_lib.Source
-  taken: dict[str, np.ndarray]
-  remade: dict[str, str]
-  left_over: tuple[str, ...]
+  loaded: dict[str, np.ndarray]
+  initialised: dict[str, str]
+  unused: tuple[str, ...]
   lines: tuple[str, ...]
 
   def summary(self) -> str:
     """One line for the introduction of a run."""
-    remade = f'{len(self.remade)} re-made'
-    if self.remade:
+    initialised = f'{len(self.initialised)} initialised'
+    if self.initialised:
       why = '; '.join(
         f'{name.partition("/")[2]}: {text}'
-        for name, text in self.remade.items()
+        for name, text in self.initialised.items()
       )
-      remade += f' ({why})'
+      initialised += f' ({why})'
     return (
-      f'weights  {len(self.taken)} taken, {remade}, {len(self.left_over)} left '
-      f'over of {self.source.path}'
+      f'weights  {len(self.loaded)} loaded, {initialised}, '
+      f'{len(self.unused)} unused of {self.source.path}'
     )
 
 
-def given(
+def load(
   config, parts, objective, vocabulary, folder: str = '',
   gather=lambda value: [value], whole: bool = False,
 ):  # fmt: skip
@@ -86,7 +86,7 @@ def given(
     return {}, []
   like = flat({'params': parts.one.params, **parts.one.stats})
   # Before anything is read: Orbax lets processes wait for each other.
-  _agree(published.absent(path), gather)
+  _agree(published.missing_path(path), gather)
   problem, matched = '', None
   try:
     source = source_lib.read(path, config, like)
@@ -103,7 +103,7 @@ def given(
     name: jax.make_array_from_callback(
       value.shape, like[name].sharding, functools.partial(_part, value)
     )
-    for name, value in matched.taken.items()
+    for name, value in matched.loaded.items()
   }
   return arrays, [matched.summary()]
 
@@ -137,7 +137,7 @@ def vocabulary(config, data) -> vocabulary_lib.Vocabulary:
 def match(source, like: dict, head: set[str], outputs) -> Matched:
   """Finds the tensor of a source for each of a network.
 
-  The classifier is taken where its shape fits; but of a source that says what
+  The classifier is loaded where its shape fits; but of a source that says what
   its outputs are, only where they are the run's.
 
   Args:
@@ -151,14 +151,14 @@ def match(source, like: dict, head: set[str], outputs) -> Matched:
       missing or has another shape and is not the classifier's.
   """
   others = source.outputs is not None and source.outputs != outputs
-  taken, remade, lines = {}, {}, []
+  loaded, initialised, lines = {}, {}, []
   for name, want in like.items():
     theirs, value = source.tensors.get(name, ('', None))
     shape = tuple(want.shape)
     fits = value is not None and value.shape == shape
     if fits and not (others and name in head):
-      taken[name] = np.asarray(value, want.dtype)
-      lines.append(f'taken      {name} {shape}  {theirs}')
+      loaded[name] = np.asarray(value, want.dtype)
+      lines.append(f'loaded       {name} {shape}  {theirs}')
     elif name in head:
       if value is None:
         why = 'none there'
@@ -166,10 +166,10 @@ def match(source, like: dict, head: set[str], outputs) -> Matched:
         why = 'its outputs are others'
       else:
         why = f'{value.shape} there, {shape} here'
-      remade[name] = why
-      lines.append(f're-made    {name} {shape}  {why}')
+      initialised[name] = why
+      lines.append(f'initialised  {name} {shape}  {why}')
     else:
-      shown = naming_lib.shape_of_theirs if theirs != name else _own_shape
+      shown = naming_lib.published_shape if theirs != name else _own_shape
       have = (
         'is missing' if value is None
         else f'has shape {shown(name, value.shape)}'
@@ -178,9 +178,9 @@ def match(source, like: dict, head: set[str], outputs) -> Matched:
         f'config.init.from={source.path!r}: {theirs or name} {have}, expected '
         f'{shown(name, shape)} for {name} of this network'
       )
-  left_over = tuple(sorted({*source.others, *set(source.tensors) - set(like)}))
-  lines += [f'left over  {name}' for name in left_over]
-  return Matched(source, taken, remade, left_over, tuple(lines))
+  unused = tuple(sorted({*source.others, *set(source.tensors) - set(like)}))
+  lines += [f'unused       {name}' for name in unused]
+  return Matched(source, loaded, initialised, unused, tuple(lines))
 
 
 def classifier(config, outputs: int) -> set[str]:

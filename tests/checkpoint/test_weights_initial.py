@@ -1,4 +1,4 @@
-"""What a new run begins with: taken, re-made, left over, refused."""
+"""What a new run begins with: loaded, initialised, unused, refused."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from safetensors import numpy as safetensors_numpy
 from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.checkpoint import trained
+from anp_jax.checkpoint.weights import initial
 from anp_jax.checkpoint.weights import naming
-from anp_jax.checkpoint.weights import start
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -47,14 +47,14 @@ def _parts(config, devices=1, words=_WORDS):
 
 def _given(config, folder='', devices=1, words=_WORDS):
   parts, objective = _parts(config, devices, words)
-  given, lines = start.given(config, parts, objective, words, str(folder))
+  given, lines = initial.load(config, parts, objective, words, str(folder))
   return parts, given, lines
 
 
 def _names():
   """Ours, with the shapes of a ResNet-18."""
   parts, _ = _parts(_config())
-  one = start.flat({'params': parts.one.params, **parts.one.stats})
+  one = initial.flat({'params': parts.one.params, **parts.one.stats})
   return {name: tuple(leaf.shape) for name, leaf in one.items()}
 
 
@@ -66,8 +66,8 @@ def _file(folder, change=lambda tensors: None, kind=naming.TORCHVISION,
   for name, shape in _names().items():
     value = random.uniform(0.5, 1.5, shape).astype(dtype)
     want[name] = value.astype(np.float32)
-    theirs = naming.theirs(name, kind, prefix)
-    tensors[theirs] = np.ascontiguousarray(naming.to_theirs(name, value))
+    theirs = naming.published_name(name, kind, prefix)
+    tensors[theirs] = np.ascontiguousarray(naming.to_published(name, value))
     if theirs.endswith('running_var'):
       count = theirs.replace('running_var', naming.UNUSED)
       tensors[count] = np.array(7)
@@ -79,7 +79,7 @@ def _file(folder, change=lambda tensors: None, kind=naming.TORCHVISION,
 
 def _variables(state, one=lambda x: x):
   tree = {'params': state.params, **state.stats}
-  return {n: np.asarray(one(x)) for n, x in start.flat(tree).items()}
+  return {n: np.asarray(one(x)) for n, x in initial.flat(tree).items()}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def _variables(state, one=lambda x: x):
     (naming.TRANSFORMERS, ml_dtypes.bfloat16, ''),
   ],
 )
-def test_a_file_is_taken_whole(tmp_path, kind, dtype, prefix):
+def test_every_tensor_of_a_file_is_loaded(tmp_path, kind, dtype, prefix):
   path, want = _file(tmp_path, kind=kind, dtype=dtype, prefix=prefix)
   config = _config(init__from=path, ema=0.9)
   parts, given, lines = _given(config, tmp_path)
@@ -106,12 +106,12 @@ def test_a_file_is_taken_whole(tmp_path, kind, dtype, prefix):
   jax.tree.map(np.testing.assert_array_equal, params, state.params)
   jax.tree.map(np.testing.assert_array_equal, stats, state.stats)
   assert lines == [
-    f'weights  {len(want)} taken, 0 re-made, 0 left over of {path}'
+    f'weights  {len(want)} loaded, 0 initialised, 0 unused of {path}'
   ]
   text = (tmp_path / 'weights.txt').read_text().splitlines()
   assert text[0] == lines[0] and len(text) == 1 + len(want)
-  theirs = naming.theirs('params/stem_conv/kernel', kind, prefix)
-  assert f'taken      params/stem_conv/kernel (7, 7, 3, 4)  {theirs}' in text
+  theirs = naming.published_name('params/stem_conv/kernel', kind, prefix)
+  assert f'loaded       params/stem_conv/kernel (7, 7, 3, 4)  {theirs}' in text
 
 
 @pytest.mark.slow
@@ -126,11 +126,11 @@ def test_a_classifier_of_another_size_is_made_anew(tmp_path):
   heads = {'params/head/kernel', 'params/head/bias'}
   assert set(given) == set(want) - heads
   assert lines == [
-    f'weights  {len(given)} taken, 2 re-made (head/bias: (1000,) there, (10,) '
-    'here; head/kernel: (32, 1000) there, (32, 10) here), 1 left over of '
+    f'weights  {len(given)} loaded, 2 initialised (head/bias: (1000,) there, '
+    '(10,) here; head/kernel: (32, 1000) there, (32, 10) here), 1 unused of '
     f'{path}'
   ]
-  assert 'left over  aux.weight' in (tmp_path / 'weights.txt').read_text()
+  assert 'unused       aux.weight' in (tmp_path / 'weights.txt').read_text()
   random = state_lib.create(parts.init, parts.like)
   got = _variables(state_lib.create(parts.init, parts.like, given))
   for name, value in _variables(random).items():
@@ -227,10 +227,10 @@ def test_the_version_that_transformers_tells(
     model__version=version,
   )  # fmt: skip
   parts, _ = _parts(config)
-  one = start.flat({'params': parts.one.params, **parts.one.stats})
+  one = initial.flat({'params': parts.one.params, **parts.one.stats})
   tensors = {
-    naming.theirs(n, naming.TRANSFORMERS): np.ones(
-      naming.shape_of_theirs(n, x.shape), np.float32
+    naming.published_name(n, naming.TRANSFORMERS): np.ones(
+      naming.published_shape(n, x.shape), np.float32
     )
     for n, x in one.items()
   }
@@ -272,7 +272,7 @@ def test_all_groups_begin_with_the_weights(tmp_path, outer):
     got = _variables(state, lambda x, i=group: x[i])
     for name, value in want.items():
       np.testing.assert_array_equal(got[name], value, name)
-  outer = start.flat(state.opt_state.outer.get('weights', {}))
+  outer = initial.flat(state.opt_state.outer.get('weights', {}))
   for name, value in outer.items():
     np.testing.assert_array_equal(value, want[f'params/{name}'], name)
 
@@ -280,7 +280,7 @@ def test_all_groups_begin_with_the_weights(tmp_path, outer):
 def test_the_classifier_is_found_in_any_network():
   found = {}
   for name in ('resnet18', 'lenet', 'tests.user_network:SmallNet'):
-    found[name] = start.classifier(_config(model__name=name), 7)
+    found[name] = initial.classifier(_config(model__name=name), 7)
   head = {'params/head/kernel', 'params/head/bias'}
   assert found == dict.fromkeys(found, head)
 
@@ -318,14 +318,14 @@ def test_a_run_begins_with_anothers_weights(pretrained, tmp_path, capsys):
   _train(config, tmp_path / 'run')
   want, got = trained.load(best), trained.load(str(tmp_path / 'run'))
   jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
-  assert '10 taken, 0 re-made, 0 left over' in capsys.readouterr().out
+  assert '10 loaded, 0 initialised, 0 unused' in capsys.readouterr().out
   assert (tmp_path / 'run' / 'weights.txt').exists()
   # A run that goes on reads its own checkpoint.
   shutil.rmtree(source)
   config.duration = '3 steps'
   _train(config, tmp_path / 'run')
   assert trained.load(str(tmp_path / 'run')).step == 3
-  assert 'taken' not in capsys.readouterr().out
+  assert 'loaded' not in capsys.readouterr().out
   with pytest.raises(config_lib.ConfigError, match='config.init.from'):
     _train(config, tmp_path / 'another')
 
@@ -334,11 +334,11 @@ def test_the_same_number_of_other_classes_is_another_classifier(pretrained):
   had = trained.load(str(pretrained)).vocabulary
   names = tuple(f'other_{i}' for i in range(len(had)))
   config = _own(init__from=str(pretrained))
-  for words, remade in ((had, 0), (vocabulary_lib.Vocabulary(names), 2)):
+  for words, initialised in ((had, 0), (vocabulary_lib.Vocabulary(names), 2)):
     _, given, (line,) = _given(config, words=words)
-    assert len(given) == 10 - remade
-    assert f'{remade} re-made' in line
-    assert ('its outputs are others' in line) == bool(remade)
+    assert len(given) == 10 - initialised
+    assert f'{initialised} initialised' in line
+    assert ('its outputs are others' in line) == bool(initialised)
 
 
 def test_another_network_is_refused(pretrained):
