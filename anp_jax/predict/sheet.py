@@ -5,22 +5,16 @@ import os
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
-from PIL import ImageDraw
 
-from anp_jax.data.show import draw
-from anp_jax.data.show import stats
 from anp_jax.system import drawing
 
 MOST = 100  # images of a sheet; one of more would not open in every viewer
 _SIDE = 144  # of a thumbnail, pixels
 _CELL = 2 * _SIDE + 8
-_MARGIN, _GAP, _LINE = 16, 14, 17
 _NUMBER = 42  # pixels that a percentage takes
-_LINES = 8  # beside a thumbnail
+_LINES = 8  # bars next to a thumbnail
 # Okabe and Ito's colours, light enough to be written on.
 _BLUE, _ORANGE, _GREEN = '#9fd0ee', '#f3c591', '#9fdcc4'
-_INK, _GREY = '#222222', '#666666'
 
 
 class Bar(NamedTuple):
@@ -54,59 +48,46 @@ def write(
   path: str,
   images: list[np.ndarray],
   files: list[str],
-  shown: list[list[Bar]],
+  bars_of_files: list[list[Bar]],
   title: list[str],
 ) -> None:
-  """Writes images, each with its bars beside it and its file's name below.
+  """Writes images, each with its bars to the right and its file's name below.
 
   Args:
     path: of the PNG.
     images: (side, side, 3) uint8, as the network sees them.
     files: their paths.
-    shown: the bars of each.
+    bars_of_files: those of each image.
     title: lines above, the first one bold.
   """
   columns = min(max(math.ceil(math.sqrt(len(images) / 1.6)), 2), 8)
-  width = columns * (_CELL + _GAP) - _GAP
-  top = _MARGIN + _LINE * len(title) + _GAP
-  pitch = _SIDE + _LINE + _GAP
-  height = top + -(-len(images) // columns) * pitch - _GAP + _MARGIN
-  canvas = Image.new('RGB', (width + 2 * _MARGIN, height), 'white')
-  pen = ImageDraw.Draw(canvas)
-  bold, plain = (
-    drawing.typeface('DejaVuSans-Bold', 14),
-    drawing.typeface('DejaVuSans', 11),
+  line = drawing.ContactSheet.LINE
+  contacts = drawing.ContactSheet(
+    title, len(images), columns, (_CELL, _SIDE + line)
   )
-  for i, line in enumerate(title):
-    font = plain if i else bold
-    line = draw.fitted(stats.printable(line), width, font.getlength)
-    pen.text((_MARGIN, _MARGIN + _LINE * i), line, _INK, font)
   for i, (image, file) in enumerate(zip(images, files)):
-    left = _MARGIN + i % columns * (_CELL + _GAP)
-    upper = top + i // columns * pitch
-    enlarged = len(image) < _SIDE
-    how = Image.Resampling.NEAREST if enlarged else Image.Resampling.BOX
-    thumbnail = Image.fromarray(image).resize((_SIDE, _SIDE), how)
-    canvas.paste(thumbnail, (left, upper))
-    name = stats.printable(os.path.basename(file))
-    name = draw.fitted(name, _CELL, plain.getlength)
-    pen.text((left, upper + _SIDE + 2), name, _GREY, plain)
-    for j, bar in enumerate(shown[i]):
-      _bar(pen, plain, left + _SIDE + 8, upper + j * (_SIDE // _LINES), bar)
-  canvas.save(path, 'PNG')
+    left, upper = contacts.corner(i)
+    contacts.picture((left, upper), image, _SIDE)
+    below = left, upper + _SIDE + 2
+    contacts.text(below, os.path.basename(file), _CELL, drawing.SOFT)
+    for j, bar in enumerate(bars_of_files[i]):
+      place = left + _SIDE + 8, upper + j * (_SIDE // _LINES)
+      _draw_bar(contacts, place, bar)
+  contacts.save(path)
 
 
-def _bar(pen, font, left, upper, bar):
-  """One bar, with its name on it and the percentage at its right."""
+def _draw_bar(contacts, place, bar):
+  """Draws a bar with its name on it and the percentage to its right."""
+  left, upper = place
   room = _CELL - _SIDE - 8 - _NUMBER
   length = round(room * bar.probability)
-  color = _COLORS[bar.kind]
+  pen, middle = contacts.pen, upper + 7
   pen.rectangle((left, upper, left + room - 1, upper + 14), '#f2f2f2')
   if length:
-    pen.rectangle((left, upper, left + length - 1, upper + 14), color)
-  name = draw.fitted(stats.printable(bar.name), room - 6, font.getlength)
-  pen.text((left + 3, upper + 7), name, _INK, font, anchor='lm')
-  pen.text(
-    (left + room + _NUMBER - 1, upper + 7), f'{100 * bar.probability:.0f} %',
-    _INK, font, anchor='rm',
+    box = left, upper, left + length - 1, upper + 14
+    pen.rectangle(box, _COLORS[bar.kind])
+  contacts.text((left + 3, middle), bar.name, room - 6, anchor='lm')
+  contacts.text(
+    (left + room + _NUMBER - 1, middle), f'{100 * bar.probability:.0f} %',
+    _NUMBER, anchor='rm',
   )  # fmt: skip

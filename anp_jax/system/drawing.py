@@ -1,15 +1,19 @@
 """How figures look: colours, type, and a figure without a window system."""
 
+from collections.abc import Callable
+from collections.abc import Sequence
 import contextlib
 import os
 import warnings
+
+import numpy as np
 
 # Okabe and Ito's colours, told apart with any kind of colour vision.
 BLUE, ORANGE, GREEN, PURPLE, GREY = (
   '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#8c8c8c',
 )  # fmt: skip
 COLOURS = BLUE, ORANGE, GREEN, PURPLE, '#e69f00', '#56b4e9'
-INK, FAINT = '#222222', '#e4e4e4'
+INK, FAINT, SOFT = '#222222', '#e4e4e4', '#666666'
 
 # Settings of matplotlib's.
 STYLE = {
@@ -97,14 +101,129 @@ def counts(axis, most: int = 7) -> None:
   axis.set_major_formatter(lambda x, _: f'{x:,.0f}')
 
 
-def shortened(text: str, most: int) -> str:
-  """A name of at most `most` letters that prints on one line."""
-  text = ''.join(
-    c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
+def printable(name: str) -> str:
+  """Returns a name on one line, with escapes for what cannot be drawn."""
+  return ''.join(
+    c if c.isprintable() else c.encode('unicode_escape').decode() for c in name
   )
+
+
+def fitted(text: str, width: float, measure: Callable[[str], float]) -> str:
+  """Returns the text, or as much of its two ends as the width has room for.
+
+  Args:
+    text: a name.
+    width: that it may have.
+    measure: the width of a text.
+
+  Returns:
+    The text, or one with '…' in the middle, which is at least that.
+  """
+  result = text
+  keep = len(text)
+  while measure(result) > width and keep:
+    keep -= 1
+    result = text[: (keep + 1) // 2] + '…' + text[len(text) - keep // 2 :]
+  return result
+
+
+def shortened(text: str, most: int) -> str:
+  """Returns a name of at most `most` letters that prints on one line."""
   # Half of what a file name's bytes are where they are no text.
-  text = text.encode('utf-8', 'replace').decode()
-  if len(text) <= most:
-    return text
-  keep = most - 1
-  return text[: (keep + 1) // 2] + '…' + text[len(text) - keep // 2 :]
+  text = printable(text).encode('utf-8', 'replace').decode()
+  return fitted(text, most, len)
+
+
+class ContactSheet:
+  """Pictures in rows and columns below a title, each in a cell of its own.
+
+  Attributes:
+    plain: PIL.ImageFont.FreeTypeFont of captions.
+    pen: PIL.ImageDraw.ImageDraw, for what a sheet has besides pictures.
+  """
+
+  MARGIN, GAP, LINE = 16, 10, 19  # pixels: around all, between cells, of a line
+  _NARROWEST = 640  # that a title fits in
+
+  def __init__(
+    self, title: Sequence[str | tuple[str, str]], count: int, columns: int,
+    cell: tuple[int, int],
+  ):  # fmt: skip
+    """Makes a white sheet with its title.
+
+    Args:
+      title: lines, or (line, colour); the first one is bold.
+      count: cells.
+      columns: cells a row.
+      cell: its width and height in pixels.
+    """
+    from PIL import Image
+    from PIL import ImageDraw
+
+    self.plain = typeface('DejaVuSans', 12)
+    self._columns = columns
+    self._pitch = cell[0] + self.GAP, cell[1] + self.GAP
+    self._top = self.MARGIN + self.LINE * len(title) + self.GAP
+    rows = -(-count // columns)
+    width = max(columns * self._pitch[0] - self.GAP, self._NARROWEST)
+    height = self._top + rows * self._pitch[1] - self.GAP + self.MARGIN
+    size = width + 2 * self.MARGIN, height
+    self._canvas = Image.new('RGB', size, 'white')
+    self.pen = ImageDraw.Draw(self._canvas)
+    bold = typeface('DejaVuSans-Bold', 15)
+    for i, line in enumerate(title):
+      text, color = (line, INK) if isinstance(line, str) else line
+      place = self.MARGIN, self.MARGIN + self.LINE * i
+      self.text(place, text, width, color, font=self.plain if i else bold)
+
+  def corner(self, index: int) -> tuple[int, int]:
+    """Returns the upper left corner (x, y) of a cell."""
+    row, column = divmod(index, self._columns)
+    return (
+      self.MARGIN + column * self._pitch[0],
+      self._top + row * self._pitch[1],
+    )
+
+  def picture(
+    self, place: tuple[int, int], image: np.ndarray, side: int,
+    frame: str | None = None,
+  ):  # fmt: skip
+    """Draws an image.
+
+    Args:
+      place: of its upper left corner.
+      image: (size, size, 3) uint8; one that is enlarged shows its pixels.
+      side: of the drawn image, pixels.
+      frame: colour of a frame around it.
+    """
+    from PIL import Image
+
+    if frame:
+      low, high = (tuple(c + d for c in place) for d in (-4, side + 3))
+      self.pen.rectangle((*low, *high), frame)
+    methods = Image.Resampling
+    method = methods.LANCZOS if side < len(image) else methods.NEAREST
+    picture = Image.fromarray(image).resize((side, side), method)
+    self._canvas.paste(picture, place)
+
+  def text(
+    self, place: tuple[int, int], text: str, width: float, color: str = INK,
+    anchor: str | None = None, font=None,
+  ):  # fmt: skip
+    """Writes a line, shortened in its middle to a width.
+
+    Args:
+      place: of the anchor.
+      text: of any characters.
+      width: pixels.
+      color: of the letters.
+      anchor: of Pillow's, such as 'mm'; by default the upper left corner.
+      font: by default `plain`.
+    """
+    font = font or self.plain
+    line = fitted(printable(text), width, font.getlength)
+    self.pen.text(place, line, color, font, anchor=anchor)
+
+  def save(self, path: str) -> None:
+    """Writes the sheet as a PNG."""
+    self._canvas.save(path, 'PNG', optimize=True)

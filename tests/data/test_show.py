@@ -267,22 +267,6 @@ def test_long_names_stay_below_their_images(tmp_path):
     assert (sheet[top + 100 : top + 125, left + 100 : left + 110] == 255).all()
 
 
-@pytest.mark.parametrize(
-  'text, width, result',
-  [
-    ('abcdefghij', 10, 'abcdefghij'),
-    ('abcdefghij', 9, 'abcd…ghij'),
-    ('abcdefghij', 8, 'abcd…hij'),
-    ('abcdefghij', 2, 'a…'),
-    ('abcdefghij', 1, '…'),
-    ('abcdefghij', 0, '…'),
-    ('', 0, ''),
-  ],
-)
-def test_fitted(text, width, result):
-  assert draw.fitted(text, width, len) == result
-
-
 def test_images_are_shown_unmixed(tree, tmp_path):
   sheets = []
   for i, mixup in enumerate((0.0, 0.2)):

@@ -1,49 +1,25 @@
 """Pictures of a data set: sheets of examples, charts of class balance."""
 
-from collections.abc import Callable
 import math
 
 import matplotlib.ticker
 import numpy as np
-from PIL import Image
-from PIL import ImageDraw
 
 from anp_jax.data import vocabulary
 from anp_jax.data.show import stats
 from anp_jax.system import drawing
 
 _COLORS = drawing.BLUE, drawing.ORANGE  # of the splits
-_RED, _INK, _GREY = '#cc0000', drawing.INK, '#666666'
+_RED, _INK = '#cc0000', drawing.INK
 
 # Of a sheet, in pixels.
-_MARGIN, _GAP, _FRAME, _LINE = 16, 10, 4, 19
 _SMALL, _ENLARGED = 96, 128  # sides below the first are drawn at least so large
-_NARROWEST = 640  # that a title fits in
 
 # Of a chart.
 _BARS = 60  # names that can be read one below the other
 _WIDE_RANGE = 50  # from the smallest to the largest; beyond it the axis is log
 _LOWEST = 0.5  # where a log axis begins, so that one image is seen
 _NAME = 26  # letters of a name beside an axis
-
-
-def fitted(text: str, width: float, measure: Callable[[str], float]) -> str:
-  """The text, or as much of its two ends as the width has room for.
-
-  Args:
-    text: a name.
-    width: that it may have.
-    measure: the width of a text.
-
-  Returns:
-    The text, or one with '…' in the middle, which is at least that.
-  """
-  result = text
-  keep = len(text)
-  while measure(result) > width and keep:
-    keep -= 1
-    result = text[: (keep + 1) // 2] + '…' + text[len(text) - keep // 2 :]
-  return result
 
 
 def sheet(
@@ -63,50 +39,28 @@ def sheet(
     replaced: (n,) bool, those to be framed in red.
     title: lines above, the first one bold.
   """
-  side, times = images.shape[1], 1
-  title = [(line, _INK) for line in title]
+  side, title = images.shape[1], list(title)
   if side < _SMALL:
     times = -(-_ENLARGED // side)
-    title.append((f'drawn {times} times as large', _GREY))
+    side *= times
+    title.append((f'drawn {times} times as large', drawing.SOFT))
   if replaced.any():
     text = f'red: {replaced.sum()} damaged; another is shown, with weight 0'
     title.append((text, _RED))
   columns = math.ceil(math.sqrt(len(images)))
-  side *= times
-  width = max(columns * (side + _GAP) - _GAP, _NARROWEST)
-  top = _MARGIN + _LINE * len(title) + _GAP
-  pitch = side + _LINE + _GAP
-  height = top + -(-len(images) // columns) * pitch - _GAP + _MARGIN
-  canvas = Image.new('RGB', (width + 2 * _MARGIN, height), 'white')
-  draw = ImageDraw.Draw(canvas)
-  fonts = (
-    drawing.typeface('DejaVuSans-Bold', 16),
-    drawing.typeface('DejaVuSans', 12),
+  line = drawing.ContactSheet.LINE
+  contacts = drawing.ContactSheet(
+    title, len(images), columns, (side, side + line)
   )
-  for i, (line, color) in enumerate(title):
-    font = fonts[i > 0]
-    line = fitted(stats.printable(line), width, font.getlength)
-    draw.text((_MARGIN, _MARGIN + _LINE * i), line, color, font)
   for i, image in enumerate(images):
-    left = _MARGIN + i % columns * (side + _GAP)
-    upper = top + i // columns * pitch
-    color = _INK
-    if replaced[i]:
-      color = _RED
-      draw.rectangle(
-        (left - _FRAME, upper - _FRAME,
-         left + side + _FRAME - 1, upper + side + _FRAME - 1), _RED
-      )  # fmt: skip
-    picture = Image.fromarray(image).resize(
-      (side, side), Image.Resampling.NEAREST
-    )
-    canvas.paste(picture, (left, upper))
-    name = fitted(stats.printable(names[i]), side, fonts[1].getlength)
-    draw.text(
-      (left + side // 2, upper + side + _LINE // 2 + 2), name, color, fonts[1],
-      anchor='mm',
+    left, upper = contacts.corner(i)
+    color = _RED if replaced[i] else None
+    contacts.picture((left, upper), image, side, color)
+    contacts.text(
+      (left + side // 2, upper + side + line // 2 + 2), names[i], side,
+      color or _INK, 'mm',
     )  # fmt: skip
-  canvas.save(path)
+  contacts.save(path)
 
 
 def balance(path: str, counts: list[stats.Counts]) -> None:
@@ -122,7 +76,7 @@ def balance(path: str, counts: list[stats.Counts]) -> None:
   with drawing.figure(path, 11, sum(heights), 120, style) as figure:
     axes = figure.subplots(len(parts), 2, squeeze=False, height_ratios=heights)
     for part, row in zip(parts, axes):
-      words = [stats.printable(w) for w in counts[0].words(part)]
+      words = [drawing.printable(w) for w in counts[0].words(part)]
       numbers = [getattr(c, part) for c in counts]
       for axis, split, own in zip(row, stats.SPLITS, numbers):
         images = vocabulary.counted(int(own.sum()), 'image')
@@ -153,13 +107,13 @@ def _bars(row, words, numbers):
     axis.set_yticks(places, [''] * len(words))
     axis.tick_params('y', length=0, labelsize=8)
     axis.grid(axis='x')
-  names = [fitted(words[i], _NAME, len) for i in ranked]
+  names = [drawing.fitted(words[i], _NAME, len) for i in ranked]
   row[0].set_yticks(places, names)
 
 
 def _ranks(row, words, numbers):
   """Images over ranks, with the names at both ends."""
-  names = [fitted(word, _NAME, len) for word in words]
+  names = [drawing.fitted(word, _NAME, len) for word in words]
   for axis, color, own in zip(row, _COLORS, numbers):
     lowest = _scale(axis, 'y', own)
     curve = np.maximum(np.sort(own)[::-1], lowest)

@@ -5,7 +5,6 @@ import os
 
 import numpy as np
 from PIL import Image
-from PIL import ImageDraw
 
 from anp_jax.data.input import pipeline
 from anp_jax.reporting.analysis import results as results_lib
@@ -14,10 +13,9 @@ from anp_jax.system import drawing
 _PAIRS = 8  # of the sheet
 _WRONG, _OTHERS = 5, 3  # images of a pair: confused ones, and of the other name
 _EXAMPLES = 12  # right ones, and as many wrong ones
-# Of the sheet, in pixels.
-_MARGIN, _GAP, _LINE, _SMALL, _LARGE = 16, 6, 20, 72, 112
+_SMALL, _LARGE = 72, 112  # pixels of an image on the sheet: at least, at most
+_BETWEEN = 12  # pixels between the confused ones and those of the other name
 _NAME = 24  # letters of a name above images
-_GREY = '#666666'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,38 +107,29 @@ def pairs(path: str, results, choice: Choice, images: dict) -> None:
   """
   names = results.vocabulary.names
   totals = results.parts[0].counts
-  own = next(iter(images.values())).shape[0]
-  side = own * -(-_SMALL // own) if own < _SMALL else min(own, _LARGE)
-  columns = _WRONG + _OTHERS
-  width = 2 * _MARGIN + columns * (side + _GAP) + 2 * _GAP
-  pitch = side + _LINE + 2 * _GAP
-  top = _MARGIN + 2 * _LINE
-  height = top + len(choice.pairs) * pitch + _MARGIN
-  canvas = Image.new('RGB', (width, height), 'white')
-  draw = ImageDraw.Draw(canvas)
-  bold, plain = (
-    drawing.typeface('DejaVuSans-Bold', 15),
-    drawing.typeface('DejaVuSans', 12),
+  size = next(iter(images.values())).shape[0]
+  side = size * -(-_SMALL // size) if size < _SMALL else min(size, _LARGE)
+  pitch = side + drawing.ContactSheet.GAP
+  row = (_WRONG + _OTHERS) * pitch + _BETWEEN, drawing.ContactSheet.LINE + side
+  sheet = drawing.ContactSheet(
+    ['Most confused pairs'], len(choice.pairs), 1, row
   )
-  draw.text((_MARGIN, _MARGIN), 'Most confused pairs', drawing.INK, bold)
-  for row, (label, predicted, times, confused, others) in enumerate(
-    choice.pairs
-  ):
-    y = top + row * pitch
-    named = names[label], names[predicted]
+  for i, (label, predicted, times, confused, others) in enumerate(choice.pairs):
+    left, upper = sheet.corner(i)
+    pair = names[label], names[predicted]
     called = f'{{}}, called {{}}: {times:,} of {totals[label]:,}'
-    second = _MARGIN + _WRONG * (side + _GAP) + 2 * _GAP
-    for x, form, words, count, color, shown in (
-      (_MARGIN, called, named, _WRONG, drawing.INK, confused),
-      (second, '{}', named[1:], _OTHERS, _GREY, others),
+    second = left + _WRONG * pitch + _BETWEEN
+    for x, form, words, count, color, indices in (
+      (left, called, pair, _WRONG, drawing.INK, confused),
+      (second, '{}', pair[1:], _OTHERS, drawing.SOFT, others),
     ):
-      text = _fitted(form, words, count * (side + _GAP), plain)
-      draw.text((x, y), text, color, plain)
-      for i, index in enumerate(shown):
-        canvas.paste(
-          _resized(images[index], side), (x + i * (side + _GAP), y + _LINE)
-        )
-  canvas.save(path, optimize=True)
+      width = count * pitch
+      text = _sentence(form, words, width, sheet.plain)
+      sheet.text((x, upper), text, width, color)
+      for j, index in enumerate(indices):
+        place = x + j * pitch, upper + drawing.ContactSheet.LINE
+        sheet.picture(place, images[index], side)
+  sheet.save(path)
 
 
 def save(folder: str, results, source, choice: Choice, images: dict) -> list:
@@ -189,18 +178,10 @@ class _Chosen(pipeline.Plan):
     return np.arange(len(chosen)), chosen, np.ones(len(chosen), np.float32)
 
 
-def _fitted(form, names, width, font):
-  """A text of names that are as long as the width, in pixels, has room for."""
+def _sentence(form, names, width, font):
+  """A text with names as long as the width, in pixels, has room for."""
   for most in range(_NAME, 2, -1):
     text = form.format(*(drawing.shortened(name, most) for name in names))
     if font.getlength(text) <= width:
       break
   return text
-
-
-def _resized(image, side):
-  """Small ones pixel by pixel, so that they look as they are."""
-  how = Image.Resampling.LANCZOS
-  if side >= image.shape[0]:
-    how = Image.Resampling.NEAREST
-  return Image.fromarray(image).resize((side, side), how)
