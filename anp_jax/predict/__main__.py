@@ -202,7 +202,7 @@ def _run(flags, progress):
   left_out = skipped_files.SkippedFiles()
   batches = files.batches(
     files.find(flags.paths, sys.stdin.buffer, left_out),
-    decode_pillow.reader(trained.config, flags.upright),
+    decode_pillow.eval_decoder(trained.config, flags.upright),
     network.batch_size,
     trained.config.data.image_size,
     flags.threads or cores.count(),

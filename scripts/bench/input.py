@@ -32,7 +32,7 @@ import numpy as np
 from anp_jax.config import command_line
 from anp_jax.data import index_shuffle
 from anp_jax.data import sources
-from anp_jax.data.input import pipeline
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.input import tensorflow_cpu
 from anp_jax.parallel import mesh as mesh_lib
@@ -191,7 +191,8 @@ def _bare(config, crops, resize):
 def _crops(config, source, files):
   """Paths and boxes of the first ten thousand rows of the stream."""
   tf = tensorflow_cpu.load()
-  plan = pipeline.Plan(config, len(source), _BATCH, np.arange(_BATCH), True)
+  rows = np.arange(_BATCH)
+  plan = batch_plan.BatchPlan(config, len(source), _BATCH, rows, True)
   paths, boxes, sizes = [], [], {}
   for step in range(10000 // _BATCH):
     positions, indices, _ = plan.indices(step)

@@ -227,8 +227,8 @@ def _ours(side, model):
   def name_files(paths, size):
     net = network(size)
     batches = files.batches(
-      files.find(paths), decode_pillow.reader(config), net.batch_size, side,
-      len(os.sched_getaffinity(0)),
+      files.find(paths), decode_pillow.eval_decoder(config),
+      net.batch_size, side, len(os.sched_getaffinity(0)),
     )  # fmt: skip
     found = []
     for batch, names in predict.named(net, batches):

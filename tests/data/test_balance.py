@@ -7,6 +7,7 @@ from sklearn.utils import class_weight
 from anp_jax import config as config_lib
 from anp_jax.config import validation
 from anp_jax.data import sources
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
 from anp_jax.data.sources import balance
 
@@ -42,7 +43,7 @@ def _indices(config, source, plans, first, last):
 
 def _plans(config, source, batch, cuts=()):
   return [
-    pipeline.Plan(
+    batch_plan.BatchPlan(
       config, len(source), batch, rows, True,
       sampler=balance.sampler(config, source),
     )
@@ -94,7 +95,7 @@ def test_tickets_name_the_same_batches(config, source):
   config.data.balance = 'sample'
   whole = _indices(config, source, _plans(config, source, 24), 0, 4)
   shares = [(2, np.arange(8, 16)), (0, np.arange(16, 24)), (3, np.arange(8))]
-  plan = pipeline.Plan(
+  plan = batch_plan.BatchPlan(
     config, len(source), 24, np.arange(8), True, tickets=shares.__getitem__,
     sampler=balance.sampler(config, source),
   )  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 from anp_jax.data import sources
 from anp_jax.data import vocabulary
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import corruption
 from anp_jax.data.input import pipeline
 from anp_jax.data.sources import cache
@@ -164,7 +165,7 @@ def test_the_budget_changes_no_batch(config, kind, training):
   streams = []
   for gigabytes in (0.0, 2e-5, 1.0):  # none, some and all
     source = _wrapped(config, _Files(files), kind, gigabytes)
-    plan = pipeline.Plan(config, 11, 4, np.arange(4), training)
+    plan = batch_plan.BatchPlan(config, 11, 4, np.arange(4), training)
     batches = pipeline.batches(source, plan)
     streams.append(list(itertools.islice(batches, 9)))
   for batches in zip(*streams, strict=True):
@@ -179,7 +180,7 @@ def test_damage_is_replaced_behind_a_cache(config, kind):
   files = [_file(50, 50, 'JPEG', seed=i) for i in range(8)]
   files[2], files[5] = None, files[5][: len(files[5]) // 3]
   source = _wrapped(config, _Files(files), kind)
-  plan = pipeline.Plan(config, 8, 4, np.arange(4), False)
+  plan = batch_plan.BatchPlan(config, 8, 4, np.arange(4), False)
   batches = list(pipeline.batches(source, plan, corruption.Registry(source)))
   weights = np.concatenate([b['weight'] for b in batches])
   assert weights.tolist() == [1, 1, 0, 1, 1, 0, 1, 1]

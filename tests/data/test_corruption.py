@@ -12,6 +12,8 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from anp_jax.data.input import batch_plan
+from anp_jax.data.input import batch_reader
 from anp_jax.data.input import corruption
 from anp_jax.data.input import pipeline
 
@@ -66,7 +68,7 @@ _KINDS += [('pixels', 'gone')]
 def _stream(config, source, start=0, training=True, rows=None, registry=None):
   config.data.flip = 0.0
   rows = np.arange(_BATCH) if rows is None else rows
-  plan = pipeline.Plan(config, _SIZE, _BATCH, rows, training, start)
+  plan = batch_plan.BatchPlan(config, _SIZE, _BATCH, rows, training, start)
   return pipeline.batches(source, plan, registry)
 
 
@@ -75,7 +77,7 @@ def _taken(*args, count=9, **kwargs):
 
 
 def _order(config, count=9):
-  plan = pipeline.Plan(config, _SIZE, _BATCH, np.arange(_BATCH), True)
+  plan = batch_plan.BatchPlan(config, _SIZE, _BATCH, np.arange(_BATCH), True)
   return [plan.indices(step)[1] for step in range(count)]
 
 
@@ -177,7 +179,7 @@ def test_it_comes_back_whole_and_is_still_left_out(config):
 @pytest.mark.parametrize('kind', ['encoded', 'pixels'])
 def test_an_outage_condemns_no_example(config, kind, monkeypatch, caplog):
   """Its rows count for nothing; when it is over all is as if it never was."""
-  monkeypatch.setattr(pipeline, '_PATIENCE', 0.01)
+  monkeypatch.setattr(batch_reader, '_MAX_OUTAGE', 0.01)
   source = _Source(kind)
   batches = _stream(config, source)
   next(batches)
@@ -215,7 +217,7 @@ def test_a_folder_that_is_gone(config):
   config.data.flip = 0.0
   source = _Long('encoded')
   registry = corruption.Registry(source)
-  plan = pipeline.Plan(config, 200, 40, np.arange(40), False)
+  plan = batch_plan.BatchPlan(config, 200, 40, np.arange(40), False)
   for again in range(2):
     source.reads.clear()
     batches = list(pipeline.batches(source, plan, registry))
@@ -271,7 +273,7 @@ def test_mutated_files(config):
       return bytes(data)
 
   source = _Mutated('encoded')
-  plan = pipeline.Plan(config, _MUTANTS, 250, np.arange(250), False)
+  plan = batch_plan.BatchPlan(config, _MUTANTS, 250, np.arange(250), False)
   whole_ones = 0
   for step, batch in enumerate(pipeline.batches(source, plan)):
     indices = np.arange(250 * step, 250 * step + 250)

@@ -10,6 +10,7 @@ import pytest
 
 from anp_jax.data import sources
 from anp_jax.data.input import augment
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
@@ -42,7 +43,7 @@ def _file(image, kind='JPEG', **options):
 
 def _evaluated(config, files):
   rows = np.arange(len(files))
-  plan = pipeline.Plan(config, len(files), len(files), rows, False)
+  plan = batch_plan.BatchPlan(config, len(files), len(files), rows, False)
   (batch,) = pipeline.batches(_Source(files), plan)
   assert batch['weight'].all()
   return batch['image'].astype(int)
@@ -165,7 +166,7 @@ def test_fast_is_near_exact_on_photographs(config, side):
   config.data.eval_split = 'test'
   source = sources.open_source(config, training=True)
 
-  class _Snapped(pipeline.Plan):
+  class _Snapped(batch_plan.BatchPlan):
     """Boxes of the fast mode for both, so that only the pixels differ."""
 
     def views(self, positions, sizes):

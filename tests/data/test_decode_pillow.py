@@ -10,6 +10,7 @@ from PIL import Image
 import pytest
 
 from anp_jax.data.input import augment
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.input import pipeline
 from anp_jax.data.sources import cache
@@ -51,7 +52,7 @@ def _file(image, kind='JPEG', **options):
 def _evaluated(config, files):
   """By TensorFlow, as evaluation has them; none of them is damaged."""
   source = cache.wrap(_Source(files), config)
-  plan = pipeline.Plan(
+  plan = batch_plan.BatchPlan(
     config, len(files), len(files), np.arange(len(files)), False
   )
   (batch,) = pipeline.batches(source, plan)
@@ -60,7 +61,7 @@ def _evaluated(config, files):
 
 
 def _assert_equal(config, files):
-  read = decode_pillow.reader(config)
+  read = decode_pillow.eval_decoder(config)
   for i, want in enumerate(_evaluated(config, files)):
     np.testing.assert_array_equal(read(files[i]), want, str(i))
 
@@ -131,7 +132,7 @@ def test_whole_image_is_resized_then_cropped(config, decode, upright):
   config.data.image_size, config.data.resize = 32, 37
   files = [_file(_picture(*size, i)) for i, size in enumerate(_SIZES)]
   files.append(_file(_picture(50, 70, 0), 'PNG'))
-  read = decode_pillow.reader(config, upright)
+  read = decode_pillow.eval_decoder(config, upright)
   for file in files:
     image = Image.open(io.BytesIO(file))
     sides = [int(37 * n / min(image.size)) for n in image.size]
@@ -155,7 +156,7 @@ def test_random_crops_are_resampled(config):
   config.data.decode, config.data.image_size = 'bilinear', 16
   ramp = np.tile(np.arange(200, dtype=np.uint8)[:, None, None], (1, 200, 3))
   source = _Source([_file(Image.fromarray(ramp), 'PNG')])
-  plan = pipeline.Plan(config, 1, 4, np.arange(4), True)
+  plan = batch_plan.BatchPlan(config, 1, 4, np.arange(4), True)
   images = next(pipeline.batches(source, plan))['image']
   positions = np.arange(4)
   draws = augment.train_draws(config, positions)
@@ -172,7 +173,7 @@ def test_a_damaged_file_is_left_out(config, caplog):
   whole = _file(_picture(90, 80, 0))
   source = _Source([whole, b'\xff\xd8\xffnot an image', whole[:400]])
   source.example_name = 'file {}'.format
-  plan = pipeline.Plan(config, 3, 3, np.arange(3), False)
+  plan = batch_plan.BatchPlan(config, 3, 3, np.arange(3), False)
   (batch,) = pipeline.batches(source, plan)
   assert batch['weight'].tolist() == [1, 0, 0]
   assert caplog.text.count('cannot be used') == 2
@@ -192,7 +193,7 @@ def test_sources_of_arrays_are_cut_by_pillow(config):
   config.data.source = 'digits'
   config.data.image_size = config.data.resize = 32
   image = _picture(48, 64, 0)
-  got = decode_pillow.reader(config)(_file(image, 'PNG'))
+  got = decode_pillow.eval_decoder(config)(_file(image, 'PNG'))
   want = image.crop((8, 0, 56, 48)).resize((32, 32), Image.Resampling.BILINEAR)
   np.testing.assert_array_equal(got, np.asarray(want))
 
@@ -217,8 +218,8 @@ def test_upright(config, orientation, cached):
   tagged = _file(
     Image.fromarray(np.ascontiguousarray(stored)), 'PNG', exif=exif
   )
-  want = decode_pillow.reader(config)(_file(picture, 'PNG'))
-  got = decode_pillow.reader(config, upright=True)(tagged)
+  want = decode_pillow.eval_decoder(config)(_file(picture, 'PNG'))
+  got = decode_pillow.eval_decoder(config, upright=True)(tagged)
   np.testing.assert_array_equal(got, want)
 
 
@@ -226,7 +227,7 @@ def test_upright(config, orientation, cached):
 def test_formats_that_training_does_not_read(config, kind):
   options = {'lossless': True} if kind == 'WEBP' else {}
   picture = _picture(50, 60, 0)
-  read = decode_pillow.reader(config)
+  read = decode_pillow.eval_decoder(config)
   want = read(_file(picture, 'PNG'))
   np.testing.assert_array_equal(read(_file(picture, kind, **options)), want)
 
@@ -242,7 +243,7 @@ def test_formats_that_training_does_not_read(config, kind):
 )
 def test_no_whole_image(config, file):
   with pytest.raises(ValueError) as e:
-    decode_pillow.reader(config)(file)
+    decode_pillow.eval_decoder(config)(file)
   assert '\n' not in str(e.value) and '0x' not in str(e.value)
 
 

@@ -11,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed
+from anp_jax.data.input import synthetic
 from anp_jax.parallel import mesh as mesh_lib
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -109,9 +111,8 @@ def test_vote_is_read_for_every_batch(config):
   sharding = _sharding(config, 2)
   votes = iter([0, 3, 1])
   host = [{'label': np.full(8, i)} for i in range(3)]
-  got = list(
-    feed.on_device(iter(host), sharding, np.arange(8), 8, lambda: next(votes))
-  )
+  plan = batch_plan.BatchPlan(config, 24, 8, np.arange(8), True)
+  got = [*feed.on_device(iter(host), plan, sharding, lambda: next(votes))]
   for i, vote in enumerate([0, 3, 1]):
     assert got[i]['vote'].dtype == np.int32
     assert got[i]['vote'].sharding == sharding
@@ -217,8 +218,11 @@ def test_waited_is_the_time_that_the_reader_waits():
   assert stream.waited == sum(seconds)
 
 
-def _synthetic(config, sharding, start=0, steps=None, size=20, batch=8):
-  return feed.synthetic(config, 5, sharding, batch, start, steps, size)
+def _synthetic(config, sharding, start=0, training=True, batch=8):
+  """Batches of 20 examples of five classes."""
+  rows = feed.local_rows(sharding, batch)
+  plan = batch_plan.BatchPlan(config, 20, batch, rows, training, start)
+  return synthetic.batches(plan, 5, sharding)
 
 
 def _host(batch):
@@ -253,7 +257,7 @@ def test_synthetic_is_a_pure_function_of_seed_and_step(config):
   assert wanted[0]['row'].tolist() == list(range(8))
   config.seed += 1
   other = next(_synthetic(config, _sharding(config, 1)))
-  evaluation = next(_synthetic(config, _sharding(config, 1), steps=1))
+  evaluation = next(_synthetic(config, _sharding(config, 1), training=False))
   images = [b['image'] for b in [*wanted, _host(other), _host(evaluation)]]
   for i, a in enumerate(images):
     for b in images[:i]:
@@ -266,8 +270,9 @@ def test_synthetic_evaluation_is_one_set_in_batches_of_any_size(config):
   examples = []
   for batch, steps, devices in ((20, 1, 1), (8, 3, 4), (6, 4, 2)):
     sharding = _sharding(config, devices)
-    stream = _synthetic(config, sharding, steps=steps, batch=batch)
+    stream = _synthetic(config, sharding, training=False, batch=batch)
     batches = [_host(b) for b in stream]
+    assert len(batches) == steps
     examples.append(
       {
         name: np.concatenate([b[name] for b in batches])[:20]
@@ -291,7 +296,7 @@ def test_synthetic_numbers_are_spread_evenly(config):
 
 def test_synthetic_evaluation_ends_and_masks_the_rest(config):
   config.data.image_size = 8
-  stream = _synthetic(config, _sharding(config, 2), steps=3, size=20)
+  stream = _synthetic(config, _sharding(config, 2), training=False)
   weights = [np.asarray(b['weight']).tolist() for b in stream]
   assert weights == [[1] * 8, [1] * 8, [1] * 4 + [0] * 4]
   assert np.asarray(
@@ -302,16 +307,21 @@ def test_synthetic_evaluation_ends_and_masks_the_rest(config):
 _LEFT_OPEN = """
 import itertools
 import jax
+import numpy as np
 from anp_jax.config import command_line
 from anp_jax.parallel import mesh
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed
+from anp_jax.data.input import synthetic
 
 config = command_line.load('configs/resnet_anp.py:tiny', {})
 sharding = mesh.batch_sharding(mesh.create(config))
-streams = [
-  feed.Feed(feed.synthetic(config, 5, sharding, 64, i, None, 64), 2)
-  for i in range(4)
-]
+
+def stream(start):
+  plan = batch_plan.BatchPlan(config, 64, 64, np.arange(64), True, start)
+  return feed.Feed(synthetic.batches(plan, 5, sharding), 2)
+
+streams = [stream(start) for start in range(4)]
 for stream in streams:
   next(stream), next(stream)
 print('done')

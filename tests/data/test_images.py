@@ -13,6 +13,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import validation
 from anp_jax.data.image_files import image_format
 from anp_jax.data.image_files import images
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.input import pipeline
 from anp_jax.data.prepare import examine
@@ -62,7 +63,7 @@ class _Source:
 def _verdicts(config, file, caplog):
   """Whether each program calls the file large, by what it says of it."""
   caplog.clear()
-  plan = pipeline.Plan(config, 4, 4, np.arange(4), training=False)
+  plan = batch_plan.BatchPlan(config, 4, 4, np.arange(4), training=False)
   (batch,) = pipeline.batches(_Source(file), plan)  # train, evaluate and show
   weights = batch['weight'].tolist()
   assert weights in ([1, 1, 0, 1], [1, 1, 1, 1])
@@ -70,11 +71,11 @@ def _verdicts(config, file, caplog):
   assert len(said) == weights.count(0)
   if said:
     assert 'place 2 cannot be used' in said[0] and 'large: ' in said[0]
-  result = [weights[2] == 0]
+  result, limit = [weights[2] == 0], config.data.max_megapixels
   for read in (
-    decode_pillow.reader(config),  # predict
-    lambda f: images.decode_shrunk(f, 32, config.data.max_megapixels),  # cache
-    lambda f: decode_pillow.whole(f, config.data.max_megapixels),  # bicubic
+    decode_pillow.eval_decoder(config),  # predict
+    lambda f: images.decode_shrunk(f, 32, limit),  # cache
+    lambda f: decode_pillow.decode_file(f, limit),  # bicubic
   ):
     try:
       read(file)
@@ -93,7 +94,7 @@ def test_a_large_image_is_large_to_every_program(config, kind, caplog):
   assert image_format.size(file) == (12000, 20000)
   assert _verdicts(config, file, caplog) == [True] * 5
   with pytest.raises(ValueError, match='^large: 20000 x 12000 pixels, above '):
-    decode_pillow.reader(config)(file)
+    decode_pillow.eval_decoder(config)(file)
 
 
 @pytest.mark.parametrize('decode', ['fast', 'exact', 'bicubic'])
@@ -150,7 +151,7 @@ def test_heic_is_converted_to_jpeg(heic):
 def test_heic_is_predicted(heic, config):
   data, pixels = heic
   config.data.image_size = config.data.resize = 60
-  view = decode_pillow.reader(config)(data)
+  view = decode_pillow.eval_decoder(config)(data)
   assert np.abs(view.astype(int) - pixels[:, 10:70]).mean() < 4
 
 
@@ -160,7 +161,7 @@ def test_heic_without_its_package(config, monkeypatch):
   Image.init()  # or it would fill the list that the monkeypatch drops
   monkeypatch.setattr(Image, 'ID', [k for k in Image.ID if k != 'HEIF'])
   with pytest.raises(ValueError, match='pip install pillow-heif'):
-    decode_pillow.reader(config)(data)
+    decode_pillow.eval_decoder(config)(data)
 
 
 @pytest.mark.parametrize('brands, name', [

@@ -12,6 +12,7 @@ from PIL import Image
 import pytest
 
 from anp_jax.data import sources
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -63,14 +64,16 @@ def source(request):
 
 def _batches(config, source, count, start=0, training=True, rows=None):
   rows = np.arange(_BATCH) if rows is None else rows
-  plan = pipeline.Plan(config, len(source), _BATCH, rows, training, start)
+  plan = batch_plan.BatchPlan(
+    config, len(source), _BATCH, rows, training, start
+  )
   stream = pipeline.batches(source, plan)
   return list(itertools.islice(stream, count))
 
 
 def _evaluated(config, source, batch_size=_BATCH, rows=None):
   rows = np.arange(batch_size) if rows is None else rows
-  plan = pipeline.Plan(config, len(source), batch_size, rows, False)
+  plan = batch_plan.BatchPlan(config, len(source), batch_size, rows, False)
   return list(pipeline.batches(source, plan))
 
 
@@ -142,7 +145,7 @@ def test_every_example_once_an_epoch_over_processes(config, processes, size):
   batch = 24 * processes  # an epoch ends anywhere in it
   for training in (True, False):
     plans = [
-      pipeline.Plan(config, size, batch, rows, training)
+      batch_plan.BatchPlan(config, size, batch, rows, training)
       for rows in np.split(np.arange(batch), processes)
     ]
     steps = -(-3 * size // batch) if training else plans[0].steps
@@ -263,7 +266,7 @@ def test_views_are_cut_resized_and_flipped(config, kind, training):
   config.data.resize = 40
   config.data.decode = 'exact'
   source = _Source(stored)
-  plan = pipeline.Plan(config, 8, 8, np.arange(8), training)
+  plan = batch_plan.BatchPlan(config, 8, 8, np.arange(8), training)
   positions, indices, _ = plan.indices(0)
   sizes = np.array([images[i].shape[:2] for i in indices])
   views = plan.views(positions, sizes)
@@ -305,8 +308,10 @@ import jax
 import numpy as np
 from anp_jax.config import command_line
 from anp_jax.parallel import mesh
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed
 from anp_jax.data.input import pipeline
+from anp_jax.data.input import synthetic
 from anp_jax.data import sources
 
 def stream(**overrides):
@@ -315,11 +320,10 @@ def stream(**overrides):
   source = sources.open_source(config, True)
   sharding = mesh.batch_sharding(mesh.create(config))
   rows = np.arange(8)
+  plan = batch_plan.BatchPlan(config, len(source), 8, rows, True)
   if source.kind == 'synthetic':
-    return feed.synthetic(config, 9, sharding, 8, 0, None, 64)
-  plan = pipeline.Plan(config, len(source), 8, rows, True)
-  return feed.on_device(
-    pipeline.batches(source, plan), sharding, rows, 8)
+    return synthetic.batches(plan, 9, sharding)
+  return feed.on_device(pipeline.batches(source, plan), plan, sharding)
 """
 
 

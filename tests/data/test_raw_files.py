@@ -18,6 +18,7 @@ from tensorflow_datasets.core import registered
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.data import sources
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
 from anp_jax.data.sources import arrays as arrays_lib
 from tests import opening
@@ -124,7 +125,7 @@ def test_mnist_as_a_tree_of_images(tmp_path):
     for training in (True, False):
       source = sources.open_source(config, training)
       assert source.vocabulary.names == _DIGITS
-      plan = pipeline.Plan(config, 20, 20, np.arange(20), False)
+      plan = batch_plan.BatchPlan(config, 20, 20, np.arange(20), False)
       (batch,) = pipeline.batches(source, plan)
       place = np.lexsort([*batch['image'].reshape(20, -1).T, batch['label']])
       batches[kind, training] = batch['image'][place], batch['label'][place]
@@ -389,7 +390,7 @@ def test_cifar_in_a_batch_of_evaluation(tmp_path, config, form):
   """At its own size an image reaches the network as it is on disk."""
   config.data.image_size = config.data.resize = 32
   source = arrays_lib.Arrays(str(_cifar(tmp_path, form)), 'validation')
-  plan = pipeline.Plan(config, 4, 4, np.arange(4), training=False)
+  plan = batch_plan.BatchPlan(config, 4, 4, np.arange(4), training=False)
   (batch,) = pipeline.batches(source, plan)
   images = [image.tobytes() for image in batch['image']]
   assert images == [_pixels(_planes(seed)) for seed in range(8, 12)]

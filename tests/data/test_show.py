@@ -12,6 +12,7 @@ import pytest
 
 from anp_jax.data import sources
 from anp_jax.data import vocabulary
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
 from anp_jax.data.show import __main__ as show
 from anp_jax.data.show import draw
@@ -106,7 +107,7 @@ def test_training_examples_are_those_of_the_steps(tmp_path, config, kind):
   config.batch_size = 8
   source = sources.open_source(config, training=True)
   assert source.kind == kind
-  plan = pipeline.Plan(config, 21, 8, np.arange(8), True, start=2)
+  plan = batch_plan.BatchPlan(config, 21, 8, np.arange(8), True, start=2)
   steps = list(itertools.islice(pipeline.batches(source, plan), 3))
   for count in (3, 8, 20):  # part of a step, one, and more than two
     shown = show.examples(config, source, True, count, 2)

@@ -366,7 +366,7 @@ def test_preprocessing_is_that_of_the_evaluation(decode):
   config.data.decode = decode
   told = program.preprocessing(config)
   random = np.random.default_rng(0)
-  read = decode_pillow.reader(config)
+  read = decode_pillow.eval_decoder(config)
   for size in ((30, 36), (70, 61), (90, 171), (400, 455), (530, 390)):
     shape = (size[1] // 9 + 2, size[0] // 9 + 2, 3)
     image = Image.fromarray(random.integers(0, 256, shape, np.uint8))
@@ -398,7 +398,7 @@ def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
     pytest.skip(f'{_CLOTHING} is not here')
   files = [path.read_bytes() for path in photographs]
   trained = _trained(width=8, data__decode=decode)
-  read = decode_pillow.reader(trained.config)
+  read = decode_pillow.eval_decoder(trained.config)
   logits = _logits(trained, np.stack([read(file) for file in files]))
   # As sure as a trained network is: logits of its head spread by 2.
   head = trained.params['head']

@@ -158,7 +158,7 @@ def test_names_stand_beside_their_files_over_several_batches(
   assert len(err) == 2 and err[0].startswith('unreadable: ')
   # By hand: the network alone on all of them, then the softmax in float64.
   trained = trained_lib.load(str(workdir))
-  read = decode_pillow.reader(trained.config)
+  read = decode_pillow.eval_decoder(trained.config)
   d = trained.config.data
   images = np.stack([read(pathlib.Path(p).read_bytes()) for p in paths])
   logits = trained.model('cpu').apply(
@@ -182,7 +182,7 @@ def test_any_number_of_devices(run, devices):
   paths = sorted(str(p) for p in tree.glob('*/*.jpg'))[:11]
   net = network_lib.Network(trained, 3, 8, jax.devices()[:devices])
   assert net.batch_size == 8 and len(net.devices) == devices
-  read = decode_pillow.reader(trained.config)
+  read = decode_pillow.eval_decoder(trained.config)
   images = np.stack([read(pathlib.Path(p).read_bytes()) for p in paths])
   # By hand: the network alone, then the softmax in float64.
   d = trained.config.data
@@ -431,7 +431,7 @@ def test_sheet(run, tmp_path, capfd, monkeypatch):
   assert 'the first 5 of 12 images; 7 left out' in titles[0]
   # The first thumbnail, enlarged nine times, and the bar of its best pair.
   config = trained_lib.load(str(workdir)).config
-  want = decode_pillow.reader(config)(
+  want = decode_pillow.eval_decoder(config)(
     pathlib.Path(found[0]['file']).read_bytes()
   )
   want = want.repeat(9, 0).repeat(9, 1)

@@ -11,8 +11,9 @@ import zlib
 
 # More scans than this only serve to keep a decoder busy for hours.
 _MAX_SCANS = 500
+_JPEG = b'\xff\xd8\xff'
 _MAGIC = (
-  (b'\xff\xd8\xff', 'JPEG'),
+  (_JPEG, 'JPEG'),
   (b'\x89PNG\r\n\x1a\n', 'PNG'),
   (b'GIF87a', 'GIF'),
   (b'GIF89a', 'GIF'),
@@ -66,6 +67,11 @@ def sniff(data: bytes) -> str:
     if data.startswith(magic):
       return name
   return ''
+
+
+def is_jpeg(data: bytes) -> bool:
+  """Whether a file's first bytes announce a JPEG."""
+  return data.startswith(_JPEG)
 
 
 def is_large(height: int, width: int, max_megapixels: float) -> bool:
@@ -169,8 +175,8 @@ def _jpeg(data):
     position += length
     if marker == 0xDA:
       scans += 1
-      found = _MARKER.search(data, position)
-      position = found.start() if found else len(data)
+      match = _MARKER.search(data, position)
+      position = match.start() if match else len(data)
   if scans > _MAX_SCANS:
     return 'corrupt', f'{scans} scans'
   if not frame or not scans:
@@ -222,17 +228,17 @@ def _gif_frames(data):
   def colors(flags):
     return 2 << (flags & 7) if flags & 0x80 else 0
 
-  common = colors(data[10])
-  position = 13 + 3 * common
+  global_colors = colors(data[10])
+  position = 13 + 3 * global_colors
   while position < len(data) and data[position] != 0x3B:
     kind = data[position]
     if kind == 0x21:
       position = skip_blocks(position + 2)
     elif kind == 0x2C:
       *frame, flags = struct.unpack_from('<HHHHB', data, position + 1)
-      own = colors(flags)
-      position = skip_blocks(position + 11 + 3 * own)
-      yield tuple(frame), own or common
+      local_colors = colors(flags)
+      position = skip_blocks(position + 11 + 3 * local_colors)
+      yield tuple(frame), local_colors or global_colors
     else:
       yield None, 0
       return

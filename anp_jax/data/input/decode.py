@@ -15,38 +15,38 @@ import numpy as np
 
 from anp_jax.data.image_files import image_format
 from anp_jax.data.input import augment
+from anp_jax.data.input import batch_reader
 from anp_jax.data.input import tensorflow_cpu
 
 _MOST_READERS = 8  # each holds the files of a batch
-_JPEG = b'\xff\xd8\xff'
 _VIEW = 9  # numbers that say how an example is cut
 
 
-def batches(source, plan, registry, one_by_one, threads: int) -> Iterator:
-  """Batches of a source of kind 'encoded'.
+def batches(
+  reader: batch_reader.BatchReader, threads: int
+) -> Iterator[batch_reader.Batch]:
+  """The decoded batches of a source of kind 'encoded'.
 
   Args:
-    source: of image files.
-    plan: `pipeline.Plan`.
-    registry: `damage.Registry` of the source.
-    one_by_one: (step, decode) -> batch, where decode(file, position) gives an
-      image of (size, size, 3) uint8 or raises.
+    reader: of image files.
     threads: that decode.
 
   Yields:
     images (n, size, size, 3) uint8, labels (n,) int32, weights (n,) float32.
   """
-  # Held, since a stream left open meets the end of Python, when modules go.
+  # A local name, since a stream left open meets the end of Python, when modules
+  # go.
   broken = tensorflow_cpu.load().errors.OpError
-  graph = _Graph(source, plan, registry, threads)
-  step = plan.start
-  while plan.steps is None or step < plan.steps:
+  graph = _Graph(reader, threads)
+  steps = reader.plan.steps
+  step = reader.plan.start
+  while steps is None or step < steps:
     try:
       for images in _until_exit(graph.iterator(step)):
-        yield images, *graph.beside(step)
+        yield images, *graph.labels_and_weights(step)
         step += 1
     except broken:
-      yield one_by_one(step, graph.decode)
+      yield reader.decode_rows(step, graph.decode)
       step += 1
     else:
       return
@@ -55,24 +55,23 @@ def batches(source, plan, registry, one_by_one, threads: int) -> Iterator:
 class _Graph:
   """The operations of one stream."""
 
-  def __init__(self, source, plan, registry, threads):
+  def __init__(self, reader, threads):
     self._tf = tensorflow_cpu.load()
-    self._source = source
-    self._plan = plan
-    self._registry = registry
+    self._reader = reader
     self._threads = threads
-    self._side = plan.config.data.image_size
-    self._beside = {}  # labels and weights by step
-    self._exact = plan.config.data.decode == 'exact'
-    self._max_megapixels = plan.config.data.max_megapixels
+    self._labels_by_step = {}  # and weights, of batches under way in the graph
+    d = reader.plan.config.data
+    self._side = d.image_size
+    self._exact = d.decode == 'exact'
+    self._max_megapixels = d.max_megapixels
 
   def iterator(self, start):
     """A tf.data iterator over the images of batches from step `start` on."""
-    tf = self._tf
-    self._beside.clear()
+    tf, plan = self._tf, self._reader.plan
+    self._labels_by_step.clear()
     # Plain graph code: nothing that AutoGraph would have to rewrite.
     plain = tf.autograph.experimental.do_not_convert
-    stop = 2**62 if self._plan.steps is None else self._plan.steps
+    stop = 2**62 if plan.steps is None else plan.steps
     data = tf.data.Dataset.range(start, stop)
     # Reading waits for a disk or a network rather than for a core.
     readers = min(max(self._threads, 2), _MOST_READERS)
@@ -83,17 +82,17 @@ class _Graph:
     data = data.map(
       plain(self._cut), num_parallel_calls=self._threads, deterministic=True
     )
-    data = data.batch(len(self._plan.rows), drop_remainder=True).prefetch(2)
+    data = data.batch(len(plan.rows), drop_remainder=True).prefetch(2)
     options = tf.data.Options()
     options.threading.private_threadpool_size = self._threads
     return data.with_options(options).as_numpy_iterator()
 
-  def beside(self, step):
-    """Labels and weights of a batch that the iterator has given."""
-    return self._beside.pop(step)
+  def labels_and_weights(self, step):
+    """Labels and weights of a batch that came out of the iterator."""
+    return self._labels_by_step.pop(step)
 
   def decode(self, file: bytes, position: int) -> np.ndarray:
-    """One example by itself, by the same operations; raises ValueError."""
+    """Decodes one example by the same operations; raises ValueError."""
     tf = self._tf
     (view,) = self._views(np.array([position]), [file])
     try:
@@ -104,43 +103,43 @@ class _Graph:
       raise ValueError(f'not a whole image: {text}') from None
 
   def _load(self, step):
-    """Files and views of a step; what else there is waits beside the graph."""
-    tf, plan = self._tf, self._plan
+    """Files and views of a step; labels and weights stay out of the graph."""
+    tf, count = self._tf, len(self._reader.plan.rows)
 
     # TensorFlow keeps a function that it was given for good; not so the source
     # behind it, and all that may be cached there.
-    me = weakref.ref(self)
+    graph = weakref.ref(self)
     files, views = tf.numpy_function(
-      lambda step: me()._read(int(step)), [step], [tf.string, tf.int32]
+      lambda step: graph()._read(int(step)), [step], [tf.string, tf.int32]
     )
-    files.set_shape([len(plan.rows)])
-    views.set_shape([len(plan.rows), _VIEW])
+    files.set_shape([count])
+    views.set_shape([count, _VIEW])
     return files, views
 
   def _read(self, step):
-    positions, indices, weights = self._plan.indices(step)
-    used = self._registry.replacements(indices)
-    files, labels = self._source.read(used)
-    self._beside[step] = labels, weights * (used == indices)
-    return np.array(files, object), self._views(positions, files)
+    rows = self._reader.read(step)
+    self._labels_by_step[step] = rows.labels, rows.weights
+    return np.array(rows.images, object), self._views(
+      rows.positions, rows.images
+    )
 
   def _views(self, positions, files):
     """(n, 9) int32: box, columns around, decoder, whether to shrink, flip."""
     sizes = np.array([image_format.size(file) for file in files])
     for height, width in sizes.tolist():
       image_format.check_pixels(height, width, self._max_megapixels)
-    views = self._plan.views(positions, sizes)
+    views = self._reader.plan.views(positions, sizes)
     boxes = views.boxes.astype(np.int32)
     halvings = np.zeros(len(boxes), np.int32)
     if not self._exact:
       boxes, halvings = augment.reduced(boxes, self._side)
-    jpeg = np.array([file.startswith(_JPEG) for file in files])
+    jpeg = np.array([image_format.is_jpeg(file) for file in files])
     decoders = np.where(jpeg, 1 + halvings, 0)
     shrink = (boxes[:, 2:] >= self._side).all(1)
     # Halved colour at a box's edge lies between its own and the next beyond it.
     left, end = boxes[:, 1] >> halvings, boxes[:, 1::2].sum(1) >> halvings
-    whole = -(-sizes[:, 1] >> halvings)
-    around = jpeg * np.array([left > 0, end < whole])
+    width = -(-sizes[:, 1] >> halvings)
+    around = jpeg * np.array([left > 0, end < width])
     columns = (boxes.T, around, decoders[None], shrink[None], views.flips[None])
     return np.concatenate(columns).T.astype(np.int32)
 
@@ -170,7 +169,7 @@ def _decode_box(file, box, around, decoder):
   """
   tf = tensorflow_cpu.load()
 
-  def whole():
+  def any_format():
     top, left, height, width = tf.unstack(box)
     image = tf.image.decode_image(file, channels=3, expand_animations=False)
     return image[top : top + height, left : left + width]
@@ -191,7 +190,7 @@ def _decode_box(file, box, around, decoder):
     return decode
 
   scales = [jpeg(halvings) for halvings in range(augment.MAX_HALVINGS + 1)]
-  image = tf.switch_case(decoder, [whole, *scales])
+  image = tf.switch_case(decoder, [any_format, *scales])
   image.set_shape([None, None, 3])
   return image
 
@@ -210,23 +209,23 @@ def _resized(image, side, shrink):
 
 
 def _until_exit(iterator):
-  """The same items, from an iterator that is gone before Python ends.
+  """Yields the same items, from an iterator that is gone before Python ends.
 
   A tf.data iterator that still exists when the interpreter shuts down waits
   for its Python functions, which can no longer run: the process would hang.
   """
-  held, lock = [iterator], threading.Lock()
+  holder, lock = [iterator], threading.Lock()
   del iterator
 
   def drop():
     with lock:  # not while another thread is inside it
-      held.clear()
+      holder.clear()
 
   atexit.register(drop)
   try:
     while True:
       with lock:
-        item = next(held[0], None) if held else None
+        item = next(holder[0], None) if holder else None
       if item is None:
         return
       yield item

@@ -3,7 +3,6 @@
 import atexit
 from collections.abc import Callable
 from collections.abc import Iterator
-import itertools
 import queue
 import threading
 import time
@@ -12,15 +11,15 @@ import weakref
 import jax
 import numpy as np
 
-from anp_jax.data import index_shuffle
+from anp_jax.data.input import batch_plan
 
-_open = weakref.WeakSet()
+_open_feeds = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-  """At exit, a thread inside native code would take the process down."""
-  for feed in list(_open):
+  """Closes all feeds: a thread in native code would take down the exit."""
+  for feed in list(_open_feeds):
     feed.close()
 
 
@@ -50,7 +49,7 @@ class Feed:
     self._thread = threading.Thread(
       target=self._fill, args=(batches,), name='feed', daemon=True
     )
-    _open.add(self)
+    _open_feeds.add(self)
     self._thread.start()
 
   def __iter__(self):
@@ -110,7 +109,10 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> np.ndarray:
   return np.unique(np.concatenate([every[piece] for piece in pieces]))
 
 
-def place(batch: dict, sharding, rows: np.ndarray, batch_size: int) -> dict:
+def place(
+  batch: dict, sharding: jax.sharding.Sharding, rows: np.ndarray,
+  batch_size: int,
+) -> dict:  # fmt: skip
   """Host arrays of a process's rows as one global array each.
 
   Args:
@@ -122,118 +124,42 @@ def place(batch: dict, sharding, rows: np.ndarray, batch_size: int) -> dict:
   Returns:
     name to (batch_size, ...) jax.Array.
   """
-  where = sharding.addressable_devices_indices_map((batch_size,))
+  pieces = sharding.addressable_devices_indices_map((batch_size,))
   starts = {
     device: np.searchsorted(rows, range(batch_size)[piece[0]].start)
-    for device, piece in where.items()
+    for device, piece in pieces.items()
   }
-  share = sharding.shard_shape((batch_size,))[0]
+  length = sharding.shard_shape((batch_size,))[0]
 
-  def one(array):
-    parts = [
-      jax.device_put(array[start : start + share], device)
+  def global_array(array):
+    shards = [
+      jax.device_put(array[start : start + length], device)
       for device, start in starts.items()
     ]
     shape = (batch_size, *array.shape[1:])
-    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
-  return {name: one(array) for name, array in batch.items()}
+  return {name: global_array(array) for name, array in batch.items()}
 
 
 def on_device(
   batches: Iterator[dict],
-  sharding,
-  rows: np.ndarray,
-  batch_size: int,
+  plan: batch_plan.BatchPlan,
+  sharding: jax.sharding.Sharding,
   vote: Callable[[], int] = int,
 ) -> Iterator[dict]:
   """Host batches as device batches, each with this process's vote.
 
   Args:
     batches: host batches of `pipeline.batches`.
+    plan: which rows of the global batch they hold.
     sharding: of the first axis over the mesh.
-    rows: (n,) rows of the global batch that they hold.
-    batch_size: images of the global batch.
     vote: read once a batch; the step reduces it over all processes.
 
   Yields:
     The same arrays on the device, and vote (batch_size,) int32.
   """
   for batch in batches:
-    votes = np.full(len(rows), vote(), np.int32)
-    yield place(dict(batch, vote=votes), sharding, rows, batch_size)
-
-
-def synthetic(
-  config, classes: int, sharding, batch_size: int, start: int,
-  steps: int | None, size: int, vote: Callable[[], int] = int,
-  where: Callable | None = None,
-) -> Iterator[dict]:  # fmt: skip
-  """Random batches made on the device, a pure function of the seed.
-
-  Of training, also of the step and the row. Of evaluation, of the position in
-  the split: its examples are the same in batches of any size.
-
-  Args:
-    config: the run's config.
-    classes: labels are below it.
-    sharding: of the first axis over the mesh.
-    batch_size: images of the global batch.
-    start: first step.
-    steps: number of batches; None: endless.
-    size: examples of the split; rows past it have weight 0 where steps is set.
-    vote: as in `on_device`.
-    where: count of a batch -> (its step, its rows of the global batch), of
-      which `batch_size` is a part then.
-
-  Yields:
-    Batches like those of `on_device`.
-  """
-  side = config.data.image_size
-  rows = local_rows(sharding, batch_size)
-
-  @jax.jit
-  def make(word, rows):
-    keys = jax.vmap(lambda row: jax.random.fold_in(word, row))(rows)
-
-    def one(key):
-      image, label = jax.random.split(key)
-      return (
-        jax.random.bits(image, (side, side, 3), np.uint8),
-        jax.random.randint(label, (), 0, classes),
-      )
-
-    return jax.vmap(one)(keys)
-
-  def joined(parts):
-    shape = (batch_size, *parts[0].shape[1:])
-    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
-
-  for count in itertools.count(start):
-    if count == steps:
-      return
-    step, shown = where(count) if where else (count, rows)
-    is_training = steps is None
-    drawn = shown if is_training else step * batch_size + rows
-    seeds = np.array([config.seed, step * is_training, is_training], np.uint64)
-    word = index_shuffle.mix(
-      index_shuffle.mix(index_shuffle.mix(seeds[:1]) + seeds[1]) + seeds[2]
-    )
-    weight = np.ones(len(rows), np.float32)
-    if not is_training:
-      weight = (drawn < size).astype(np.float32)
-    host = {
-      'weight': weight,
-      'row': shown.astype(np.int32),
-      'drawn': drawn.astype(np.int32),
-      'vote': np.full(len(rows), vote(), np.int32),
-    }
-    batch = place(host, sharding, rows, batch_size)
-    # Device by device: a program over all processes, started by this thread,
-    # would meet those of the main thread in another order on each of them.
-    parts = [
-      make(jax.device_put(word.view(np.uint32), part.device), part.data)
-      for part in batch.pop('drawn').addressable_shards
-    ]
-    images, labels = zip(*parts)
-    yield batch | {'image': joined(images), 'label': joined(labels)}
+    votes = np.full(len(plan.rows), vote(), np.int32)
+    batch = dict(batch, vote=votes)
+    yield place(batch, sharding, plan.rows, plan.device_batch_size)

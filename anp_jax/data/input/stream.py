@@ -4,9 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from anp_jax.data import sources
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import corruption
 from anp_jax.data.input import feed
 from anp_jax.data.input import pipeline
+from anp_jax.data.input import synthetic
 from anp_jax.data.sources import balance
 
 
@@ -14,7 +17,7 @@ class Stream:
   """Device batches of a run, for training and for evaluation."""
 
   def __init__(self, config, sharding, vote: Callable[[], int] = int):
-    """Makes the streams' maker; nothing is read yet.
+    """Reads nothing yet.
 
     Args:
       config: the run's config.
@@ -27,64 +30,59 @@ class Stream:
     # By source: an evaluation names a damaged example once a run.
     self._registries = {}
 
-  def train(self, source, batch_size: int, start: int) -> feed.Feed:
+  def train(
+    self, source: sources.Source, batch_size: int, start: int
+  ) -> feed.Feed:
     """Endless shuffled and augmented batches from step `start` on."""
-    return self._feed(source, batch_size, start, training=True)
+    rows = feed.local_rows(self._sharding, batch_size)
+    return self._feed(source, batch_size, rows, start=start)
 
-  def tickets(self, source, batch_size: int, part: int, where) -> feed.Feed:
-    """Batches of training in an order that others decide.
+  def tickets(
+    self,
+    source: sources.Source,
+    batch_size: int,
+    ticket_rows: int,
+    step_and_rows: Callable[[int], tuple[int, np.ndarray]],
+  ) -> feed.Feed:
+    """Batches of training in an order that tickets decide.
 
     Args:
       source: of the examples.
       batch_size: images of a global batch.
-      part: images of it that this process computes at a time.
-      where: count of a batch in this stream -> (its step, its `part` rows of
-        the global batch); may block, and is asked ahead of the reader and from
-        several threads, for one count more than once.
+      ticket_rows: images of it that a ticket names.
+      step_and_rows: count of a batch in this stream -> (its step, its
+        `ticket_rows` rows of the global batch); may block, and is called ahead
+        of the reader and from several threads, for one count more than once.
     """
-    config = self._config
-    rows = np.arange(part)
-    if source.kind == 'synthetic':
-      batches = feed.synthetic(
-        config, len(source.vocabulary), self._sharding, part, 0, None,
-        len(source), self._vote, where,
-      )  # fmt: skip
-      return feed.Feed(batches, config.data.prefetch)
-    plan = pipeline.Plan(
-      config, len(source), batch_size, rows, training=True, tickets=where,
-      sampler=balance.sampler(config, source),
-    )  # fmt: skip
-    return self._on_device(source, plan, rows, part)
+    rows = np.arange(ticket_rows)
+    return self._feed(source, batch_size, rows, tickets=step_and_rows)
 
-  def evaluation(self, source) -> feed.Feed:
+  def evaluation(self, source: sources.Source) -> feed.Feed:
     """Every example once, in order."""
     size = evaluation_batch(
       self._config, len(source), self._sharding.num_devices
     )
-    return self._feed(source, size, 0, training=False)
+    rows = feed.local_rows(self._sharding, size)
+    return self._feed(source, size, rows, training=False)
 
-  def _feed(self, source, batch_size, start, training):
-    config, sharding = self._config, self._sharding
-    rows = feed.local_rows(sharding, batch_size)
-    plan = pipeline.Plan(
-      config, len(source), batch_size, rows, training, start,
-      sampler=balance.sampler(config, source) if training else None,
-    )  # fmt: skip
-    if source.kind == 'synthetic':
-      batches = feed.synthetic(
-        config, len(source.vocabulary), sharding, batch_size, start,
-        plan.steps, len(source), self._vote,
-      )  # fmt: skip
-      return feed.Feed(batches, config.data.prefetch)
-    return self._on_device(source, plan, rows, batch_size)
-
-  def _on_device(self, source, plan, rows, batch_size):
-    registry = self._registries.setdefault(source, corruption.Registry(source))
-    batches = feed.on_device(
-      pipeline.batches(source, plan, registry), self._sharding, rows,
-      batch_size, self._vote,
-    )  # fmt: skip
-    return feed.Feed(batches, self._config.data.prefetch)
+  def _feed(self, source, batch_size, rows, training=True, **options):
+    config, is_synthetic = self._config, source.kind == 'synthetic'
+    if training and not is_synthetic:
+      options['sampler'] = balance.sampler(config, source)
+    plan = batch_plan.BatchPlan(
+      config, len(source), batch_size, rows, training, **options
+    )
+    if is_synthetic:
+      batches = synthetic.batches(
+        plan, len(source.vocabulary), self._sharding, self._vote
+      )
+    else:
+      registry = self._registries.setdefault(
+        source, corruption.Registry(source)
+      )
+      host_batches = pipeline.batches(source, plan, registry)
+      batches = feed.on_device(host_batches, plan, self._sharding, self._vote)
+    return feed.Feed(batches, config.data.prefetch)
 
 
 def evaluation_batch(config, examples: int, devices: int) -> int:

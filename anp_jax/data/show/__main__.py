@@ -25,6 +25,7 @@ from anp_jax.data import index_shuffle
 from anp_jax.data import lexicons
 from anp_jax.data import sources
 from anp_jax.data import vocabulary
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
 from anp_jax.data.show import stats
 from anp_jax.data.sources import balance
@@ -35,7 +36,7 @@ _DRAWING, _PRINTING = ('output', 'count', 'step'), ('sentiment', 'emotions')
 
 
 @dataclasses.dataclass(frozen=True)
-class _OneBatch(pipeline.Plan):
+class _OneBatch(batch_plan.BatchPlan):
   """One batch and no more: nothing is read that is not shown."""
 
   @property
@@ -43,7 +44,7 @@ class _OneBatch(pipeline.Plan):
     return self.start + 1
 
   def indices(self, step):
-    """See `pipeline.Plan.indices`; those of evaluation are spread out."""
+    """The plan's; in evaluation, examples spread over the whole split."""
     if self.training:
       return super().indices(step)
     count = len(self.rows)

@@ -6,6 +6,7 @@ import os
 import numpy as np
 from PIL import Image
 
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
 from anp_jax.reporting.analysis import results as results_lib
 from anp_jax.system import drawing
@@ -163,7 +164,7 @@ def save(folder: str, results, source, choice: Choice, images: dict) -> list:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Chosen(pipeline.Plan):
+class _Chosen(batch_plan.BatchPlan):
   """One batch of examples that are named."""
 
   chosen: tuple[int, ...] = ()
@@ -173,7 +174,7 @@ class _Chosen(pipeline.Plan):
     return 1
 
   def indices(self, count):
-    """See `pipeline.Plan.indices`."""
+    """The examples that were named, each at a position of its own."""
     chosen = np.array(self.chosen, np.int64)
     return np.arange(len(chosen)), chosen, np.ones(len(chosen), np.float32)
 

@@ -1,0 +1,88 @@
+"""Which examples a process reads at each step, and how they are cut.
+
+The batch of step s is a pure function of (config, s): nothing here remembers
+what came before, so a stream starts at any step and the streams of several
+processes are parts of the same batches.
+"""
+
+from collections.abc import Callable
+import dataclasses
+
+import numpy as np
+
+from anp_jax.data import index_shuffle
+from anp_jax.data.input import augment
+from anp_jax.data.sources import balance
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchPlan:
+  """The rows that a process owns of the global batch of each step.
+
+  Attributes:
+    config: the run's config.
+    size: examples of the split.
+    batch_size: images of the global batch.
+    rows: (n,) int64: this process's rows of the global batch, ascending.
+    training: shuffled, augmented and endless; else in order, once.
+    start: first step.
+    tickets: count of a batch in this stream -> (step, n rows of its global
+      batch); None: the steps from `start` on, `rows` of each.
+    sampler: of the order of training; None: each example once an epoch.
+  """
+
+  config: object
+  size: int
+  batch_size: int
+  rows: np.ndarray
+  training: bool
+  start: int = 0
+  tickets: Callable[[int], tuple[int, np.ndarray]] | None = None
+  sampler: balance.Sampler | None = None
+
+  @property
+  def steps(self) -> int | None:
+    """Batches until all is read once; None when training."""
+    return None if self.training else -(-self.size // self.batch_size)
+
+  @property
+  def device_batch_size(self) -> int:
+    """Images of the batch on the devices: a ticket's rows, or all of it."""
+    return len(self.rows) if self.tickets else self.batch_size
+
+  def step_and_rows(self, count: int) -> tuple[int, np.ndarray]:
+    """The step of a batch of this stream, and its rows of the global batch."""
+    return self.tickets(count) if self.tickets else (count, self.rows)
+
+  def indices(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which examples a batch of this stream reads.
+
+    Args:
+      count: of the batch in the stream; without tickets, its step.
+
+    Returns:
+      positions in the stream, indices in the source, both (n,) int64, and
+      weights (n,) float32: 0 for rows past the last evaluation example.
+    """
+    step, rows = self.step_and_rows(count)
+    positions = step * self.batch_size + rows
+    if self.training:
+      if self.sampler:
+        indices = self.sampler.indices(positions, self.config.seed)
+      else:
+        indices = index_shuffle.shuffled(positions, self.config.seed, self.size)
+      return positions, indices, np.ones(len(indices), np.float32)
+    weights = (positions < self.size).astype(np.float32)
+    return positions, np.minimum(positions, self.size - 1), weights
+
+  def views(self, positions: np.ndarray, sizes: np.ndarray) -> augment.Views:
+    """How the examples at these positions are cut.
+
+    Args:
+      positions: (n,) int64, in the stream.
+      sizes: (n, 2) height and width of the decoded images.
+    """
+    if not self.training:
+      return augment.eval_views(self.config, sizes)
+    draws = augment.train_draws(self.config, positions)
+    return augment.train_views(self.config, draws, sizes)

@@ -1,0 +1,152 @@
+"""The rows of a step's batch, read from any kind of source."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent import futures
+import dataclasses
+import itertools
+import time
+
+import numpy as np
+
+from anp_jax.data import sources
+from anp_jax.data.input import batch_plan
+from anp_jax.data.input import corruption
+
+# Seconds that a batch waits for a disk or a network with a fault, and between
+# two attempts. Rows wait together: an outage must not stall a run for hours.
+_MAX_OUTAGE, _RETRY_PAUSE = 3.0, 0.2
+
+# images (n, size, size, 3) uint8, labels (n,) int32, weights (n,) float32.
+Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
+# (image as the source has it, position in the stream) to (size, size, 3) uint8.
+Decode = Callable[[bytes | np.ndarray, int], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """The rows of a batch as the source has them, not decoded.
+
+  Attributes:
+    positions: (n,) int64, in the stream.
+    images: n of them, bytes or (height, width, 3) uint8.
+    labels: (n,) int32.
+    weights: (n,) float32: 0 where another example replaces a damaged one.
+  """
+
+  positions: np.ndarray
+  images: list
+  labels: np.ndarray
+  weights: np.ndarray
+
+
+class BatchReader:
+  """The one object that decoders read batches from.
+
+  It knows the plan, the source and the source's damaged examples. A decoder
+  reads all rows of a batch at once (`read`); where one of them fails it has the
+  batch made row by row (`decode_rows`), so that it harms no other.
+
+  Attributes:
+    plan: which examples are read, and how they are cut.
+    source: of the examples.
+  """
+
+  def __init__(
+    self,
+    source: sources.Source,
+    plan: batch_plan.BatchPlan,
+    registry: corruption.Registry,
+    pool: futures.Executor,
+  ):
+    """Reads nothing yet.
+
+    Args:
+      source: 'encoded' or 'pixels'.
+      plan: which examples, and whether they are augmented.
+      registry: of the source's damaged examples.
+      pool: threads that `decode_rows` uses.
+    """
+    self.plan = plan
+    self.source = source
+    self._registry = registry
+    self._pool = pool
+
+  def counts(self) -> Iterator[int]:
+    """The counts of the stream's batches, from plan.start on."""
+    if self.plan.steps is None:
+      return itertools.count(self.plan.start)
+    return iter(range(self.plan.start, self.plan.steps))
+
+  def read(self, count: int) -> Rows:
+    """Reads all rows of a batch at once.
+
+    Args:
+      count: of the batch in the stream.
+
+    Raises:
+      Exception: whatever the source raises for an example that it cannot read.
+    """
+    positions, indices, weights = self.plan.indices(count)
+    readable = self._registry.replacements(indices)
+    images, labels = self.source.read(readable)
+    return Rows(positions, images, labels, weights * (readable == indices))
+
+  def decode_rows(self, count: int, decode: Decode) -> Batch:
+    """Reads and decodes a batch row by row, in the threads of the pool.
+
+    A damaged example's row shows the next whole example, with weight 0, and is
+    remembered. Rows that an outage keeps from being read are black and have
+    weight 0.
+
+    Args:
+      count: of the batch in the stream.
+      decode: makes a row's pixels; it may raise anything.
+    """
+    side = self.plan.config.data.image_size
+    outage = _Outage()
+
+    def row(position, index, weight):
+      for candidate in self._registry.candidates(index):
+        try:
+          image, label = self._read_one(candidate, outage)
+          image = decode(image, position)
+        except Exception as e:  # whatever a reader or a decoder raises
+          if corruption.is_transient(e):
+            self._registry.log_transient(candidate, e)
+            break
+          self._registry.mark_damaged(candidate, e)
+        else:
+          return image, label, weight if candidate == index else 0.0
+      return np.zeros((side, side, 3), np.uint8), 0, 0.0
+
+    images, labels, weights = zip(
+      *self._pool.map(row, *self.plan.indices(count))
+    )
+    return (
+      np.stack(images),
+      np.array(labels, np.int32),
+      np.array(weights, np.float32),
+    )
+
+  def _read_one(self, index, outage):
+    while True:
+      try:
+        (image,), (label,) = self.source.read(np.array([index]))
+        return image, label
+      except Exception as e:
+        if not corruption.is_transient(e) or outage.is_over_limit():
+          raise
+        time.sleep(_RETRY_PAUSE)
+
+
+class _Outage:
+  """A disk or a network with a fault, as the rows of one batch meet it."""
+
+  def __init__(self):
+    self._deadlines = []  # the first that any row has set counts
+
+  def is_over_limit(self) -> bool:
+    """Whether the batch has waited long enough."""
+    self._deadlines.append(time.monotonic() + _MAX_OUTAGE)
+    return time.monotonic() > self._deadlines[0]

@@ -1,0 +1,96 @@
+"""Random batches, made on the devices: input that costs the host nothing."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import itertools
+
+import jax
+import numpy as np
+
+from anp_jax.data import index_shuffle
+from anp_jax.data.input import batch_plan
+from anp_jax.data.input import feed
+
+
+def batches(
+  plan: batch_plan.BatchPlan,
+  classes: int,
+  sharding: jax.sharding.Sharding,
+  vote: Callable[[], int] = int,
+) -> Iterator[dict]:
+  """Random batches, a pure function of the seed.
+
+  In training also of the step and the row; in evaluation, of the position in
+  the split, so its examples are the same in batches of any size.
+
+  Args:
+    plan: which rows of which batches.
+    classes: labels are below it.
+    sharding: of the first axis over the mesh.
+    vote: as in `feed.on_device`.
+
+  Yields:
+    Batches like those of `feed.on_device`.
+  """
+  make = _maker(plan.config.data.image_size, classes)
+  size = plan.device_batch_size
+
+  def joined(shards):
+    shape = (size, *shards[0].shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+  for count in itertools.count(plan.start):
+    if count == plan.steps:
+      return
+    step, host = _host_arrays(plan, count)
+    host['vote'] = np.full(len(plan.rows), vote(), np.int32)
+    batch = feed.place(host, sharding, plan.rows, size)
+    word = _seed_word(plan, step).view(np.uint32)
+    # Device by device: a program over all processes, started by this thread,
+    # would meet those of the main thread in another order on each of them.
+    shards = [
+      make(jax.device_put(word, shard.device), shard.data)
+      for shard in batch.pop('example').addressable_shards
+    ]
+    images, labels = zip(*shards)
+    yield batch | {'image': joined(images), 'label': joined(labels)}
+
+
+def _maker(side, classes):
+  """A compiled function (word, examples) -> images and labels of a device."""
+
+  def make_one(key):
+    image, label = jax.random.split(key)
+    return (
+      jax.random.bits(image, (side, side, 3), np.uint8),
+      jax.random.randint(label, (), 0, classes),
+    )
+
+  @jax.jit
+  def make(word, examples):
+    keys = jax.vmap(lambda example: jax.random.fold_in(word, example))(examples)
+    return jax.vmap(make_one)(keys)
+
+  return make
+
+
+def _host_arrays(plan, count):
+  """The step of a batch, and what of it is made on the host."""
+  step, rows = plan.step_and_rows(count)
+  examples, weights = rows, np.ones(len(rows), np.float32)
+  if not plan.training:
+    examples = step * plan.batch_size + rows
+    weights = (examples < plan.size).astype(np.float32)
+  return step, {
+    'weight': weights,
+    'row': rows.astype(np.int32),
+    'example': examples.astype(np.int32),
+  }
+
+
+def _seed_word(plan, step):
+  """(1,) uint64 from which a batch's random keys are folded."""
+  words = [plan.config.seed, step * plan.training, plan.training]
+  words = np.array(words, np.uint64)
+  mix = index_shuffle.mix
+  return mix(mix(mix(words[:1]) + words[1]) + words[2])
