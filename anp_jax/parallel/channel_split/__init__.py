@@ -1,8 +1,9 @@
-"""Convolutions split over unequal devices: each computes some of the channels.
+"""Channel split: each device computes some of the channels of convolutions.
 
-After Marques, Falcao and Alexandre (arXiv 1712.02546). The mesh's axis 'model'
-is that of the devices; each has the same images and weights, computes its share
-of each convolution's features, and all else as well.
+After Marques, Falcao and Alexandre (arXiv 1712.02546), for devices of unequal
+speed. They lie along the mesh's axis 'model'; each has the same images and
+weights, computes its share of each convolution's features, and everything else
+in full.
 """
 
 import jax
@@ -19,7 +20,7 @@ from anp_jax.parallel.channel_split import plan as plan_lib
 
 
 def check(config, mesh) -> None:
-  """Refuses what is no plan, and shares of other devices than the mesh has.
+  """Refuses a text that is no plan, and shares that do not fit the mesh.
 
   Raises:
     ConfigError: naming the key and what would fit.
@@ -36,82 +37,69 @@ def check(config, mesh) -> None:
 
 
 class ChannelSplit(sync.Sync):
-  """Sums over data; over model each device brings what it alone has computed.
+  """Sums over 'data'; over 'model', joins what each device alone computed.
 
-  That is its channels' gradient of a split kernel; all else is computed by all
-  devices of the axis 'model', and that of the first counts: unlike devices
-  round differently, and weights must stay the same everywhere. With the plan
-  'apart' nothing is split and nothing travels: devices of one kind, which round
-  alike, each train the network by themselves.
+  That is the gradient of its channels of a split kernel. Everything else is
+  computed by all devices of the axis 'model', and the first device's result
+  counts: unlike devices round differently, and weights must stay the same
+  everywhere. With the plan 'apart' nothing is split and no gradient travels:
+  devices of one kind, which round alike, each train the network by themselves.
   """
 
   def __init__(self, config, specs, order=()):
-    """As `sync.Sync`."""
+    """Prepares the strategy; arguments as for `sync.Sync`."""
     super().__init__(config, specs, order)
     self._plan = plan_lib.from_config(config)
     self._apart = config.strategy.plan == plan_lib.APART
-    # Convolutions, and of split ones the kernel with each device's features:
-    # filled in as the model is traced, before its gradients are summed.
-    self._seen, self._kernels = set(), {}
+    # Paths of the convolutions; of split ones, the kernel's path to the
+    # features of each device. Filled in as the model is traced, before its
+    # gradients are summed.
+    self._layers, self._kernels = set(), {}
 
-  def reduce(self, gradients, others):
+  def reduce(self, gradients, extras):
     """Sums over data, and joins what the devices of 'model' have computed.
 
-    Of a split kernel a device has its own channels' gradient, which is the
-    whole one of these; all else is that of the first. With the plan 'apart'
-    each device has its own gradients of everything.
+    Args:
+      gradients: like the parameters; that of a split kernel holds this device's
+        channels.
+      extras: pytree of what else is summed; the first device's counts.
+
+    Returns:
+      gradients, complete (with the plan 'apart', each device's own); extras.
 
     Raises:
       ConfigError: if the plan names a layer that the network does not have.
     """
-    plan_lib.check_layers(self._plan, self._seen)
-    kernels = self._kernels
-    first = lax.axis_index(mesh_lib.MODEL) == 0
-    paths, tree = jax.tree_util.tree_flatten_with_path(gradients)
-    places = [kernels.get(mesh_lib.path_name(path)) for path, _ in paths]
-    found = [
-      x if counts is None else operation.part(x, counts)
-      for counts, (_, x) in zip(places, paths, strict=True)
+    plan_lib.check_layers(self._plan, self._layers)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
+    counts = [self._kernels.get(mesh_lib.path_name(path)) for path, _ in leaves]
+    local = [
+      x if n is None else operation.local_part(x, n)
+      for n, (_, x) in zip(counts, leaves, strict=True)
     ]
-    others = jax.tree.map(lambda x: jnp.where(first, x, 0), others)
-    summed, others = super().reduce(tree.unflatten(found), others)
-    found = jax.tree.leaves(summed)
-    rest, others_tree = jax.tree.flatten(others)
+    summed, extras = super().reduce(
+      tree.unflatten(local), jax.tree.map(_first_device, extras)
+    )
+    summed = jax.tree.leaves(summed)
+    extras, extras_tree = jax.tree.flatten(extras)
     # As `Sync` sends them: in the dtype and the buckets that the config names.
     wires = [
-      x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in found
+      x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in summed
     ]
     if self._apart:
-      totals = self._totals(rest)
+      extras = self._sums(extras)
     else:
-      whole = [i for i in self._backward if places[i] is None]
-      split = [i for i in self._backward if places[i] is not None]
-      totals = self._totals(
-        [jnp.where(first, wires[i], 0) for i in whole] + rest
-      )
-      for i, total in zip(whole, totals, strict=False):
-        wires[i] = total
-      totals = totals[len(whole) :]
-      parts = buckets.fused(
-        lambda x: lax.all_gather(x, mesh_lib.MODEL),
-        [wires[i].ravel() for i in split],
-        self._size,
-      )
-      for i, part in zip(split, parts, strict=True):
-        wires[i] = operation.joined(
-          part.reshape(-1, *wires[i].shape), places[i]
-        )
-    gradients = [w.astype(x.dtype) for w, x in zip(wires, found, strict=True)]
-    return tree.unflatten(gradients), others_tree.unflatten(totals)
+      wires, extras = self._join(wires, counts, extras)
+    gradients = [w.astype(x.dtype) for w, x in zip(wires, summed, strict=True)]
+    return tree.unflatten(gradients), extras_tree.unflatten(extras)
 
   def scores(self, sums):
-    """Those of the first device of 'model': all must read the same."""
-    first = lax.axis_index(mesh_lib.MODEL) == 0
-    sums = jax.tree.map(lambda x: jnp.where(first, x, 0), sums)
+    """Sums an evaluation; all devices get those of the first of 'model'."""
+    sums = jax.tree.map(_first_device, sums)
     return lax.psum(sums, (*mesh_lib.BATCH, mesh_lib.MODEL))
 
   def voted(self, vote):
-    """The largest of devices whose images are the same, but not the process."""
+    """The largest vote of devices that have the same images."""
     return lax.pmax(vote, mesh_lib.MODEL)
 
   def convolutions(self):
@@ -119,7 +107,7 @@ class ChannelSplit(sync.Sync):
     return convolutions.computed_by(self._convolve)
 
   def _convolve(self, layer, convolve, x, kernel):
-    self._seen.add(layer)
+    self._layers.add(layer)
     counts = self._plan.counts(
       layer, kernel.shape[-1], lax.axis_size(mesh_lib.MODEL)
     )
@@ -128,10 +116,39 @@ class ChannelSplit(sync.Sync):
     self._kernels[f'{layer}/kernel'] = counts
     return operation.split(convolve, x, kernel, counts)
 
-  def _totals(self, arrays):
-    """Sums over 'model', few and large."""
-    totals = buckets.fused(
+  def _join(self, wires, counts, extras):
+    """Completes gradients over 'model', in few and large collectives.
+
+    Args:
+      wires: gradients; of split kernels, local parts of one width.
+      counts: of each gradient the features of each device; None: not split.
+      extras: arrays that are summed together with the gradients.
+    """
+    wires = list(wires)
+    unsplit = [i for i in self._backward if counts[i] is None]
+    split = [i for i in self._backward if counts[i] is not None]
+    sums = self._sums([_first_device(wires[i]) for i in unsplit] + extras)
+    for i, total in zip(unsplit, sums, strict=False):
+      wires[i] = total
+    gathered = buckets.fused(
+      lambda x: lax.all_gather(x, mesh_lib.MODEL),
+      [wires[i].ravel() for i in split],
+      self._size,
+    )
+    for i, parts in zip(split, gathered, strict=True):
+      parts = parts.reshape(-1, *wires[i].shape)
+      wires[i] = operation.join(parts, counts[i])
+    return wires, sums[len(unsplit) :]
+
+  def _sums(self, arrays):
+    """Sums over 'model', in few and large collectives."""
+    sums = buckets.fused(
       lambda x: lax.psum(x, mesh_lib.MODEL), [x.ravel() for x in arrays],
       self._size,
     )  # fmt: skip
-    return [t.reshape(x.shape) for t, x in zip(totals, arrays, strict=True)]
+    return [s.reshape(x.shape) for s, x in zip(sums, arrays, strict=True)]
+
+
+def _first_device(x):
+  """Zeros on all devices of 'model' but the first: a sum gives its value."""
+  return jnp.where(lax.axis_index(mesh_lib.MODEL) == 0, x, 0)

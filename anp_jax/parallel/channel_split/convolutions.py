@@ -1,6 +1,7 @@
-"""The convolutions of a network, as its layers call them."""
+"""Finds a network's convolutions, and lets a strategy compute them."""
 
 from collections.abc import Callable
+import contextlib
 import dataclasses
 
 from flax import linen as nn
@@ -9,69 +10,43 @@ from jax import lax
 
 from anp_jax.models import layers
 
-# Modules whose layers have other kernels than their parameters.
-_MAKERS = (nn.SpectralNorm, nn.WeightNorm)
+# Modules that compute a layer's kernel from several parameters.
+_KERNEL_MAKERS = (nn.SpectralNorm, nn.WeightNorm)
 
 
-def computed_by(handle: Callable):
-  """In this context, `handle` computes the convolutions of applied models.
+def computed_by(handler: Callable):
+  """In this context, `handler` computes the convolutions of applied models.
 
-  Of one whose kernel is made of several parameters, such as nn.WeightNorm's,
-  the gradients of all of these would need the whole kernel's: not handled.
+  Left out are those whose kernel is computed from several parameters, such as
+  nn.WeightNorm's: the gradient of each would need that of the whole kernel.
 
   Args:
-    handle: called (path, convolve, x, kernel) for each convolution of one
-      group; path is its layer's, as 'stage1_block1/conv1'; convolve(x, kernel,
-      platform=None) the result, lowered for another platform than the
-      program's where one is named. Gives the result.
+    handler: called as (path, convolve, x, kernel) for each convolution of one
+      group; path is its layer's, such as 'stage1_block1/conv1'; convolve is
+      called as (x, kernel, platform=None), where platform names what it is
+      lowered for if that is not the program's. Returns the result.
 
   Returns:
     A context manager.
   """
-  inside = []  # modules that make kernels, from the outermost
+  kernel_makers = []  # that are being applied, from the outermost
 
   def intercept(following, arguments, keywords, context):
     module, method = context.module, context.method_name
-    if isinstance(module, _MAKERS) and method == '__call__':
-      inside.append(module)
+    if isinstance(module, _KERNEL_MAKERS) and method == '__call__':
+      kernel_makers.append(module)
       try:
         return following(*arguments, **keywords)
       finally:
-        inside.pop()
-    if inside:
+        kernel_makers.pop()
+    if kernel_makers:
       return following(*arguments, **keywords)
-    path = '/'.join(module.path)
     if isinstance(module, layers.Conv) and method == 'convolve':
-      x, kernel, padding = arguments
-      # As the method does, for use outside of the module too.
-      stride, here = module.stride, module.platform
-
-      def lowered(x, kernel, platform=None):
-        return layers.convolve(x, kernel, stride, padding, platform or here)
-
-      return handle(path, lowered, x, kernel)
-    if not isinstance(module, nn.Conv) or method != '__call__':
-      return following(*arguments, **keywords)
-    # A user's own network: Flax's layer has a field for what convolves.
-    own = module.conv_general_dilated
-    whole = own or lax.conv_general_dilated
-
-    def convolve(x, kernel, *more, feature_group_count=1, **settings):
-      def one(x, kernel, platform=None):
-        del platform  # Flax's is the same on all
-        return whole(
-          x, kernel, *more, feature_group_count=feature_group_count, **settings
-        )
-
-      if feature_group_count > 1:  # a feature sees some of the channels
-        return one(x, kernel)
-      return handle(path, one, x, kernel)
-
-    object.__setattr__(module, 'conv_general_dilated', convolve)
-    try:
-      return following(*arguments, **keywords)
-    finally:  # the layer may be called again
-      object.__setattr__(module, 'conv_general_dilated', own)
+      return _handle(handler, module, *arguments)
+    if isinstance(module, nn.Conv) and method == '__call__':
+      with _handling(handler, module):
+        return following(*arguments, **keywords)
+    return following(*arguments, **keywords)
 
   return nn.intercept_methods(intercept)
 
@@ -81,10 +56,10 @@ class Call:
   """One convolution of a network's forward pass.
 
   Attributes:
-    layer: path of its layer; one that is used twice has two calls.
+    layer: path of its layer; a layer that is used twice has two calls.
     convolve: (x, kernel, platform=None) -> y.
     x, kernel, y: jax.ShapeDtypeStruct, of one device's images.
-    from_images: whether no gradient of x is asked for.
+    reads_images: whether x are the images, which need no gradient.
   """
 
   layer: str
@@ -92,11 +67,11 @@ class Call:
   x: jax.ShapeDtypeStruct
   kernel: jax.ShapeDtypeStruct
   y: jax.ShapeDtypeStruct
-  from_images: bool
+  reads_images: bool
 
   @property
   def features(self) -> int:
-    """Of the result."""
+    """The number of output channels."""
     return self.kernel.shape[-1]
 
 
@@ -104,20 +79,57 @@ def find(model, variables, images) -> list[Call]:
   """The convolutions of a model, in the order in which they are called.
 
   Args:
-    model: Flax module called (images, train).
+    model: Flax module called as (images, train).
     variables: of the model, or their shapes.
     images: jax.ShapeDtypeStruct (batch, height, width, 3), normalised.
   """
   calls = []
 
-  def note(path, convolve, x, kernel):
+  def record(path, convolve, x, kernel):
     y = convolve(x, kernel)
-    x, kernel, out = (jax.ShapeDtypeStruct(a.shape, a.dtype)
-                      for a in (x, kernel, y))  # fmt: skip
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, kernel, y)]
     # The first one called reads the images.
-    calls.append(Call(path, convolve, x, kernel, out, not calls))
+    calls.append(Call(path, convolve, *shapes, reads_images=not calls))
     return y
 
-  with computed_by(note):
+  with computed_by(record):
     jax.eval_shape(lambda v, x: model.apply(v, x, False), variables, images)
   return calls
+
+
+def _handle(handler, module, x, kernel, padding):
+  """Lets the handler compute a `layers.Conv`, without its module."""
+  stride, default = module.stride, module.platform
+
+  def convolve(x, kernel, platform=None):
+    return layers.convolve(x, kernel, stride, padding, platform or default)
+
+  return handler('/'.join(module.path), convolve, x, kernel)
+
+
+@contextlib.contextmanager
+def _handling(handler, module):
+  """In this context, the handler computes a Flax layer of a user's network.
+
+  Flax's layer has a field for the function that convolves.
+  """
+  path, field = '/'.join(module.path), module.conv_general_dilated
+  general = field or lax.conv_general_dilated
+
+  def convolve(x, kernel, *arguments, feature_group_count=1, **keywords):
+    def convolve_on(x, kernel, platform=None):
+      del platform  # Flax's is the same on all
+      return general(
+        x, kernel, *arguments, feature_group_count=feature_group_count,
+        **keywords,
+      )  # fmt: skip
+
+    if feature_group_count > 1:  # a feature sees some of the channels
+      return convolve_on(x, kernel)
+    return handler(path, convolve_on, x, kernel)
+
+  object.__setattr__(module, 'conv_general_dilated', convolve)
+  try:
+    yield
+  finally:  # the layer may be called again
+    object.__setattr__(module, 'conv_general_dilated', field)

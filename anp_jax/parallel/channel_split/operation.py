@@ -1,4 +1,4 @@
-"""A convolution of which each device computes some of the channels."""
+"""A convolution whose output channels are divided over the devices."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ _AXIS = mesh_lib.MODEL
 def split(convolve: Callable, x, kernel, counts: Sequence[int]):
   """convolve(x, kernel), inside a shard_map with the axis 'model'.
 
-  Device k of the axis computes counts[k] of the features, beginning where those
-  of the devices before it end, and all devices get all of them. Its gradient is
-  written by hand, for that of a gather is not what is meant here: all devices
-  have the same x and the same gradient of the result. That of x is the sum of
-  what the devices' channels contribute; that of the kernel has this device's
-  channels, zeros elsewhere, so that a sum over the axis completes it.
+  Device k of the axis computes counts[k] of the features, which begin where
+  those of the devices before it end, and all devices get all features. The
+  gradient is written by hand, since that of a gather would be another: all
+  devices have the same x and the same gradient of the result. The gradient of x
+  is the sum over the devices' channels; that of the kernel has this device's
+  channels and zeros elsewhere, so that a sum over the axis completes it.
 
   Args:
-    convolve: (x, kernel) -> (..., features), each feature of its own part of
-      the kernel alone.
+    convolve: (x, kernel) -> (..., features), each feature computed from its
+      own part of the kernel alone.
     x: (batch, height, width, channels), the same on all devices of the axis.
     kernel: (height, width, channels, features), likewise.
     counts: features of each device of the axis, 0 or more.
 
   Returns:
-    What `convolve` gives, the same on all devices of the axis.
+    (..., features), the same on all devices of the axis.
 
   Raises:
     ValueError: if the counts are not of as many devices or features.
@@ -46,16 +46,32 @@ def split(convolve: Callable, x, kernel, counts: Sequence[int]):
   return _split(x, kernel, convolve, tuple(counts))
 
 
-def part(gradient, counts: Sequence[int]):
-  """Of a kernel's gradient this device's features, as wide as the widest's."""
-  most = max(counts)
+def local_part(gradient, counts: Sequence[int]):
+  """This device's features of a kernel's gradient, padded to the most any has.
+
+  Args:
+    gradient: (height, width, channels, features).
+    counts: features of each device of the axis.
+
+  Returns:
+    (height, width, channels, max(counts)).
+  """
+  widest = max(counts)
   return _switch(
-    counts, lambda cut: lambda x: _widened(x[..., cut], 0, most), gradient
+    counts, lambda cut: lambda x: _padded(x[..., cut], 0, widest), gradient
   )
 
 
-def joined(parts, counts: Sequence[int]):
-  """(devices, ..., widest) to (..., features): what the devices have of it."""
+def join(parts, counts: Sequence[int]):
+  """The devices' features one after another, without their padding.
+
+  Args:
+    parts: (devices, ..., max(counts)).
+    counts: features of each device.
+
+  Returns:
+    (..., features).
+  """
   return jnp.concatenate(
     [p[..., :n] for p, n in zip(parts, counts, strict=True) if n], -1
   )
@@ -63,30 +79,30 @@ def joined(parts, counts: Sequence[int]):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _split(x, kernel, convolve, counts):
-  like = jax.eval_shape(convolve, x, kernel)
-  most = max(counts)
+  shape = jax.eval_shape(convolve, x, kernel)
+  widest = max(counts)
 
   def branch(cut):
     def compute(x, kernel):
       if cut.start == cut.stop:
-        return jnp.zeros((*like.shape[:-1], most), like.dtype)
-      return _widened(convolve(x, kernel[..., cut]), 0, most)
+        return jnp.zeros((*shape.shape[:-1], widest), shape.dtype)
+      return _padded(convolve(x, kernel[..., cut]), 0, widest)
 
     return compute
 
   y = _switch(counts, branch, x, kernel)
-  # As wide as the widest on every device: a gather's parts are of one size.
-  return joined(lax.all_gather(y, _AXIS), counts)
+  # Padded on every device: the parts of a gather are of one size.
+  return join(lax.all_gather(y, _AXIS), counts)
 
 
 def _split_forward(x, kernel, convolve, counts):
   return _split(x, kernel, convolve, counts), (x, kernel)
 
 
-def _split_backward(convolve, counts, saved, dy):
-  x, kernel = saved
+def _split_backward(convolve, counts, residuals, dy):
+  x, kernel = residuals
 
-  def of_x(cut):
+  def x_gradient(cut):
     def compute(dy):
       if cut.start == cut.stop:
         return jnp.zeros_like(x)
@@ -95,35 +111,35 @@ def _split_backward(convolve, counts, saved, dy):
 
     return compute
 
-  def of_kernel(cut):
+  def kernel_gradient(cut):
     def compute(dy):
       if cut.start == cut.stop:
         return jnp.zeros_like(kernel)
       pull = jax.vjp(lambda w: convolve(x, w), kernel[..., cut])[1]
-      return _widened(pull(dy[..., cut])[0], cut.start, kernel.shape[-1])
+      return _padded(pull(dy[..., cut])[0], cut.start, kernel.shape[-1])
 
     return compute
 
-  # Apart: of a network's first convolution nobody asks for that of x, and what
-  # nobody asks for is neither computed nor summed.
-  dx = _switch(counts, of_x, dy)
-  # What a device has was rounded to the computation's dtype already; a sum in
+  # Two switches: a network's first convolution needs no gradient of x, and what
+  # is not needed is neither computed nor summed.
+  dx = _switch(counts, x_gradient, dy)
+  # Each device's part was rounded to the computation's dtype already; a sum in
   # bfloat16 would round once more for each device.
   wide = jnp.promote_types(dx.dtype, jnp.float32)
   summed = lax.psum(dx.astype(wide), _AXIS)
   if dx.dtype != wide:
-    # Rounds nothing, but for a TPU XLA would else narrow the sum to what its
-    # only user wants; a barrier does not keep it from that.
+    # Rounds nothing. Without it XLA for TPU narrows the sum to its only user's
+    # dtype, even across a barrier.
     bits = jnp.finfo(wide)
     summed = lax.reduce_precision(summed, bits.nexp, bits.nmant)
-  return summed.astype(dx.dtype), _switch(counts, of_kernel, dy)
+  return summed.astype(dx.dtype), _switch(counts, kernel_gradient, dy)
 
 
 _split.defvjp(_split_forward, _split_backward)
 
 
 def _switch(counts, branch, *operands):
-  """What this device's branch gives, made for the slice of its features."""
+  """Calls this device's branch, made by `branch` from its features' slice."""
   ends = np.cumsum(counts).tolist()
   cuts = [slice(e - n, e) for e, n in zip(ends, counts, strict=True)]
   return lax.switch(
@@ -131,7 +147,7 @@ def _switch(counts, branch, *operands):
   )
 
 
-def _widened(x, start, width):
-  """Zeros around the last axis."""
+def _padded(x, start, width):
+  """The array with zeros around its last axis, to that width."""
   after = width - start - x.shape[-1]
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(start, after)])

@@ -8,24 +8,22 @@ import re
 from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment as shares_lib
 
-# Plans where nothing is split: gradients are still those of the first device;
-# or each device, all being of one kind, has its own.
+# Plans that split nothing: all devices take the first one's gradients; or each
+# device, all being of one kind, has its own.
 NOTHING, APART = 'nothing', 'apart'
 
 
 class Shares:
   """The same shares for every convolution."""
 
-  # Layers that have to be there.
-  layers = ()
+  layers = ()  # that the network must have
 
   def __init__(self, shares: Sequence[float], layers: str):
-    """Makes it.
+    """Compiles the pattern.
 
     Args:
       shares: of each device, in proportion; () for equal ones.
-      layers: regular expression, searched for in a layer's path; others are
-        not split.
+      layers: regular expression; a layer is split if it is found in its path.
     """
     self._shares = tuple(shares)
     self._layers = re.compile(layers)
@@ -40,14 +38,14 @@ class Shares:
 
 
 class Plan:
-  """Counts for each convolution that is split.
+  """The features of each device, for each convolution that is split.
 
   Attributes:
-    layers: paths of these.
+    layers: paths of the layers that are split.
   """
 
   def __init__(self, counts: Mapping[str, Sequence[int]]):
-    """Takes the features of each device, by layer."""
+    """Copies the features of each device, by layer."""
     self._counts = {k: tuple(v) for k, v in counts.items()}
     self.layers = tuple(self._counts)
 
@@ -57,35 +55,35 @@ class Plan:
     """Features of each device; None for a layer that is not split.
 
     Raises:
-      ConfigError: if the plan is of another number of either.
+      ConfigError: if the plan is for other numbers of features or devices.
     """
-    found = self._counts.get(layer)
-    if found is None or devices == 1:
+    counts = self._counts.get(layer)
+    if counts is None or devices == 1:
       return None
-    if len(found) != devices or sum(found) != features:
+    if len(counts) != devices or sum(counts) != features:
       raise config_lib.ConfigError(
-        f'config.strategy.plan: {layer}={",".join(map(str, found))}: expected '
+        f'config.strategy.plan: {layer}={",".join(map(str, counts))}: expected '
         f'{devices} numbers, {features} in all'
       )
-    return found
+    return counts
 
   def __str__(self):
-    """As `parse` reads it."""
+    """The text that `parse` reads."""
     texts = [f'{k}={",".join(map(str, v))}' for k, v in self._counts.items()]
     return '; '.join(texts) or NOTHING
 
 
 def parse(text: str) -> Plan:
-  """A plan from its text, such as 'conv1=250,250; conv2=1000,500'.
+  """Reads a plan such as 'conv1=250,250; conv2=1000,500'.
 
   Raises:
-    ConfigError: if it is none.
+    ConfigError: if the text is not a plan.
   """
   counts = {}
   for part in [] if text in (NOTHING, APART) else text.split(';'):
     layer, _, numbers = part.strip().partition('=')
-    good = re.fullmatch(r'[^=\s]+=\d+(,\d+)*', part.strip())
-    if not good or layer in counts:
+    is_valid = re.fullmatch(r'[^=\s]+=\d+(,\d+)*', part.strip())
+    if not is_valid or layer in counts:
       raise config_lib.ConfigError(
         f"config.strategy.plan={text!r}: expected a text such as 'conv1=250,"
         f"250; conv2=1000,500', each layer once, {NOTHING!r} or {APART!r}"
@@ -94,25 +92,25 @@ def parse(text: str) -> Plan:
   return Plan(counts)
 
 
-def check_layers(plan: Shares | Plan, seen: Collection[str]) -> None:
+def check_layers(plan: Shares | Plan, layers: Collection[str]) -> None:
   """Refuses a plan of layers that the network does not have.
 
   Args:
     plan: of the run.
-    seen: paths of the network's convolutions.
+    layers: paths of the network's convolutions.
 
   Raises:
-    ConfigError: naming the layer and the nearest that there is.
+    ConfigError: naming the layer and the nearest one of the network.
   """
   for layer in plan.layers:
-    if layer not in seen:
+    if layer not in layers:
       raise config_lib.ConfigError(
         f'config.strategy.plan: the network has no convolution {layer!r}'
-        f'{config_lib.nearest(layer, sorted(seen))}'
+        f'{config_lib.nearest(layer, sorted(layers))}'
       )
 
 
 def from_config(config) -> Shares | Plan:
-  """What config.strategy asks for: a plan, or shares for all layers."""
+  """The plan of config.strategy, or its shares for all layers."""
   t = config.strategy
   return parse(t.plan) if t.plan else Shares(t.shares, t.split_layers)

@@ -69,7 +69,7 @@ class Timing:
     for call in _calls(made[0], own, rows):
       if split.counts(call.layer, call.features, 2) is None:
         continue
-      kind = (_traced(call), call.from_images)
+      kind = (_traced(call), call.reads_images)
       if kind not in places:
         ways = [(call.features, False)]
         ways += [(n, True) for n in _counts(call.features)]
@@ -179,7 +179,7 @@ class Timing:
       counts=_counts(first.features),
       seconds=tuple(map(tuple, seconds[:, 1:].tolist())),
       output=turns * sum(_bytes(call.y) for call in calls),
-      input=turns * sum(_bytes(c.x) for c in calls if not c.from_images),
+      input=turns * sum(_bytes(c.x) for c in calls if not c.reads_images),
       kernel=self._wire * math.prod(first.kernel.shape),
       uses=turns * len(calls),
     )
@@ -343,7 +343,7 @@ def _convolution(call, count, split, held):
   def whole(x, kernel, dy):
     y, pull = jax.vjp(call.convolve, x, kernel)
     dx, dw = pull(dy)
-    return (y, dw) if call.from_images else (y, dx, dw)
+    return (y, dw) if call.reads_images else (y, dx, dw)
 
   def part(x, kernel, dy):
     y, *dx, dw = whole(x, kernel[..., :count], dy[..., :count])

@@ -99,7 +99,7 @@ def _helping(call, count, helper):
     def run():
       helper.forward(task, x, kernel, True).result()
       # In turn, so that the last one ends last; results are in host memory.
-      helper.backward(task, dy, not call.from_images)[1].result()
+      helper.backward(task, dy, not call.reads_images)[1].result()
 
     return run
 
