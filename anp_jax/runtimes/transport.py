@@ -1,7 +1,7 @@
-"""What travels between processes beside JAX's own sums: Apache Arrow Flight.
+"""Arrays and requests between processes, by Apache Arrow Flight.
 
-Vectors go as streams of record batches of one column of bytes, a few megabytes
-each; small requests as JSON. Every call carries the run's token.
+Vectors are sent as streams of record batches of one column of bytes, a few
+megabytes each; small requests as JSON. Every call carries the run's token.
 """
 
 import collections
@@ -21,6 +21,7 @@ from pyarrow import flight
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.system import errors
 
 # Bytes of a record batch: below 1 MB each costs too much, above 10 MB nothing
 # overlaps any more.
@@ -29,6 +30,8 @@ _SPARE = 4  # buffers of one size that wait to be used again
 _HEADER = 'authorization'
 _SIOCGIFADDR = 0x8915  # Linux's question for an interface's IPv4 address
 _SCHEMA = pa.schema([('bytes', pa.uint8())])
+# What a call raises when its server is gone, or has begun another session.
+CONNECTION_ERRORS = (flight.FlightError, OSError, EOFError)
 
 
 class Gate(flight.ServerMiddlewareFactory):
@@ -38,50 +41,50 @@ class Gate(flight.ServerMiddlewareFactory):
     self._expected = f'Bearer {token}'
 
   def start_call(self, info, headers):
-    """Called by Flight for each call; header names are in lower case."""
+    """Refuses a call or lets it pass; header names are in lower case."""
     del info
-    for shown in headers.get(_HEADER, ()):
-      if hmac.compare_digest(shown.encode(), self._expected.encode()):
+    for value in headers.get(_HEADER, ()):
+      if hmac.compare_digest(value.encode(), self._expected.encode()):
         return
     raise flight.FlightUnauthenticatedError('wrong token: not of this run')
 
 
 class Port(flight.FlightServerBase):
-  """Where a process is called; its calls are written by those who inherit.
+  """A process's open port; subclasses write the calls.
 
   Attributes:
-    address: for others, such as 'grpc://10.0.0.3:40123'.
+    address: for other processes, such as 'grpc://10.0.0.3:40123'.
   """
 
-  def __init__(
-    self, config, place: cluster_env.ClusterEnv, token: str, who: str
-  ):
+  def __init__(self, config, env: cluster_env.ClusterEnv, token: str, who: str):
     """Opens a free port.
 
     Args:
       config: the run's config.
-      place: of this process.
+      env: of this process.
       token: of the run: a call without it is refused.
       who: listens, for people, such as 'a server'.
 
     Raises:
       ConfigError: if it cannot be opened.
     """
-    host = own_address(config.strategy.bind, place)
+    host = own_address(config.strategy.bind, env)
     pair = tls(config)
     scheme = 'grpc+tls' if pair else 'grpc'
-    shown = f'[{host}]' if ':' in host else host
-    more = {'tls_certificates': [pair]} if pair else {}
+    bracketed = f'[{host}]' if ':' in host else host
+    options = {'tls_certificates': [pair]} if pair else {}
     try:
       super().__init__(
-        f'{scheme}://{shown}:0', middleware={'gate': Gate(token)}, **more
+        f'{scheme}://{bracketed}:0',
+        middleware={'gate': Gate(token)},
+        **options,
       )
     except (OSError, pa.ArrowException) as e:
       raise config_lib.ConfigError(
         f'config.strategy.bind={config.strategy.bind!r}: {who} cannot listen '
-        f'on {host} ({str(e).splitlines()[0]})'
+        f'on {host} ({errors.first_line(e)})'
       ) from e
-    self.address = f'{scheme}://{shown}:{self.port}'
+    self.address = f'{scheme}://{bracketed}:{self.port}'
 
 
 class Client:
@@ -91,7 +94,7 @@ class Client:
     self, address: str, token: str, certificate: bytes | None = None,
     timeout: float = 60.0,
   ):  # fmt: skip
-    """Connects when it is first used.
+    """Prepares the connections, which the first call opens.
 
     Args:
       address: 'grpc://host:port', or grpc+tls.
@@ -99,7 +102,7 @@ class Client:
       certificate: PEM, that a server with TLS must show.
       timeout: seconds of each call.
     """
-    more = {'tls_root_certs': certificate} if certificate else {}
+    options = {'tls_root_certs': certificate} if certificate else {}
     # A connection each way: one would push and pull in turns.
     self._down, self._up = (
       flight.FlightClient(
@@ -111,7 +114,7 @@ class Client:
           # Else gRPC joins clients of one address in one connection.
           ('grpc.use_local_subchannel_pool', 1),
         ],
-        **more,
+        **options,
       )
       for _ in range(2)
     )
@@ -121,46 +124,46 @@ class Client:
     )
 
   def ask(self, name: str, **request) -> dict:
-    """A request and its answer, both JSON."""
+    """Sends a request and returns its answer, both JSON."""
     action = flight.Action(name, json.dumps(request).encode())
     (result,) = self._down.do_action(action, self._options)
     return json.loads(result.body.to_pybytes())
 
   def get(self, name: str, **request) -> tuple[dict, np.ndarray]:
-    """Asks for bytes.
+    """Requests bytes.
 
     Returns:
-      what is said beside them, and (n,) uint8.
+      the answer's JSON, and (n,) uint8.
     """
     ticket = flight.Ticket(json.dumps({'name': name, **request}).encode())
     reader = self._down.do_get(ticket, self._options)
-    said = json.loads(reader.schema.metadata[b'said'])
-    return said, _received(reader, said['bytes'])
+    answer = json.loads(reader.schema.metadata[b'said'])
+    return answer, read_bytes(reader, answer['bytes'])
 
-  def put(self, request: dict, parts) -> None:
-    """Sends arrays; returns once the server has taken them.
+  def put(self, request: dict, arrays) -> None:
+    """Sends arrays; returns once the server has received them.
 
     Args:
       request: JSON.
-      parts: arrays, of which the bytes follow one another.
+      arrays: whose bytes are sent one after another.
     """
-    said = {**request, 'bytes': sum(p.nbytes for p in parts)}
-    descriptor = flight.FlightDescriptor.for_command(json.dumps(said))
+    request = {**request, 'bytes': sum(a.nbytes for a in arrays)}
+    descriptor = flight.FlightDescriptor.for_command(json.dumps(request))
     writer, reader = self._up.do_put(descriptor, _SCHEMA, self._options)
     with writer:
-      for batch in _batches(parts):
+      for batch in _batches(arrays):
         writer.write_batch(batch)
       writer.done_writing()
       reader.read()  # an answer, or the server's error
 
   def close(self) -> None:
-    """Hangs up."""
+    """Closes both connections."""
     self._down.close()
     self._up.close()
 
 
 def connect(config, address: str, token: str, timeout: float = 60.0) -> Client:
-  """A client of another process's `Port`.
+  """Returns a client of another process's `Port`.
 
   Args:
     config: the run's config.
@@ -172,21 +175,21 @@ def connect(config, address: str, token: str, timeout: float = 60.0) -> Client:
   return Client(address, token, pair and pair[0], timeout)
 
 
-def own_address(bind: str, place: cluster_env.ClusterEnv) -> str:
-  """Where the other processes of a run find this host.
+def own_address(bind: str, env: cluster_env.ClusterEnv) -> str:
+  """Returns the address where other processes of a run find this host.
 
   Args:
     bind: config.strategy.bind.
-    place: of this process.
+    env: of this process.
 
   Raises:
     ConfigError: if only this host would find that address.
   """
   if bind in [name for _, name in socket.if_nameindex()]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-      asked = struct.pack('256s', bind.encode())
+      request = struct.pack('256s', bind.encode())
       try:
-        answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, asked)
+        answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, request)
       except OSError as e:
         raise config_lib.ConfigError(
           f'config.strategy.bind={bind!r}: this interface has no IPv4 address'
@@ -195,29 +198,25 @@ def own_address(bind: str, place: cluster_env.ClusterEnv) -> str:
   if bind:
     return bind
   host = ''
-  if place.coordinator_address:
-    host, _ = cluster_env.split_address(place.coordinator_address)
-  if (
-    place.count == 1
-    or place.num_hosts == 1
-    or cluster_env.is_loopback_name(host)
-  ):
+  if env.coordinator_address:
+    host, _ = cluster_env.split_address(env.coordinator_address)
+  if env.count == 1 or env.num_hosts == 1 or cluster_env.is_loopback_name(host):
     return '127.0.0.1'
   name = socket.gethostname()
   # Debian's own /etc/hosts has 127.0.1.1 for it.
-  found = _resolved(name) or _route(place.coordinator_address)
-  if not found:
+  address = _resolved(name) or _route(env.coordinator_address)
+  if not address:
     raise config_lib.ConfigError(
       f"config.strategy.bind='': {name}, the name of this host, and its way to "
-      f'the coordinator {place.coordinator_address} have no address where '
+      f'the coordinator {env.coordinator_address} have no address where '
       "other hosts find it; expected an interface, such as 'eth0', or "
       '--coordinator=127.0.0.1:PORT where all processes are on one host'
     )
-  return found
+  return address
 
 
 def tls(config) -> tuple[bytes, bytes] | None:
-  """(certificate, key) as PEM, or None where nothing is encrypted."""
+  """Returns (certificate, key) as PEM, or None where nothing is encrypted."""
   if not config.strategy.tls_key:
     return None
   texts = []
@@ -227,45 +226,71 @@ def tls(config) -> tuple[bytes, bytes] | None:
   return tuple(texts)
 
 
-def stream(said: dict, parts) -> flight.RecordBatchStream:
-  """The answer to a `get`."""
-  said = {**said, 'bytes': sum(p.nbytes for p in parts)}
-  schema = _SCHEMA.with_metadata({'said': json.dumps(said)})
-  batches = list(_batches(parts, schema))
+def stream(answer: dict, arrays) -> flight.RecordBatchStream:
+  """Returns the answer to a `get`: JSON, and arrays one after another."""
+  answer = {**answer, 'bytes': sum(a.nbytes for a in arrays)}
+  schema = _SCHEMA.with_metadata({'said': json.dumps(answer)})
+  batches = list(_batches(arrays, schema))
   # Arrow's own reader: Python is not asked for each batch.
   reader = pa.RecordBatchReader.from_batches(schema, batches)
   return flight.RecordBatchStream(reader)
 
 
-def taken(reader, size: int) -> np.ndarray:
-  """What a `put` sends, (size,) uint8; ValueError for any other size."""
-  return _received(reader, size)
+def read_bytes(reader, size: int) -> np.ndarray:
+  """Receives what a `put` or a `stream` sends.
+
+  Args:
+    reader: Flight's reader of record batches.
+    size: bytes that were announced.
+
+  Returns:
+    (size,) uint8.
+
+  Raises:
+    ValueError: for any other size, or no bytes.
+  """
+  data, start = _buffers.take(size), 0
+  for chunk in reader:
+    column = chunk.data.column(0)
+    if column.type != pa.uint8() or column.null_count:
+      raise ValueError(f'a column of {column.type}, expected bytes')
+    if start + len(column) > size:
+      raise ValueError(f'more than the {size} bytes announced')
+    data[start : start + len(column)] = column.to_numpy()
+    start += len(column)
+  if start != size:
+    raise ValueError(f'{start} bytes came, expected {size}')
+  return data
 
 
-def split(data: np.ndarray, likes) -> list[np.ndarray]:
-  """Bytes as the arrays that they were.
+def split(data: np.ndarray, shapes) -> list[np.ndarray]:
+  """Returns views of bytes as the arrays that were sent.
 
   Args:
     data: (n,) uint8.
-    likes: shapes and dtypes.
+    shapes: with shape and dtype, of each array.
 
   Raises:
     ValueError: if they have another size.
   """
-  want = sum(nbytes(like) for like in likes)
-  if data.nbytes != want:
-    raise ValueError(f'{data.nbytes} bytes, expected {want}')
-  arrays, at = [], 0
-  for like in likes:
-    part = data[at : at + nbytes(like)]
-    arrays.append(part.view(like.dtype).reshape(like.shape))
-    at += nbytes(like)
-  return arrays
+  sizes = [nbytes(shape) for shape in shapes]
+  if data.nbytes != sum(sizes):
+    raise ValueError(f'{data.nbytes} bytes, expected {sum(sizes)}')
+  parts = np.split(data, np.cumsum(sizes)[:-1])
+  return [
+    part.view(shape.dtype).reshape(shape.shape)
+    for part, shape in zip(parts, shapes)
+  ]
+
+
+def describe_error(e: Exception) -> str:
+  """Returns an error's type and first line, for a log."""
+  return f'{type(e).__name__}: {errors.first_line(e)}'[:300]
 
 
 @contextlib.contextmanager
 def answering():
-  """Turns what goes wrong into an answer for the caller."""
+  """Turns an error of a call into an answer to its caller."""
   try:
     yield
   except (AttributeError, KeyError, TypeError, ValueError) as e:
@@ -274,18 +299,18 @@ def answering():
     raise flight.FlightTimedOutError(str(e)) from None
 
 
-def nbytes(like) -> int:
-  """Of an array with this shape and dtype."""
-  return int(np.prod(like.shape)) * np.dtype(like.dtype).itemsize
+def nbytes(shape) -> int:
+  """Returns the bytes of an array with this shape and dtype."""
+  return int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize
 
 
 def _resolved(name):
   """A host's IPv4 address; '' where it is a loopback address, or none."""
   try:
-    found = socket.gethostbyname(name)
+    address = socket.gethostbyname(name)
   except OSError:
     return ''
-  return '' if cluster_env.is_loopback_name(found) else found
+  return '' if cluster_env.is_loopback_name(address) else address
 
 
 def _route(coordinator):
@@ -298,16 +323,16 @@ def _route(coordinator):
     # Nothing is sent: the system only looks for the way.
     with socket.socket(family, socket.SOCK_DGRAM) as s:
       s.connect(address)
-      found = s.getsockname()[0]
+      local = s.getsockname()[0]
   except OSError:
     return ''
-  return '' if cluster_env.is_loopback_name(found) else found
+  return '' if cluster_env.is_loopback_name(local) else local
 
 
 class _Buffers:
-  """Memory for what comes, used again once nobody holds an array of it.
+  """Memory of received bytes, used again once no array of it is left.
 
-  Of fresh memory the kernel has to zero every page, which took as long as the
+  The kernel has to zero every page of fresh memory, which took as long as the
   copy into it.
   """
 
@@ -319,7 +344,7 @@ class _Buffers:
     )
 
   def take(self, size: int) -> np.ndarray:
-    """(size,) uint8 of any content."""
+    """Returns (size,) uint8 of any content."""
     try:
       memory = self._free[size].pop()
     except IndexError:
@@ -334,10 +359,10 @@ class _Buffers:
 _buffers = _Buffers()
 
 
-def _batches(parts, schema=_SCHEMA):
-  for part in parts:
+def _batches(arrays, schema=_SCHEMA):
+  for array in arrays:
     # Views: nothing is copied before the socket.
-    data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     column = pa.Array.from_buffers(
       pa.uint8(), data.size, [None, pa.py_buffer(data)]
     )
@@ -345,19 +370,3 @@ def _batches(parts, schema=_SCHEMA):
       yield pa.RecordBatch.from_arrays(
         [column.slice(start, BATCH)], schema=schema
       )
-
-
-def _received(reader, size):
-  data = _buffers.take(size)
-  at = 0
-  for chunk in reader:
-    column = chunk.data.column(0)
-    if column.type != pa.uint8() or column.null_count:
-      raise ValueError(f'a column of {column.type}, expected bytes')
-    if at + len(column) > size:
-      raise ValueError(f'more than the {size} bytes announced')
-    data[at : at + len(column)] = column.to_numpy()
-    at += len(column)
-  if at != size:
-    raise ValueError(f'{at} bytes came, expected {size}')
-  return data

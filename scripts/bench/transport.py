@@ -119,7 +119,7 @@ class _Service(flight.FlightServerBase):
     return transport.stream({}, [self._data])
 
   def do_put(self, context, descriptor, reader, writer):
-    transport.taken(reader, json.loads(descriptor.command)['bytes'])
+    transport.read_bytes(reader, json.loads(descriptor.command)['bytes'])
     writer.write(b'taken')
 
 

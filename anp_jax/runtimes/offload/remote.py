@@ -201,7 +201,7 @@ class OffloadServer(transport.Port):
     del context
     with transport.answering():
       request = json.loads(descriptor.command)
-      data = transport.taken(reader, request['bytes'])
+      data = transport.read_bytes(reader, request['bytes'])
       self.requests += 1
       key = request['device'], request['number']
       device = self._devices[key[0]]

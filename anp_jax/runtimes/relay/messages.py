@@ -36,7 +36,7 @@ class Post(transport.Port):
     """A model, or what there is of it to score."""
     del context
     request = json.loads(descriptor.command)
-    self._took(request, transport.taken(reader, request.pop('bytes')))
+    self._took(request, transport.read_bytes(reader, request.pop('bytes')))
     writer.write(b'taken')
 
   def do_action(self, context, action):

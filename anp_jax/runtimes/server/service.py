@@ -303,7 +303,9 @@ class Service(transport.Port):
       want = sum(transport.nbytes(like) for like in likes)
       if request['bytes'] != want:
         raise keeper_lib.Unfit(f'{request["bytes"]} bytes, expected {want}')
-      gradient, stats = transport.split(transport.taken(reader, want), likes)
+      gradient, stats = transport.split(
+        transport.read_bytes(reader, want), likes
+      )
       term.keeper.stage(_ticket(request), request['worker'], gradient, stats)
       writer.write(b'taken')
 
