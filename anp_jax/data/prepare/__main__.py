@@ -13,7 +13,7 @@ interruption, run the same command to resume. One host does all the work, in
 from anp_jax.system import interrupts
 
 if __name__ == '__main__':
-  interrupts.watch()  # all else takes time
+  interrupts.install()  # all else takes time
 
 import os
 import re
