@@ -97,7 +97,7 @@ def _run(config, workdir, processes, pool=None):
   batch_size = workdir_lib.batch_size(
     config, workdir, mesh_lib.batch_devices(mesh)
   )
-  turns = strategies.check_batch(config, batch_size, mesh)
+  strategies.check_batch(config, batch_size, mesh)
   marks.mark('devices')
   train_source = sources.open_source(config, training=True)
   eval_source = sources.open_source(config, training=False)
@@ -228,8 +228,8 @@ def _run(config, workdir, processes, pool=None):
       with pause('compiling'):
         batch = next(feed)
         marks.mark('first batch')
+        telemetry.set_flops(_flops(train_step, state, batch, config, mesh))
         lowered = train_step.lower(state, batch)
-        telemetry.set_flops(_flops(lowered, turns, config, mesh))
         train_step = lowered.compile()
         compile_cache.release_memory()
         with profile.step(step + 1, state):
@@ -337,13 +337,13 @@ def _check_names(train_source, eval_source):
     )
 
 
-def _flops(lowered, turns, config, mesh) -> float:
+def _flops(train_step, state, batch, config, mesh) -> float:
   """Of one step on all devices; 0 where no peak is known to compare with."""
   kind = mesh.devices.flat[0].device_kind
   if not telemetry_lib.peak_flops(kind, config.model.dtype):
     return 0.0
-  # The mapped step's shapes, and so its count, are those of one device; the
-  # loop over its parts of the batch is counted once. Devices of one part of the
-  # batch have one count: that of a split layer has the branches of them all.
-  parts = mesh_lib.batch_devices(mesh)
-  return float(flops.count(lowered.as_text()) * turns * parts)
+  # Shapes of the mapped step, and so its count, are those of one device. Of a
+  # split layer each device that has the same images takes another branch: all
+  # branches together are what a batch costs.
+  count = flops.count_call(train_step, state, batch, branches=sum)
+  return float(count * mesh_lib.batch_devices(mesh))

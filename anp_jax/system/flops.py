@@ -1,96 +1,136 @@
-"""Operations of a program's matrix products and convolutions, from StableHLO.
+"""Operations of a program's matrix products and convolutions, from its jaxpr.
 
 JAX counts them for the CPU only: `jax.stages.Lowered.cost_analysis` is None for
 a device behind a plugin, and so it is for one that is not here.
 """
 
-import collections
+from collections.abc import Callable
+from collections.abc import Iterable
 import math
-import re
 
-_FUNCTION = re.compile(r'\s*func\.func (?:\w+ )?@([\w.$-]+)')
-_CALL = re.compile(r'\bcall @([\w.$-]+)\(')
-_TYPES = re.compile(r' : \(tensor<(.*)>, tensor<(.*)>\) -> tensor<(.*)>')
-_LABELS = re.compile(r'dim_numbers = \[(.*?)\]x\[(.*?)\]->\[(.*?)\]')
-_CONTRACTED = re.compile(r'contracting_dims = \[([\d, ]*)\] x')
+import jax
+from jax.extend import core
 
 
-def count(text: str) -> int:
-  """Multiplications and additions of one device.
-
-  What a function does counts as often as it is called; a loop's body counts
-  once. Products with what padding or dilation puts in are not counted.
+def count_call(
+  function: Callable, *arguments, branches: Callable[[Iterable], int] = max
+) -> int:
+  """Counts the operations of a call, which is traced and not made.
 
   Args:
-    text: of `jax.stages.Lowered.as_text`.
+    function: of arrays; a jitted one is traced once for this and its lowering.
+    *arguments: pytrees of arrays or jax.ShapeDtypeStruct.
+    branches: as for `count`.
   """
-  own, calls, function = collections.Counter(), {}, ''
-  for line in text.splitlines():
-    if match := _FUNCTION.match(line):
-      function = match[1]
-      calls[function] = []
-    elif match := _CALL.search(line):
-      calls[function].append(match[1])
-    elif 'stablehlo.convolution' in line:
-      own[function] += _convolution(line)
-    elif 'stablehlo.dot_general' in line:
-      own[function] += _product(line)
-  totals = {}
-
-  def total(name):
-    if name not in totals:
-      totals[name] = own[name] + sum(total(c) for c in calls[name])
-    return totals[name]
-
-  return total('main') if calls else 0
+  return count(jax.make_jaxpr(function)(*arguments), branches)
 
 
-def _product(line):
-  left, _, result = _shapes(line)
-  contracted = _numbers(_CONTRACTED.search(line)[1])
-  return 2 * math.prod(result) * math.prod(left[i] for i in contracted)
+def count(
+  jaxpr: core.ClosedJaxpr | core.Jaxpr,
+  branches: Callable[[Iterable], int] = max,
+) -> int:
+  """Counts the multiplications and additions of products and convolutions.
+
+  Shapes within jax.shard_map are those of one device, and so is the count. The
+  body of a scan counts as often as it runs, that of a while loop once. Results
+  that nothing uses are not counted, nor are products with what padding or
+  dilation puts in.
+
+  Args:
+    jaxpr: of a program.
+    branches: takes the counts of a conditional's branches: `max` counts the
+      largest, `sum` what devices compute together that each take another one.
+  """
+  if isinstance(jaxpr, core.ClosedJaxpr):
+    jaxpr = jaxpr.jaxpr
+  return _count(jaxpr, [True] * len(jaxpr.outvars), branches)
 
 
-def _convolution(line):
-  shapes = _shapes(line)
-  labels = [part.split(', ') for part in _LABELS.search(line).groups()]
-  image, kernel, result = (
-    dict(zip(names, shape)) for names, shape in zip(labels, shapes)
-  )
-  spatial = [name for name in result if name.isdigit()]
-  window = {
-    key: _numbers(found[1])
-    for key in ('stride', 'pad', 'lhs_dilate', 'rhs_dilate')
-    if (found := re.search(rf'\b{key} = \[([\d\[\], -]*?)\](?:, [a-z]|\}})',
-                           line))
+def _count(jaxpr, is_used, branches):
+  """Counts what the results that are used need."""
+  used = {
+    v for v, flag in zip(jaxpr.outvars, is_used)
+    if flag and isinstance(v, core.Var)
   }  # fmt: skip
-  terms = 1
-  for i, name in enumerate(sorted(spatial, key=int)):
-    one = {key: numbers[i] for key, numbers in window.items() if key != 'pad'}
-    terms *= _terms(
-      image[name], kernel[name], result[name],
-      window.get('pad', [0] * 2 * len(spatial))[2 * i], **one,
-    )  # fmt: skip
-  return 2 * terms * result['b'] * result['f'] * kernel['i']
+  total = 0
+  for equation in reversed(jaxpr.eqns):
+    flags = [v in used for v in equation.outvars]
+    if any(flags) or _has_effect(equation):
+      used.update(v for v in equation.invars if isinstance(v, core.Var))
+      total += _operations(equation, flags, branches)
+  return total
 
 
-def _terms(size, taps, outputs, before, stride=1, lhs_dilate=1, rhs_dilate=1):
+def _operations(equation, is_used, branches):
+  name, params = equation.primitive.name, equation.params
+  if name == 'dot_general':
+    return _product(equation)
+  if name == 'conv_general_dilated':
+    return _convolution(equation)
+  counts = []
+  for jaxpr in _inner(params):
+    # Results of a loop's body are those of the loop, and what it carries.
+    has_same_results = name not in ('scan', 'while') and (
+      len(jaxpr.outvars) == len(is_used)
+    )
+    flags = is_used if has_same_results else [True] * len(jaxpr.outvars)
+    counts.append(_count(jaxpr, flags, branches))
+  if name == 'cond':
+    return branches(counts)
+  return sum(counts) * (params['length'] if name == 'scan' else 1)
+
+
+def _has_effect(equation):
+  """Whether an equation does more than give results; collectives do not."""
+  return any(
+    type(effect).__name__ != 'NamedAxisEffect' for effect in equation.effects
+  )
+
+
+def _inner(params):
+  """The jaxprs among the parameters of an equation."""
+  for value in params.values():
+    for item in value if isinstance(value, tuple | list) else (value,):
+      if isinstance(item, core.ClosedJaxpr):
+        yield item.jaxpr
+      elif isinstance(item, core.Jaxpr):
+        yield item
+
+
+def _product(equation):
+  (contracted, _), _ = equation.params['dimension_numbers']
+  left, (result,) = equation.invars[0].aval.shape, equation.outvars
+  return 2 * math.prod(result.aval.shape) * math.prod(
+    left[i] for i in contracted
+  )  # fmt: skip
+
+
+def _convolution(equation):
+  params = equation.params
+  image, kernel = (v.aval.shape for v in equation.invars)
+  result = equation.outvars[0].aval.shape
+  image_axes, kernel_axes, result_axes = params['dimension_numbers']
+  # The first two are the batch (a kernel's: its results) and the channels.
+  meetings = math.prod(
+    _meetings(
+      image[image_axes[i + 2]], kernel[kernel_axes[i + 2]],
+      result[result_axes[i + 2]], params['padding'][i][0], stride,
+      (params['lhs_dilation'][i], params['rhs_dilation'][i]),
+    )
+    for i, stride in enumerate(params['window_strides'])
+  )  # fmt: skip
+  batch, features = (result[i] for i in result_axes[:2])
+  # A kernel's channels are those of one group.
+  return 2 * meetings * batch * features * kernel[kernel_axes[1]]
+
+
+def _meetings(size, taps, outputs, before, stride, dilation):
   """How often, along an axis, a kernel's taps meet elements of an image."""
-  last = (size - 1) * lhs_dilate
+  image_dilation, kernel_dilation = dilation
+  last = (size - 1) * image_dilation
   places = (
-    out * stride + tap * rhs_dilate - before
+    out * stride + tap * kernel_dilation - before
     for out in range(outputs)
     for tap in range(taps)
   )
-  return sum(0 <= p <= last and p % lhs_dilate == 0 for p in places)
-
-
-def _shapes(line):
-  return [
-    [int(n) for n in tensor.split('x')[:-1]]
-    for tensor in _TYPES.search(line).groups()
-  ]
-
-
-def _numbers(text):
-  return [int(n) for n in re.findall(r'-?\d+', text)]
+  return sum(0 <= p <= last and p % image_dilation == 0 for p in places)

@@ -35,7 +35,11 @@ class _Sequential:
   @functools.cached_property
   def _turns(self):
     replicated = mesh_lib.replicated(self.mesh)
-    return [jax.device_put(np.int32(i), replicated) for i in range(self.count)]
+    # Also where the step is first called to be traced, as for its operations.
+    with jax.ensure_compile_time_eval():
+      return [
+        jax.device_put(np.int32(i), replicated) for i in range(self.count)
+      ]
 
   def _lower(self, *arguments):
     """The lowered program of a part, and the abstract totals of one."""

@@ -109,7 +109,7 @@ def _compile(function, arguments, keep) -> dict:
   keep('.mlir', text)
   found = {
     'images': batch['image'].shape[0],
-    'flops': flops.count(text),
+    'flops': flops.count_call(function, *arguments),
     'asked': collectives.totals(collectives.asked(text)),
   }
   start = time.monotonic()

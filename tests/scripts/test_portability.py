@@ -16,7 +16,6 @@ from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.system import flops
 from anp_jax.training import build
 from scripts.portability import __main__ as command
 from scripts.portability import ahead
@@ -345,59 +344,6 @@ def test_bfloat16_is_seen_where_it_is_asked_for():
   lowered = jax.jit(sums).lower(jnp.ones((48, 2), 'bfloat16'))
   (row,) = collectives.totals(collectives.asked(lowered.as_text()))
   assert (row['dtype'], row['bytes']) == ('bfloat16', 2 * 24)
-
-
-def _convolution(stride=1, padding='VALID', lhs=1, groups=1):
-  def f(x, w):
-    return lax.conv_general_dilated(
-      x, w, (stride, stride), padding, (lhs, lhs), (1, 1),
-      ('NHWC', 'HWIO', 'NHWC'), groups,
-    )  # fmt: skip
-
-  return f
-
-
-@pytest.mark.parametrize(
-  'function, shapes, want',
-  [
-    (jnp.matmul, [(5, 7), (7, 3)], 2 * 5 * 7 * 3),
-    (lambda x, y: jnp.einsum('bij,bjk->bik', x, y), [(2, 5, 7), (2, 7, 3)],
-     2 * 2 * 5 * 7 * 3),
-    # Called twice, written once.
-    (lambda x, y: jax.jit(jnp.matmul)(jax.jit(jnp.matmul)(x, y), y),
-     [(7, 7), (7, 7)], 2 * 2 * 7**3),
-    (_convolution(), [(2, 8, 8, 3), (3, 3, 3, 4)], 2 * 2 * 6 * 6 * 9 * 3 * 4),
-    (_convolution(2), [(2, 9, 9, 3), (3, 3, 3, 4)], 2 * 2 * 4 * 4 * 9 * 3 * 4),
-    # Of three taps, two at each end and three at the six places between.
-    (_convolution(1, 'SAME'), [(2, 8, 8, 3), (3, 3, 3, 4)],
-     2 * 2 * (2 * 2 + 6 * 3) ** 2 * 3 * 4),
-    (_convolution(groups=3), [(2, 8, 8, 3), (3, 3, 1, 6)],
-     2 * 2 * 6 * 6 * 9 * 6),
-    # Zeros between the images' four pixels: each meets each of three taps.
-    (_convolution(1, [(2, 2), (2, 2)], 2), [(1, 4, 4, 3), (3, 3, 3, 4)],
-     2 * (4 * 3) ** 2 * 3 * 4),
-    (jnp.add, [(5, 7), (5, 7)], 0),
-  ],
-)  # fmt: skip
-def test_operations_of_products(function, shapes, want):
-  arguments = [jax.ShapeDtypeStruct(s, 'float32') for s in shapes]
-  text = jax.jit(function).lower(*arguments).as_text()
-  assert flops.count(text) == want
-
-
-def test_operations_of_a_strided_convolution_and_its_gradients():
-  # The same multiplications three times over, in other orders.
-  def loss(x, w):
-    return _convolution(2, 'SAME')(x, w).sum()
-
-  arguments = [
-    jax.ShapeDtypeStruct(s, 'float32') for s in ((2, 7, 7, 3), (3, 3, 3, 4))
-  ]
-  forward = jax.jit(_convolution(2, 'SAME')).lower(*arguments).as_text()
-  once = 2 * 2 * (2 + 3 + 3 + 2) ** 2 * 3 * 4
-  assert flops.count(forward) == once
-  both = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arguments).as_text()
-  assert flops.count(both) == 3 * once
 
 
 @pytest.mark.slow
