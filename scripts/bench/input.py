@@ -35,6 +35,7 @@ from anp_jax.data import sources
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.input import tensorflow_cpu
+from anp_jax.data.sources import image_folder
 from anp_jax.parallel import mesh as mesh_lib
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
@@ -244,7 +245,7 @@ def _dataset(parts, decode, shuffle=False):
 
 def _files(source, folder):
   """Paths of a tree's images; those of another set are written to a folder."""
-  if isinstance(source, sources.Folder):
+  if isinstance(source, image_folder.ImageFolder):
     return [source.example_name(i) for i in range(len(source))]
   paths = [os.path.join(folder, f'{i}.jpg') for i in range(len(source))]
   for i, path in enumerate(paths):

@@ -7,12 +7,12 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data import sources
 from anp_jax.data import vocabulary
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import corruption
 from anp_jax.data.input import pipeline
 from anp_jax.data.sources import cache
+from anp_jax.data.sources import synthetic
 
 
 class _Files:
@@ -61,8 +61,8 @@ def test_nothing_is_wrapped_without_need(config):
   files = _Files([_file(9, 9)])
   assert _wrapped(config, files, 'none') is files
   config.data.cache = 'decoded'
-  synthetic = sources.Synthetic(config.data, 'train')
-  assert cache.wrap(synthetic, config) is synthetic
+  source = synthetic.Synthetic(config.data, 'train')
+  assert cache.wrap(source, config) is source
 
 
 def test_files_are_read_once(config):

@@ -313,6 +313,7 @@ from anp_jax.data.input import feed
 from anp_jax.data.input import pipeline
 from anp_jax.data.input import synthetic
 from anp_jax.data import sources
+from anp_jax.data.sources import image_folder
 
 def stream(**overrides):
   overrides = {'data.' + k: v for k, v in overrides.items()}
@@ -378,13 +379,13 @@ def test_a_stream_left_open_does_not_hang_the_exit(tree):
   done = _program("""
 import time
 
-read = sources.Folder.read
+read = image_folder.ImageFolder.read
 
 def slowly(self, indices):
   time.sleep(0.5)  # so that the exit finds it at work
   return read(self, indices)
 
-sources.Folder.read = slowly
+image_folder.ImageFolder.read = slowly
 batches = stream(source='folder', path=sys.argv[1])
 next(batches)
 sys.exit('an error')

@@ -184,4 +184,4 @@ def test_relay_cannot_balance():
 def test_examples_without_a_label_are_named(config):
   source = _Source(np.array([0, -1, 2]))
   with pytest.raises(config_lib.ConfigError, match='1.* has no label'):
-    subset.known_labels(source)
+    subset.complete_labels(source)

@@ -27,7 +27,7 @@ def rgb(image: Image.Image) -> Image.Image:
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
     if image.format == 'GIF' and 'transparency' in image.info:
-      whole = image.convert('RGBA')
+      with_alpha = image.convert('RGBA')
       black = Image.new('RGBA', image.size, (0, 0, 0, 255))
-      return Image.alpha_composite(black, whole).convert('RGB')
+      return Image.alpha_composite(black, with_alpha).convert('RGB')
     return image.convert('RGB')

@@ -12,9 +12,9 @@ import shutil
 import time
 
 from anp_jax import config as config_lib
-from anp_jax.data import sources
 from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import target as target_lib
+from anp_jax.data.sources import tfds_set
 
 
 def prepare(flags) -> list[str]:
@@ -114,7 +114,7 @@ def _task(shard, made):
 
 def _builder(flags):
   directory = os.path.expanduser(flags.from_dir or flags.data_dir)
-  builder = sources.prepared(flags.source.removeprefix('tfds:'), directory)
+  builder = tfds_set.open_builder(flags.source.removeprefix('tfds:'), directory)
   stored = builder.info.file_format.value
   if stored != 'tfrecord':
     raise config_lib.ConfigError(

@@ -75,7 +75,7 @@ class AnpShapes(tfds.core.GeneratorBasedBuilder):
       for index in range(EXAMPLES_PER_CLASS[split])
     ]
     for (class_id, seed), data in zip(jobs, _render(jobs)):
-      # Bytes are stored as they are; an array would be encoded anew.
+      # Bytes are stored as they are; an array would be encoded once more.
       key = f'{scenes.CLASS_NAMES[class_id]}_{seed}'
       yield key, {'image': data, 'label': class_id}
 
@@ -132,7 +132,7 @@ def _is_finished(final_dir):
 
 
 def _build(data_dir, final_dir):
-  """Makes the set beside its place and moves it there."""
+  """Makes the set in a folder of its own and moves it to its place."""
   count = len(scenes.CLASS_NAMES) * sum(EXAMPLES_PER_CLASS.values())
   logging.info('Drawing %s scenes for %s, once.', f'{count:,}', final_dir)
   start = time.monotonic()
@@ -196,7 +196,7 @@ def _render(jobs):
   # Plain programs instead of `multiprocessing`: its spawned workers would first
   # import the parent's `__main__` with all the libraries that it uses (and fail
   # where it came from standard input), and outlive a killed parent.
-  # `-P` keeps the modules beside the script from hiding the standard library's.
+  # `-P`: modules in the script's folder must not hide the standard library's.
   command = [sys.executable, '-P', scenes.__file__]
   one_thread = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
   pairs = np.array(jobs, '<i8')

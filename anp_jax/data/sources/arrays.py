@@ -9,9 +9,10 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import raw_files
+from anp_jax.data.sources import source as source_lib
 
 
-class Arrays:
+class Arrays(source_lib.Source):
   """Pixels in memory or mapped; the format is told by what a folder holds.
 
   NumPy: an .npz file, or a folder of .npy files (read by mapping), with arrays
@@ -44,44 +45,40 @@ class Arrays:
     return len(self._labels)
 
   def read(self, indices):
-    """See `Source.read`."""
+    """Returns (height, width, 3) pixels by index, and labels."""
     # Grey images become three channels here. A stack of images that are not
     # contiguous would not be contiguous either, and slow to copy to a device.
     images = [np.ascontiguousarray(self._images[i]) for i in indices]
     return images, self._labels[indices]
 
   def labels(self):
-    """See `Source.labels`."""
+    """Returns (n,) int32, of all examples."""
     return self._labels
-
-  def example_name(self, index):
-    """See `Source.example_name`."""
-    return f'{self.name}, example {index}'
 
 
 def _reader(path):
-  """What reads the one format that is there, and the folder it lies in."""
+  """The function that reads the one format of a path, and its folder."""
   if not os.path.isdir(path):
     return _numpy, path
   try:
     arrays = [f for f in os.listdir(path) if f.endswith('.npy')]
   except OSError as e:
     raise config_lib.ConfigError(f'{path}: {e.strerror}') from e
-  found = raw_files.find(path)
+  formats = raw_files.find(path)
   # Any array will do where nothing else is: the split may be misspelt.
-  if any(f.endswith('_images.npy') for f in arrays) or arrays and not found:
-    found.append(raw_files.Format('NumPy', path, _numpy))
-  if not found:
+  if any(f.endswith('_images.npy') for f in arrays) or arrays and not formats:
+    formats.append(raw_files.Format('NumPy', path, _numpy))
+  if not formats:
     raise config_lib.ConfigError(
       f'{path} holds no data set; looked for SPLIT_images.npy, '
       f'{raw_files.LOOKED_FOR} (an archive must be unpacked first)'
     )
-  if len(found) > 1:
-    places = ' and '.join(f'{f.title} in {f.folder}' for f in found)
+  if len(formats) > 1:
+    places = ' and '.join(f'{f.title} in {f.folder}' for f in formats)
     raise config_lib.ConfigError(
       f'{path} holds {places}; expected one, each in a folder of its own'
     )
-  return found[0].read, found[0].folder
+  return formats[0].read, formats[0].folder
 
 
 def _numpy(path, split):
@@ -115,12 +112,10 @@ def _texts(path, names):
       return np.char.decode(names, 'utf-8')
     if names.ndim == 1 and names.dtype.kind == 'U':
       return names
-    found = f'{names.dtype}{names.shape}'
+    form = f'{names.dtype}{names.shape}'
   except UnicodeDecodeError:
-    found = 'not UTF-8'
-  raise config_lib.ConfigError(
-    f'{path}: class_names is {found}, expected texts'
-  )
+    form = 'not UTF-8'
+  raise config_lib.ConfigError(f'{path}: class_names is {form}, expected texts')
 
 
 def _array(path, name, optional=False):
@@ -130,12 +125,12 @@ def _array(path, name, optional=False):
       file = os.path.join(path, f'{name}.npy')
       if os.path.exists(file):
         return np.load(file, mmap_mode='r')
-      have = [f[:-4] for f in sorted(os.listdir(path)) if f.endswith('.npy')]
+      names = [f[:-4] for f in sorted(os.listdir(path)) if f.endswith('.npy')]
     else:
       with np.load(path) as arrays:  # TypeError: one array, no collection
         if name in arrays:
           return arrays[name]
-        have = list(arrays)
+        names = list(arrays)
   except (
     OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error,
   ) as e:  # fmt: skip
@@ -143,8 +138,8 @@ def _array(path, name, optional=False):
     raise config_lib.ConfigError(f'{file} is not an {kind} file: {e}') from e
   if optional:
     return None
-  shown = ', '.join(have[:8]) + (', ...' if len(have) > 8 else '')
+  listed = ', '.join(names[:8]) + (', ...' if len(names) > 8 else '')
   raise config_lib.ConfigError(
-    f'{path} has no array {name!r} (it has {shown or "none"})'
-    f'{config_lib.nearest(name, have)}'
+    f'{path} has no array {name!r} (it has {listed or "none"})'
+    f'{config_lib.nearest(name, names)}'
   )

@@ -1,4 +1,4 @@
-"""Classes of unlike sizes: the same say for each, in the stream or the loss."""
+"""Classes of unequal sizes, balanced in the stream or in the loss."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class Sampler:
     self._starts = np.cumsum(self._counts) - self._counts
 
   def indices(self, positions: np.ndarray, seed: int) -> np.ndarray:
-    """The examples at positions of the stream, as `order.balanced` says.
+    """The examples at positions of the stream, by `index_shuffle.balanced`.
 
     Args:
       positions: (n,) int64, at least 0.
@@ -34,27 +34,27 @@ class Sampler:
 
 
 def sampler(config, source) -> Sampler | None:
-  """What config.data.balance='sample' asks for; None for other values."""
+  """The sampler of config.data.balance='sample'; None for other values."""
   if config.data.balance != 'sample':
     return None
-  return Sampler(subset.known_labels(source))
+  return Sampler(subset.complete_labels(source))
 
 
 def class_weights(config, source) -> tuple[float, ...]:
-  """What config.data.balance='weights' asks for; () for other values.
+  """The weights of config.data.balance='weights'; () for other values.
 
   Args:
     config: the run's config.
     source: of the training examples.
 
   Returns:
-    Of each class, inversely proportional to its number of examples to the power
-    of config.data.balance_power; the mean over the examples is 1. 0 of a class
-    without any.
+    A weight for each class, inversely proportional to its number of examples to
+    the power of config.data.balance_power; the mean over the examples is 1. A
+    class without examples has 0.
   """
   if config.data.balance != 'weights':
     return ()
-  labels = subset.known_labels(source)
+  labels = subset.complete_labels(source)
   counts = np.bincount(labels, minlength=len(source.vocabulary))
-  found = np.maximum(counts, 1.0) ** -config.data.balance_power * (counts > 0)
-  return tuple((found * counts.sum() / (found @ counts)).tolist())
+  weights = np.maximum(counts, 1.0) ** -config.data.balance_power * (counts > 0)
+  return tuple((weights * counts.sum() / (weights @ counts)).tolist())

@@ -34,8 +34,8 @@ class Digits(arrays.Arrays):
     self.name = f'digits: {split}'
     self.vocabulary = vocabulary.Vocabulary(tuple('0123456789'))
     images, labels, is_held_out = _load()
-    mine = is_held_out == (split == 'validation')
-    self._images, self._labels = images[mine], labels[mine]
+    in_split = is_held_out == (split == 'validation')
+    self._images, self._labels = images[in_split], labels[in_split]
 
 
 @functools.cache
@@ -48,9 +48,9 @@ def _load():
       "config.data.source='digits' needs scikit-learn, which brings them: "
       'pip install scikit-learn'
     ) from e
-  found = datasets.load_digits()
-  grey = np.round(found.images * (255 / 16)).astype(np.uint8)
-  labels = found.target.astype(np.int32)
+  data = datasets.load_digits()
+  grey = np.round(data.images * (255 / 16)).astype(np.uint8)
+  labels = data.target.astype(np.int32)
   is_held_out = np.zeros(len(labels), bool)
   for label in range(10):
     of_class = np.flatnonzero(labels == label)

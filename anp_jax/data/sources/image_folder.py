@@ -1,4 +1,4 @@
-"""Which image files a split has, and the class of each: trees, split files."""
+"""Image files in a tree of class folders: those of a split, their classes."""
 
 import dataclasses
 import functools
@@ -9,9 +9,11 @@ from absl import logging
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data import vocabulary
+from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.image_files import images
 from anp_jax.data.sources import skipped_files
+from anp_jax.data.sources import source as source_lib
+from anp_jax.data.sources import split_file
 
 SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
 # Those that training cannot decode, and `prepare` turns into others.
@@ -46,9 +48,42 @@ class Listing:
   root: str
   files: tuple[str, ...]
   labels: np.ndarray
-  vocabulary: vocabulary.Vocabulary
+  vocabulary: vocabulary_lib.Vocabulary
   name: str
   left_out: str = ''
+
+
+class ImageFolder(source_lib.Source):
+  """Image files in a tree of class folders, or named by a split file."""
+
+  kind = 'encoded'
+
+  def __init__(self, listing: Listing):
+    """Takes the files, as `find` lists them."""
+    self.name = listing.name
+    self.vocabulary = listing.vocabulary
+    self._root = listing.root
+    self._files = listing.files
+    self._labels = listing.labels
+
+  def __len__(self):
+    return len(self._files)
+
+  def read(self, indices):
+    """Returns the bytes of files by index, and labels."""
+    files = []
+    for i in indices:
+      with open(self.example_name(i), 'rb') as f:
+        files.append(f.read())
+    return files, self._labels[indices]
+
+  def labels(self):
+    """Returns (n,) int32, of all files."""
+    return self._labels
+
+  def example_name(self, index):
+    """Returns the file's path."""
+    return os.path.join(self._root, self._files[index])
 
 
 def convertible() -> tuple[str, ...]:
@@ -69,9 +104,7 @@ def find(
   class. No file's side depends on other files, so one that is added moves none.
   The split '.' is all of it.
 
-  A split file has a line for each image: its path below ROOT, then the class's
-  id, or the ids of the pair, the noun and the adjective; single spaces. The
-  classes are those of `lists`, else the names of the images' folders.
+  For split files, see `split_file`.
 
   Args:
     path: ROOT.
@@ -91,14 +124,17 @@ def find(
   root = os.path.expanduser(path)
   if not os.path.isdir(root):
     raise config_lib.ConfigError(f'{root} is not a folder')
-  known = vocabulary.from_spec(lists, pairs) if lists else None
+  vocabulary = vocabulary_lib.from_spec(lists, pairs) if lists else None
   if split.endswith('.txt'):
-    return _from_split_file(root, split, known, other_splits)
-  return _from_tree(root, split, known, other_splits, suffixes)
+    file, files, labels, vocabulary = split_file.read(
+      root, split, vocabulary, other_splits
+    )
+    return Listing(root, files, labels, vocabulary, file)
+  return _from_tree(root, split, vocabulary, other_splits, suffixes)
 
 
-def _from_tree(root, split, known, other_splits, suffixes):
-  base, divided = _base(root, split)
+def _from_tree(root, split, vocabulary, other_splits, suffixes):
+  base, is_divided = _base(root, split)
   folders = _class_folders(base)
   left_out = skipped_files.SkippedFiles()
   for file in _images(base):
@@ -107,34 +143,18 @@ def _from_tree(root, split, known, other_splits, suffixes):
     raise config_lib.ConfigError(
       f'{base} has no class folders' + _shape(root, base, suffixes, left_out)
     )
-  if known is None:
-    names = set(folders)
-    for other in other_splits:
-      folder = '' if other.endswith('.txt') else _split_folder(root, other)
-      if folder:
-        names.update(_class_folders(folder))
-    known = vocabulary.Vocabulary(tuple(sorted(names)))
+  if vocabulary is None:
+    vocabulary = _vocabulary_of_folders(root, folders, other_splits)
+  _check_listed(base, folders, vocabulary)
   present = set(folders)
-  if present.isdisjoint(known.names):
-    raise config_lib.ConfigError(
-      f'{base} has none of the {len(known)} listed classes: its first folder '
-      f'is {folders[0]!r}, the first class {known.names[0]!r}'
-      f'{config_lib.nearest(folders[0], known.names)}'
-    )
-  ignored = present.difference(known.names)
-  if ignored:
-    warn_once(
-      '%s: %d of %d folders are no listed class and are left out, such as %s',
-      base, len(ignored), len(folders), min(ignored),
-    )  # fmt: skip
   files, labels, total = [], [], 0
-  for label, name in enumerate(known.names):
+  for label, name in enumerate(vocabulary.names):
     if name not in present:
       continue
     for file in _class_files(base, name, suffixes, left_out):
       total += 1
       inside = f'{name}/{file}'
-      if divided or (_in_train(inside) == (split == 'train')):
+      if is_divided or (_in_train(inside) == (split == 'train')):
         files.append(inside)
         labels.append(label)
   if total and not files:
@@ -149,13 +169,39 @@ def _from_tree(root, split, known, other_splits, suffixes):
     )
   text = left_out.text(_hints(suffixes))
   return Listing(
-    base, tuple(files), np.array(labels, np.int32), known, f'{root}: {split}',
-    text and f'{base}: left out {text}',
+    base, tuple(files), np.array(labels, np.int32), vocabulary,
+    f'{root}: {split}', text and f'{base}: left out {text}',
   )  # fmt: skip
 
 
+def _vocabulary_of_folders(root, folders, other_splits):
+  """The classes that this split or another of the run has folders of."""
+  names = set(folders)
+  for split in other_splits:
+    folder = '' if split.endswith('.txt') else _split_folder(root, split)
+    if folder:
+      names.update(_class_folders(folder))
+  return vocabulary_lib.Vocabulary(tuple(sorted(names)))
+
+
+def _check_listed(base, folders, vocabulary):
+  """Refuses a tree without any class of the vocabulary; warns of others."""
+  unlisted = set(folders).difference(vocabulary.names)
+  if len(unlisted) == len(folders):
+    raise config_lib.ConfigError(
+      f'{base} has none of the {len(vocabulary)} listed classes: its first '
+      f'folder is {folders[0]!r}, the first class {vocabulary.names[0]!r}'
+      f'{config_lib.nearest(folders[0], vocabulary.names)}'
+    )
+  if unlisted:
+    warn_once(
+      '%s: %d of %d folders are no listed class and are left out, such as %s',
+      base, len(unlisted), len(folders), min(unlisted),
+    )  # fmt: skip
+
+
 def _shape(root, base, suffixes, left_out):
-  """What a tree has that has no images in class folders, and should have."""
+  """How a tree without images in class folders differs from the expected."""
   text = f'; left out {left_out.text(_hints(suffixes))}' if left_out else ''
   text += f'; expected {root}/CLASS/IMAGE or {root}/SPLIT/CLASS/IMAGE'
   first = next(_images(base, below=True), '').split(os.sep)
@@ -217,19 +263,19 @@ def _base(root, split):
   base = root if split in ('', _ALL) else _split_folder(root, split)
   if base:
     return base, True
-  others = split_folders(root)
-  if others:
+  splits = split_folders(root)
+  if splits:
     text = (
-      f'{root} has no split {split!r} (it has {", ".join(others)}); set '
+      f'{root} has no split {split!r} (it has {", ".join(splits)}); set '
       'config.data.train_split and config.data.eval_split'
     )
-    if len(others) == 1:
+    if len(splits) == 1:
       text += (
-        f', or config.data.path={os.path.join(root, others[0])} to have '
+        f', or config.data.path={os.path.join(root, splits[0])} to have '
         'that divided into train and validation'
       )
-    elif others[0].casefold() in _SPLITS[0]:
-      text += f', as in config.data.eval_split={others[-1]}'
+    elif splits[0].casefold() in _SPLITS[0]:
+      text += f', as in config.data.eval_split={splits[-1]}'
     raise config_lib.ConfigError(text)
   if split not in ('train', 'validation'):
     raise config_lib.ConfigError(
@@ -238,156 +284,6 @@ def _base(root, split):
       'config.data.eval_split to these'
     )
   return root, False
-
-
-def _from_split_file(root, split, known, other_splits):
-  file, rows = _rows(root, split)
-  if known is None:
-    parts = [(file, rows)]
-    parts += [_rows(root, s) for s in other_splits if s.endswith('.txt')]
-    known = _vocabulary_of(parts)
-  _check_rows(file, rows, known)
-  files = tuple(row[0] for row in rows)
-  # A million look-ups would take minutes on a shared file system: three tell a
-  # wrong root, and the reader names a single file that is gone.
-  some = {files[0], files[len(files) // 2], files[-1]}
-  if not any(os.path.exists(os.path.join(root, name)) for name in some):
-    raise config_lib.ConfigError(
-      f'{file}:1: no file {os.path.join(root, files[0])!r}; is {root} the '
-      'folder that the paths start from?'
-    )
-  labels = np.array([row[1] for row in rows], np.int32)
-  return Listing(root, files, labels, known, file)
-
-
-def _rows(root, split):
-  """A split file's path and its lines as (path, id) or (path, 3 ids)."""
-  file = os.path.expanduser(split)
-  if not os.path.exists(file):
-    inside = os.path.join(root, split)
-    file = inside if os.path.exists(inside) else file
-  lines = vocabulary.read_lines(file)
-  columns = 3 if _row(lines[0], 3) else 1
-  seen, rows = {}, []
-  for number, line in enumerate(lines, 1):
-    row = _row(line, columns)
-    if row is None:
-      ids = 'ANP_ID NOUN_ID ADJECTIVE_ID' if columns == 3 else 'CLASS_ID'
-      raise config_lib.ConfigError(
-        f'{file}:{number}: {line[:80]!r}, expected PATH {ids}, with single '
-        'spaces'
-      )
-    first = seen.setdefault(row[0], number)
-    if first != number:
-      raise config_lib.ConfigError(
-        f'{file}:{number}: {row[0]!r} stands in line {first} already'
-      )
-    rows.append(row)
-  return file, rows
-
-
-def _row(line, columns):
-  """(path, ids...) of a line, None if it has another form."""
-  parts = line.rsplit(' ', columns)
-  ids = parts[1:]
-  # int() would take ' 1', '+1', '1_000' and digits of other scripts too.
-  if len(ids) != columns or not all(i.isdecimal() and i.isascii() for i in ids):
-    return None
-  path = parts[0]
-  if not path or path != path.strip() or '\0' in path or len(ids[0]) > 9:
-    return None
-  return (path, *(int(i) for i in ids))
-
-
-def _vocabulary_of(parts):
-  """Classes named by their images' folders, of all split files together."""
-  names, nouns, adjectives = ({}, {}), ({}, {}), ({}, {})
-  for file, rows in parts:
-    for number, (path, label, *ids) in enumerate(rows, 1):
-      where = f'{file}:{number}'
-      name = _folder(path)
-      if not name:
-        raise config_lib.ConfigError(
-          f'{where}: {path!r} is in no folder that names its class; give the '
-          'classes (config.data.lists)'
-        )
-      _agree(where, names, 'class', label, name)
-      if ids:
-        adjective, _, noun = name.partition('_')
-        if not adjective or not noun or '_' in noun:
-          raise config_lib.ConfigError(
-            f'{where}: noun and adjective ids, but folder {name!r} is no '
-            'adjective_noun pair'
-          )
-        _agree(where, nouns, 'noun', ids[0], noun)
-        _agree(where, adjectives, 'adjective', ids[1], adjective)
-  orders = [
-    _in_order(parts, kind, table)
-    for kind, table in (
-      ('class', names), ('adjective', adjectives), ('noun', nouns),
-    )
-  ]  # fmt: skip
-  return vocabulary.Vocabulary(orders[0], orders[1] or None, orders[2] or None)
-
-
-def _agree(where, tables, kind, number, name):
-  """Notes that an id has a name; each has one other."""
-  name_of, number_of = tables
-  before = name_of.setdefault(number, name), number_of.setdefault(name, number)
-  if before != (name, number):
-    raise config_lib.ConfigError(
-      f'{where}: {kind} {number} is {name!r}, but above {kind} {before[1]} is '
-      f'{before[0]!r}'
-    )
-
-
-def _in_order(parts, kind, tables):
-  table = tables[0]
-  files = ', '.join(file for file, _ in parts)
-  for number in range(len(table)):
-    if number not in table:
-      raise config_lib.ConfigError(
-        f'{files}: no image of {kind} {number}, but of {max(table)}; give the '
-        'names (config.data.lists)'
-      )
-  return tuple(table[number] for number in range(len(table)))
-
-
-def _check_rows(file, rows, known):
-  """Refuses ids that are out of range or another name's than the folder's."""
-  positions = {name: i for i, name in enumerate(known.names)}
-  nouns, adjectives = known.noun_ids(), known.adjective_ids()
-  for number, (path, label, *ids) in enumerate(rows, 1):
-    if label >= len(known):
-      raise config_lib.ConfigError(
-        f'{file}:{number}: class {label}, expected 0 to {len(known) - 1}'
-      )
-    folder = _folder(path)
-    if positions.get(folder, label) != label:
-      raise config_lib.ConfigError(
-        f'{file}:{number}: class {label} is {known.names[label]!r}, but the '
-        f'folder is {folder!r} (class {positions[folder]})'
-      )
-    if not ids:
-      continue
-    if not len(nouns):
-      raise config_lib.ConfigError(
-        f'{file}:{number}: noun and adjective ids, but the classes are no '
-        f'adjective_noun pairs (the first is {known.names[0]!r})'
-      )
-    for kind, given, want in (
-      ('noun', ids[0], nouns[label]),
-      ('adjective', ids[1], adjectives[label]),
-    ):
-      if given != want:
-        raise config_lib.ConfigError(
-          f'{file}:{number}: {kind} {given}, but that of '
-          f'{known.names[label]!r} is {want}'
-        )
-
-
-def _folder(path):
-  return os.path.basename(os.path.dirname(path))
 
 
 def _class_folders(folder):

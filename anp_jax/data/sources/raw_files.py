@@ -52,7 +52,7 @@ class Format(NamedTuple):
   Attributes:
     title: what messages call it.
     folder: where its files lie.
-    read: what gives a split's contents; raises ConfigError.
+    read: (folder, split) -> the split's contents; raises ConfigError.
   """
 
   title: str
@@ -61,8 +61,8 @@ class Format(NamedTuple):
 
 
 def find(path: str) -> list[Format]:
-  """The formats whose files lie in a folder, or in a known folder below it."""
-  found = []
+  """The formats whose files lie in a folder, or in an archive's below it."""
+  formats = []
   folders = [os.path.join(path, name) for name in _ARCHIVES]
   for folder in (path, *folders):
     for title, read, names in (
@@ -71,8 +71,8 @@ def find(path: str) -> list[Format]:
       ('CIFAR-10 (Python)', cifar10_python, _batch_files('')),
     ):
       if any(os.path.isfile(os.path.join(folder, name)) for name in names):
-        found.append(Format(title, folder, read))
-  return found
+        formats.append(Format(title, folder, read))
+  return formats
 
 
 def mnist(folder: str, split: str) -> Contents:
@@ -86,8 +86,8 @@ def mnist(folder: str, split: str) -> Contents:
       f'for each image of {images_file}'
     )
   # Both splits must have the same classes, so training says how many.
-  known = labels if part == 'train' else _idx(folder, 'train', 'labels')[1]
-  names = _numbers(max(_CLASSES, int(known.max(initial=0)) + 1))
+  train = labels if part == 'train' else _idx(folder, 'train', 'labels')[1]
+  names = _numbers(max(_CLASSES, int(train.max(initial=0)) + 1))
   check_labels(labels_file, labels, len(names))
   # A view: the three channels are the same bytes.
   colour = np.broadcast_to(images[..., None], (*images.shape, 3))
@@ -183,10 +183,10 @@ def _idx(folder, part, kind):
     raise config_lib.ConfigError(f'{folder} has no file {names[0]} or its .gz')
   data = _unzipped(file) if file.endswith('.gz') else _mapped(file)
   dimensions = {'images': 3, 'labels': 1}[kind]
-  magic, found = 0x800 + dimensions, data[:4].tobytes()
-  if found != struct.pack('>I', magic):
+  magic, start_bytes = 0x800 + dimensions, data[:4].tobytes()
+  if start_bytes != struct.pack('>I', magic):
     raise config_lib.ConfigError(
-      f'{file} begins with 0x{found.hex()}, expected 0x{magic:08x} (idx, '
+      f'{file} begins with 0x{start_bytes.hex()}, expected 0x{magic:08x} (idx, '
       f'{dimensions}-D uint8)'
     )
   start = 4 + 4 * dimensions

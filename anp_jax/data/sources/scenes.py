@@ -167,9 +167,9 @@ def _hsv(hue, saturation, value):
   return np.array(colorsys.hsv_to_rgb(hue / 360 % 1.0, saturation, value))
 
 
-def _distance(one, other):
+def _distance(first, second):
   """How different two colours look: mostly by their lightness."""
-  difference = one - other
+  difference = first - second
   lightness = difference @ (0.3, 0.59, 0.11)
   return math.sqrt(1.5 * lightness**2 + 0.25 * (difference @ difference))
 
@@ -331,21 +331,12 @@ def _flower_points():
 def _outlines():
   """Each noun's polygons in the square -1..1, y down, with grey levels."""
   box = np.array(((-1, -1), (1, -1), (1, 1), (-1, 1)), np.float64)
+  arrow = (
+    (-1, -0.3), (0.1, -0.3), (0.1, -0.85), (1, 0), (0.1, 0.85), (0.1, 0.3),
+    (-1, 0.3),
+  )  # fmt: skip
   paths = {
-    'arrow': [
-      (
-        (
-          (-1, -0.3),
-          (0.1, -0.3),
-          (0.1, -0.85),
-          (1, 0),
-          (0.1, 0.85),
-          (0.1, 0.3),
-          (-1, 0.3),
-        ),
-        255,
-      )
-    ],
+    'arrow': [(arrow, 255)],
     'circle': [(_disc(0, 0, 0.95), 255)],
     'cross': [(box * (0.3, 1), 255), (box * (1, 0.3), 255)],
     'fish': [

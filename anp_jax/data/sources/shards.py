@@ -16,7 +16,7 @@ class TfRecords:
     self._paths = paths
     shards = [np.full((len(p), 1), i) for i, p in enumerate(places)]
     self._places = np.concatenate(
-      [np.concatenate(both, 1) for both in zip(shards, places)]
+      [np.concatenate(pair, 1) for pair in zip(shards, places)]
     )
 
   def __getitems__(self, indices: list[int]) -> list[bytes]:

@@ -4,21 +4,22 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import index_shuffle
+from anp_jax.data.sources import source as source_lib
 
-_PARTS = ('adjective', 'noun')
+_FACTORS = ('adjective', 'noun')
 
 
-class Subset:
-  """Some examples of a source; itself a `sources.Source`."""
+class Subset(source_lib.Source):
+  """Some examples of a source."""
 
   def __init__(self, source, indices: np.ndarray, name: str, labels=None):
     """Wraps a source.
 
     Args:
-      source: whole.
+      source: all of it.
       indices: (n,) of its examples.
       name: what messages call the part.
-      labels: (n,) int32 of these examples; None: found when asked for.
+      labels: (n,) int32 of these examples; None: read on demand.
     """
     self.kind = source.kind
     self.vocabulary = source.vocabulary
@@ -31,17 +32,17 @@ class Subset:
     return len(self._indices)
 
   def read(self, indices):
-    """See `sources.Source.read`."""
+    """Returns images by index in the subset, and labels."""
     return self._source.read(self._indices[np.asarray(indices)])
 
   def labels(self):
-    """See `sources.Source.labels`."""
+    """Returns (n,) int32, of the examples of the subset."""
     if self._labels is None:
       self._labels = self._source.labels()[self._indices]
     return self._labels
 
   def example_name(self, index):
-    """See `sources.Source.example_name`."""
+    """Returns the name that the whole source has for an example."""
     return self._source.example_name(int(self._indices[index]))
 
 
@@ -59,14 +60,14 @@ def wrap(source, config):
   d = config.data
   if not d.held_out and d.imbalance == 1:
     return source
-  labels = known_labels(source)
-  kept = _without(source, labels, d.held_out)
-  kept = kept[cut(labels[kept], d.imbalance, config.seed)]
-  name = f'{source.name}, {len(kept)} of {len(source)}'
-  return Subset(source, kept, name, labels[kept])
+  labels = complete_labels(source)
+  indices = _without(source, labels, d.held_out)
+  indices = indices[cut(labels[indices], d.imbalance, config.seed)]
+  name = f'{source.name}, {len(indices)} of {len(source)}'
+  return Subset(source, indices, name, labels[indices])
 
 
-def known_labels(source) -> np.ndarray:
+def complete_labels(source) -> np.ndarray:
   """(n,) int32 labels of a source all of whose examples have one.
 
   Raises:
@@ -74,9 +75,9 @@ def known_labels(source) -> np.ndarray:
   """
   labels = source.labels()
   if len(labels) and labels.min() < 0:
-    where = source.example_name(int(np.argmax(labels < 0)))
+    example = source.example_name(int(np.argmax(labels < 0)))
     raise config_lib.ConfigError(
-      f'{where} has no label, which config.data.balance, imbalance and '
+      f'{example} has no label, which config.data.balance, imbalance and '
       'held_out need'
     )
   return labels
@@ -141,16 +142,16 @@ def _without(source, labels, names):
         f'config.data.held_out: {source.name} has no class {name!r}'
         f'{config_lib.nearest(name, vocabulary.names)}'
       )
-  kept = np.flatnonzero(~np.isin(labels, [number[name] for name in names]))
-  for part, ids in zip(
-    _PARTS, (vocabulary.adjective_ids(), vocabulary.noun_ids())
+  indices = np.flatnonzero(~np.isin(labels, [number[name] for name in names]))
+  for factor, ids in zip(
+    _FACTORS, (vocabulary.adjective_ids(), vocabulary.noun_ids())
   ):
-    seen = set(ids[labels[kept]].tolist()) if names else ()
+    trained = set(ids[labels[indices]].tolist()) if names else ()
     for name in names:
-      if ids[number[name]] not in seen:
-        word = name.split('_')[_PARTS.index(part)]
+      if ids[number[name]] not in trained:
+        word = name.split('_')[_FACTORS.index(factor)]
         raise config_lib.ConfigError(
           f'config.data.held_out: {name!r} leaves {source.name} without any '
-          f'example of the {part} {word!r}'
+          f'example of the {factor} {word!r}'
         )
-  return kept
+  return indices

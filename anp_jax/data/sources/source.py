@@ -1,0 +1,53 @@
+"""The interface of every kind of data set: examples by index."""
+
+from typing import Protocol
+
+import numpy as np
+
+from anp_jax.data import vocabulary
+
+
+class Source(Protocol):
+  """One split of a data set.
+
+  Encoded images are decoded by `input.decode` or `input.decode_pillow`; pixels
+  need no TensorFlow; synthetic examples are made on the device.
+
+  Attributes:
+    kind: 'encoded' (image files), 'pixels' (uint8 arrays) or 'synthetic'.
+    vocabulary: of the labels.
+    name: what messages call it.
+  """
+
+  kind: str
+  vocabulary: vocabulary.Vocabulary
+  name: str
+
+  def __len__(self) -> int:
+    """Number of examples."""
+
+  def read(self, indices: np.ndarray) -> tuple[list, np.ndarray]:
+    """Examples by index, in any order, from any thread.
+
+    Args:
+      indices: (n,) int64 in [0, len).
+
+    Returns:
+      n images, bytes or (height, width, 3) uint8; labels (n,) int32.
+    """
+
+  def labels(self) -> np.ndarray:
+    """(n,) int32, of all examples; may take a pass over the data."""
+
+  def example_name(self, index: int) -> str:
+    """What messages call an example."""
+    return f'{self.name}, example {index}'
+
+
+def fingerprint(source: Source) -> dict:
+  """What must be equal for a run to be continued on a source."""
+  return {
+    'examples': len(source),
+    'classes': len(source.vocabulary),
+    'names': source.vocabulary.digest(),
+  }

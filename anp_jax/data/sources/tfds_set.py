@@ -1,0 +1,173 @@
+"""Sets that tensorflow-datasets has prepared, read without TensorFlow."""
+
+import os
+import shlex
+
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.data import vocabulary
+from anp_jax.data.sources import shards
+from anp_jax.data.sources import source as source_lib
+
+_CHUNK = 256  # records that a pass over all of them holds at a time
+
+
+class TfdsSet(source_lib.Source):
+  """A prepared tensorflow-datasets set with one image and one class label.
+
+  ArrayRecord shards are read by the library of that name; TFRecord shards,
+  which tfds reads only in order, through an index of where each record begins.
+  """
+
+  kind = 'encoded'
+
+  def __init__(self, builder, split: str):
+    """Opens one split.
+
+    Args:
+      builder: of tfds, such as from `open_builder`.
+      split: its name.
+
+    Raises:
+      ConfigError: for a split that is missing, features or a format that are
+        not read, or a damaged shard.
+    """
+    full_name, splits = builder.info.full_name, builder.info.splits
+    self.name = f'{full_name}: {split}'
+    if split not in splits:
+      raise config_lib.ConfigError(
+        f'{full_name} has no split {split!r} (it has {", ".join(splits)})'
+      )
+    self._image, self._label = _image_and_label(builder)
+    self.vocabulary = _vocabulary(builder.info.features, self._label)
+    self._size = splits[split].num_examples
+    self._records = _records(builder, splits[split])
+
+  def __len__(self):
+    return self._size
+
+  def read(self, indices):
+    """Returns the bytes of image files by index, and labels."""
+    # By hand: with tfds's dicts of arrays a read took 2.5 times as long.
+    images, labels = [], []
+    for features in self._features(indices):
+      images.append(features[self._image].bytes_list.value[0])
+      labels.append(features[self._label].int64_list.value[0])
+    return images, np.array(labels, np.int32)
+
+  def labels(self):
+    """Returns (n,) int32; takes a pass over the records."""
+    return np.array(
+      [
+        features[self._label].int64_list.value[0]
+        for start in range(0, self._size, _CHUNK)
+        for features in self._features(
+          range(start, min(start + _CHUNK, self._size))
+        )
+      ],
+      np.int32,
+    )
+
+  def example_name(self, index):
+    """Returns the position in the split, and the file that the record names."""
+    text = super().example_name(index)
+    try:  # the example may be damaged
+      (features,) = self._features([index])
+      name = features['file_name'].bytes_list.value[0].decode()
+    except Exception:  # noqa: BLE001 - of the file, its record or the text
+      return text
+    return f'{text} ({name})'
+
+  def _features(self, indices):
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    records = self._records.__getitems__([int(i) for i in indices])
+    return [
+      tf_example_pb2.Example.FromString(record).features.feature
+      for record in records
+    ]
+
+
+def open_builder(name: str, directory: str):
+  """The tfds builder of a set's generated files.
+
+  A run neither downloads nor needs the code that made them.
+
+  Args:
+    name: NAME, NAME/CONFIG, with or without :VERSION.
+    directory: of data sets.
+
+  Raises:
+    ConfigError: if there is none, with the command that makes it.
+  """
+  from tensorflow_datasets import core
+  from tensorflow_datasets.core import read_only_builder
+
+  try:
+    return read_only_builder.builder_from_files(name, data_dir=directory)
+  except (core.DatasetNotFoundError, ValueError) as e:
+    place = shlex.quote(directory)
+    group, _, set_name = name.partition('/')
+    if group == 'anp_folder':
+      folder = os.path.join(directory, group)
+      command = (
+        'python -m anp_jax.data.prepare --from=FOLDER '
+        f'--name={set_name.partition(":")[0] or "NAME"} --data_dir={place}'
+      )
+    else:
+      folder, set_name = directory, name
+      command = f'tfds build {name} --data_dir={place}'
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    raise config_lib.ConfigError(
+      f'{directory} holds no prepared set {name!r}'
+      f'{config_lib.nearest(set_name, names)}; prepare it with: {command}'
+    ) from e
+
+
+def _records(builder, split_info):
+  """Random access to the records of a split's shards."""
+  file_format = builder.info.file_format.value
+  if file_format not in ('array_record', 'tfrecord'):
+    raise config_lib.ConfigError(
+      f'{builder.info.full_name} is stored as {file_format}, expected '
+      'array_record or tfrecord'
+    )
+  paths = [os.fspath(p) for p in split_info.filepaths]
+  counts = list(split_info.shard_lengths)
+  places = [
+    shards.record_places(file_format, path, count)
+    for path, count in zip(paths, counts)
+  ]
+  if file_format == 'tfrecord':
+    return shards.TfRecords(paths, places)
+  return shards.ArrayRecords(paths, counts)
+
+
+def _vocabulary(features, label):
+  """The class label's; with its factors in order where `anp_folder` made it."""
+  names = tuple(features[label].names)
+  if 'adjective' in features and 'noun' in features:
+    return vocabulary.Vocabulary(
+      names,
+      tuple(features['adjective'].names),
+      tuple(features['noun'].names),
+    )
+  return vocabulary.Vocabulary(names)
+
+
+def _image_and_label(builder):
+  from tensorflow_datasets import features
+
+  images, labels = [], []
+  for key, feature in builder.info.features.items():
+    if isinstance(feature, features.Image):
+      images.append(key)
+    elif isinstance(feature, features.ClassLabel):
+      labels.append(key)
+  if len(images) != 1 or not labels:
+    raise config_lib.ConfigError(
+      f'{builder.info.full_name} has images {images} and class labels '
+      f'{labels}; expected one of each'
+    )
+  return images[0], 'label' if 'label' in labels else labels[0]
