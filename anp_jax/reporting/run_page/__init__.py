@@ -77,9 +77,11 @@ def again(workdir: str, evaluation: str) -> bool:
   train, validation = tables.load(workdir)
   text = html.page(
     _name(workdir),
-    tables.scores(train, validation),
-    tables.facts(train, validation) + known['summary'],
-    known['hardware'],
+    {
+      'scores': tables.scores(train, validation),
+      'facts': tables.facts(train, validation) + known['summary'],
+      'hardware': known['hardware'],
+    },
     known['config'],
     os.path.join(folder, _CURVES),
     tables.times(workdir, train),
