@@ -73,7 +73,7 @@ def _kill_in_phase(cluster):
 
   def strike(self):
     nonlocal left
-    if self._watch.state()['phase'] != phase:
+    if self._watchdog.state()['phase'] != phase:
       left = 1  # it is over already: the next one
       return
     with log.open('a') as f:

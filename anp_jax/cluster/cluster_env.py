@@ -1,4 +1,4 @@
-"""Where this process stands among those of a run, told by who started it."""
+"""This process among those of a run, as its launcher describes it."""
 
 from collections.abc import Mapping
 import os
@@ -44,7 +44,7 @@ def detect(
   index: int | None = None,
   environment: Mapping[str, str] = os.environ,
 ) -> ClusterEnv:
-  """From flags, else Slurm, Open MPI or a TPU pod, else one process.
+  """Reads flags, else Slurm, Open MPI or a TPU pod, else one process.
 
   Args:
     coordinator: 'host:port'; alone, it replaces what a launcher would choose.
@@ -59,19 +59,19 @@ def detect(
     ConfigError: naming the flag or variable at fault.
   """
   if (count is None) != (index is None):
-    missing, given = 'num_processes', 'process_id'
+    present, missing = 'process_id', 'num_processes'
     if index is None:
-      missing, given = given, missing
-    raise config_lib.ConfigError(f'--{given} needs --{missing} beside it')
+      present, missing = missing, present
+    raise config_lib.ConfigError(f'--{present} needs --{missing} as well')
   if count is not None:
     return _checked(
       ClusterEnv('flags', index, count, coordinator or ''), '--num_processes',
       '--process_id', '--coordinator=HOST:PORT',
     )  # fmt: skip
-  for look in (_slurm, _open_mpi, _tpu):
-    found = look(environment, coordinator)
-    if found:
-      return found
+  for read in (_slurm, _open_mpi, _tpu):
+    env = read(environment, coordinator)
+    if env:
+      return env
   if coordinator:
     raise config_lib.ConfigError(
       f'--coordinator={coordinator} needs --num_processes and --process_id '
@@ -81,7 +81,7 @@ def detect(
 
 
 def split_address(address: str) -> tuple[str, int]:
-  """'host:port' as its parts; IPv6 as '[::1]:port'.
+  """Splits 'host:port'; IPv6 is '[::1]:port'.
 
   Raises:
     ConfigError: if it is not of that form.
@@ -154,8 +154,8 @@ def _open_mpi(environment, coordinator):
       host = match[1]
     else:
       raise config_lib.ConfigError(
-        'Open MPI does not tell where process 0 runs: give --coordinator='
-        'HOST:PORT beside mpirun'
+        'Open MPI does not tell where process 0 runs: give main.py '
+        '--coordinator=HOST:PORT'
       )
     coordinator = f'{host}:{_port(name)}'
   return _checked(
@@ -173,7 +173,7 @@ def _open_mpi(environment, coordinator):
 
 
 def _tpu(environment, coordinator):
-  """What GKE sets on each worker of a pod, or its metadata server tells."""
+  """Reads what GKE sets on each worker, or else the metadata server."""
   if (
     'TPU_WORKER_HOSTNAMES' not in environment
     and 'TPU_SKIP_MDS_QUERY' not in environment
@@ -231,7 +231,7 @@ def _checked(env, count_name, index_name, address_name):
 
 
 def is_loopback_name(host: str) -> bool:
-  """Whether a name or address means the host itself, without asking anyone."""
+  """Whether a name or address means the host itself; nothing is resolved."""
   return bool(
     re.fullmatch(r'(ip6-)?localhost(\..*)?|127(\.[0-9]+){1,3}', host.lower())
     # To connect to no address is to connect to oneself.
@@ -240,7 +240,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def _number(environment, *names):
-  """The first of these variables that is set, as a number."""
+  """The number in the first of these variables that is set."""
   for name in names:
     text = environment.get(name)
     if text is not None:
@@ -252,7 +252,7 @@ def _number(environment, *names):
 
 
 def _port(*names):
-  """A port of this job's own: two jobs on one host seldom meet."""
+  """A port derived from a job, so that jobs on one host rarely collide."""
   number = 0
   for character in '.'.join(names):
     number = (number * 31 + ord(character)) % 2**31

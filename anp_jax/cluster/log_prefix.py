@@ -1,4 +1,4 @@
-"""Marks each line that a process writes with its rank and host."""
+"""Prefixes each line that a process writes with its rank and host."""
 
 import contextlib
 import os
@@ -7,20 +7,20 @@ import sys
 
 # A process of its own, which outlives a crash of ours and so passes on its last
 # words, those of native code too. Without site: it starts in 20 ms.
-_MARK = """
+_PROGRAM = """
 import signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
   signal.signal(number, signal.SIG_IGN)
-mark = sys.argv[1].encode()
+prefix = sys.argv[1].encode()
 out = sys.stdout.buffer
 for line in sys.stdin.buffer:
-  out.write(mark + line)
+  out.write(prefix + line)
   out.flush()
 """
 
 
-def install(mark: str) -> None:
-  """From now on, every line on standard output and error begins with `mark`.
+def install(prefix: str) -> None:
+  """Prefixes every line on standard output and error from now on.
 
   Child processes inherit it. Where no process can be started, nothing changes.
   """
@@ -30,7 +30,7 @@ def install(mark: str) -> None:
       number = stream.fileno()
       with open(os.dup(number), 'wb') as target:
         child = subprocess.Popen(
-          [sys.executable, '-I', '-S', '-c', _MARK, mark],
+          [sys.executable, '-I', '-S', '-c', _PROGRAM, prefix],
           stdin=subprocess.PIPE,
           stdout=target,
           start_new_session=True,  # Ctrl-C ends us, and then it

@@ -1,4 +1,4 @@
-"""Being told to stop: signals, and the end of the time that a run has."""
+"""Preemption: signals, and the end of the time that a run has."""
 
 import functools
 import math
@@ -29,127 +29,129 @@ _NEAR, _LAST = 300.0, 5.0  # seconds
 class StopHandler:
   """Turns signals and the time limit into this process's vote.
 
-  Signals are read by a thread, so that they are heard while the main thread is
-  deep in a compile or a collective.
+  Signals are read by a thread, so that they are received while the main thread
+  is deep in a compile or a collective.
 
   Attributes:
     interrupted: whether the first signal was Ctrl-C.
   """
 
   def __init__(
-    self, config, needed=float, environment=os.environ, clock=time.time
+    self,
+    config,
+    stop_seconds=float,
+    environment=os.environ,
+    clock=time.time,
   ):
-    """Makes it; nothing is caught yet.
+    """Makes a handler that catches nothing yet.
 
     Args:
       config: the run's config.
-      needed: returns the seconds that a stop takes.
+      stop_seconds: returns the seconds that a stop takes.
       environment: variables; Slurm's end of the job is among them.
       clock: returns seconds since 1970.
     """
     self._timeout = config.cluster.stop_timeout
-    self._needed = needed
+    self._stop_seconds = stop_seconds
     self._clock = clock
-    self._ends = _end_of_time(config.time_limit, environment, clock())
+    self._end = _end_of_time(config.time_limit, environment, clock())
     # Set by two threads, so two attributes.
     self._out_of_time = False
-    self._heard = None  # when the first signal came
+    self._signal_time = None  # of the first signal
     self.interrupted = False
-    self._before = {}
+    self._old_handlers = {}
     self._pipe = None
-    self._cannot = None
+    self._on_timeout = None
 
   def vote(self) -> int:
-    """What this process asks of all: CONTINUE, TIME_LIMIT or STOP."""
-    if self._heard is not None:
+    """Returns what this process asks of all: CONTINUE, TIME_LIMIT or STOP."""
+    if self._signal_time is not None:
       return STOP
-    if self._ends is not None and not self._out_of_time:
-      left = self._ends - self._clock()
-      if left < _MARGIN + self._needed():
+    if self._end is not None and not self._out_of_time:
+      left = self._end - self._clock()
+      if left < _MARGIN + self._stop_seconds():
         self._out_of_time = True
         _say(f'{max(left, 0):.0f} s of time are left: saving, then stopping')
     return TIME_LIMIT if self._out_of_time else CONTINUE
 
-  def listen(self, cannot) -> 'StopHandler':
+  def listen(self, on_timeout) -> 'StopHandler':
     """Catches signals from now on, in the main thread only.
 
     Args:
-      cannot: called (text) where a stop that was asked for did not come about
-        within config.cluster.stop_timeout seconds; ends all processes.
+      on_timeout: called (text) where a stop that was asked for did not come
+        about within config.cluster.stop_timeout seconds; ends all processes.
     """
     # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():
       return self
-    self._cannot = cannot
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
-      end.setblocking(False)
-    self._pipe = (ours, theirs, signal.set_wakeup_fd(theirs.fileno()))
+    self._on_timeout = on_timeout
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    self._pipe = (writer, signal.set_wakeup_fd(writer.fileno()))
     for number in SIGNALS:
       # The handler itself has nothing to do: the number is in the pipe.
-      self._before[number] = signal.signal(number, lambda *_: None)
-    ours.setblocking(True)
+      self._old_handlers[number] = signal.signal(number, lambda *_: None)
     threading.Thread(
-      target=self._listen, args=(ours,), name='signals', daemon=True
+      target=self._listen, args=(reader,), name='signals', daemon=True
     ).start()
     return self
 
   def close(self) -> None:
-    """Gives the signals back; an echo of the one that was heard is nothing."""
-    for number, handler in self._before.items():
-      if self._heard is not None and number != signal.SIGINT:
+    """Restores the old handlers; an echo of the first signal is ignored."""
+    for number, handler in self._old_handlers.items():
+      if self._signal_time is not None and number != signal.SIGINT:
         # A small run stops before Slurm has sent the second SIGTERM.
-        handler = functools.partial(self._after, handler)
+        handler = functools.partial(self._handle_late, handler)
       signal.signal(number, handler)
-    self._before = {}
+    self._old_handlers = {}
     if self._pipe:
-      ours, theirs, before = self._pipe
-      signal.set_wakeup_fd(before)
-      theirs.close()  # which ends the thread
+      writer, old_descriptor = self._pipe
+      signal.set_wakeup_fd(old_descriptor)
+      writer.close()  # which ends the thread
       self._pipe = None
-      self._cannot = None
+      self._on_timeout = None
 
   def _listen(self, pipe):
     with pipe:
       while data := pipe.recv(64):
         for number in data:
           if number in SIGNALS:
-            self._hear(number)
+            self._receive(number)
 
-  def _hear(self, number):
+  def _receive(self, number):
     now = time.monotonic()
     name = signal.Signals(number).name
-    if self._heard is not None:
+    if self._signal_time is not None:
       echo = _PASSED_ON if number == signal.SIGINT else _ECHO
-      if now - self._heard > echo:
+      if now - self._signal_time > echo:
         os._exit(128 + number)
       return
-    self._heard = now
+    self._signal_time = now
     self.interrupted = number == signal.SIGINT
     _say(f'{name}: saving, then stopping; once more to leave at once')
     if self._timeout:
-      seconds = self._allowed()
+      seconds = self._max_stop_seconds()
       timer = threading.Timer(seconds, self._too_late, (name, seconds))
       timer.daemon = True
       timer.start()
 
-  def _allowed(self):
-    """Seconds that a stop may take from now on."""
-    allowed = self._timeout + self._needed()
-    left = self._ends - self._clock() if self._ends else math.inf
-    return max(allowed, left - _LAST) if left < _NEAR else allowed
+  def _max_stop_seconds(self):
+    """The seconds that a stop may take from now on."""
+    seconds = self._timeout + self._stop_seconds()
+    left = self._end - self._clock() if self._end else math.inf
+    return max(seconds, left - _LAST) if left < _NEAR else seconds
 
-  def _after(self, handler, number, frame):
+  def _handle_late(self, handler, number, frame):
     """Handles a signal that comes when the run has stopped."""
     del frame
-    if time.monotonic() - self._heard > _ECHO:
+    if time.monotonic() - self._signal_time > _ECHO:
       signal.signal(number, handler)
       signal.raise_signal(number)
 
   def _too_late(self, name, seconds):
-    cannot = self._cannot
-    if cannot:
-      cannot(f'could not stop within {round(seconds, 1):g} s of {name}')
+    on_timeout = self._on_timeout
+    if on_timeout:
+      on_timeout(f'could not stop within {round(seconds, 1):g} s of {name}')
 
 
 def _end_of_time(minutes, environment, now):

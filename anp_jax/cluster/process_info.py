@@ -1,4 +1,4 @@
-"""What each process shows the others before they start, and what must agree."""
+"""What a process tells the others before they start, and what must agree."""
 
 import hashlib
 import importlib.metadata
@@ -16,15 +16,15 @@ _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
 def collect(env, config, command: dict, environment=os.environ) -> dict:
-  """This process's card: JSON values only; JAX is not imported.
+  """Describes this process in JSON values; JAX is not imported.
 
   Args:
-    env: of this process.
+    env: `cluster_env.ClusterEnv` of this process.
     config: the run's config.
     command: what else all must have been told alike, by name.
     environment: variables.
   """
-  here = xla_flags.platform(environment)
+  platform = xla_flags.platform(environment)
   versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
   python = platform_lib.python_version_tuple()
   return {
@@ -33,9 +33,9 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
     'token': env.token,
     'host': socket.gethostname(),
     'local_index': env.local_index,
-    'platform': here,
+    'platform': platform,
     'problem': startup_problem(environment),
-    'gpus': gpus(environment) if here == 'gpu' else [],
+    'gpus': gpus(environment) if platform == 'gpu' else [],
     'loopback': _name_is_loopback(),
     'versions': {'Python': '.'.join(python[:2]), **versions},
     'code': _code(),
@@ -45,10 +45,10 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
 
 
 def startup_problem(environment=os.environ) -> str:
-  """What keeps this process alone from starting; '' if nothing."""
-  given = _slurms_gpus(environment)
-  here = xla_flags.platform(environment)
-  if not given or here == 'gpu' or environment.get('JAX_PLATFORMS'):
+  """What keeps this process from starting, whatever the others are; or ''."""
+  allocated = _slurm_gpus(environment)
+  platform = xla_flags.platform(environment)
+  if not allocated or platform == 'gpu' or environment.get('JAX_PLATFORMS'):
     return xla_flags.missing_plugin(environment)
   hidden = environment.get('CUDA_VISIBLE_DEVICES')
   why = (
@@ -58,94 +58,100 @@ def startup_problem(environment=os.environ) -> str:
     'that the driver is loaded'
   )
   return (
-    f'Slurm gave this job GPUs ({given}), but JAX would compute on {here}: '
-    f'{why}; JAX_PLATFORMS=cpu if that is meant'
+    f'Slurm gave this job GPUs ({allocated}), but JAX would compute on '
+    f'{platform}: {why}; JAX_PLATFORMS=cpu if that is meant'
   )
 
 
-def name(card: dict) -> str:
+def name(info: dict) -> str:
   """'rank 1 on node2'."""
-  return f'rank {card["index"]} on {card["host"]}'
+  return f'rank {info["index"]} on {info["host"]}'
 
 
-def first_mismatch(cards: list[dict]) -> str:
-  """The first thing that keeps these processes from starting; '' if nothing.
+def first_mismatch(infos: list[dict]) -> str:
+  """The first thing that keeps these processes from starting; or ''.
 
   Args:
-    cards: of all processes, by index.
+    infos: of all processes, by index, from `collect`.
   """
-  for card in cards:
-    if card['problem']:
-      return f'{name(card)}: {card["problem"]}'
-  first = cards[0]
-  for card in cards[1:]:
-    text = run_mismatch(card, first)
+  for info in infos:
+    if info['problem']:
+      return f'{name(info)}: {info["problem"]}'
+  first = infos[0]
+  for info in infos[1:]:
+    text = run_mismatch(info, first)
     if text:
       return text
-    if card['platform'] != first['platform'] and not _may_differ(first):
+    if info['platform'] != first['platform'] and not _may_differ(first):
       return (
-        f'{name(card)} would compute on {card["platform"]}, '
+        f'{name(info)} would compute on {info["platform"]}, '
         f'{name(first)} on {first["platform"]}'
       )
-  if len({card['host'] for card in cards}) > 1 and first['platform'] == 'cpu':
-    for card in cards:
-      if card['loopback']:
+  if len({info['host'] for info in infos}) > 1 and first['platform'] == 'cpu':
+    for info in infos:
+      if info['loopback']:
         return (
-          f'{name(card)}: its own name resolves to {card["loopback"]}, '
+          f'{name(info)}: its own name resolves to {info["loopback"]}, '
           'where no other host finds it; give it its real address in '
           '/etc/hosts or DNS'
         )
-  return devices(cards)[1]
+  return devices(infos)[1]
 
 
-def run_mismatch(card: dict, first: dict) -> str:
-  """Which of its versions, config, command or code is another; '' if none.
+def run_mismatch(info: dict, first: dict) -> str:
+  """The first difference in versions, config, command or code; '' if none.
 
-  On what the two compute is not looked at.
+  The two may compute on unlike platforms.
   """
   for kind in ('versions', 'config', 'command'):
-    text = _difference(kind, card, first)
+    text = _difference(kind, info, first)
     if text:
       return text
-  if card['code'] != first['code']:
+  if info['code'] != first['code']:
     return (
-      f'{name(card)} runs other code than {name(first)}: the files of the '
+      f'{name(info)} runs other code than {name(first)}: the files of the '
       'package anp_jax differ'
     )
   return ''
 
 
-def _may_differ(card):
-  """Whether processes may compute on unlike platforms: one helps another."""
-  helpers = card['config'].get('strategy.helpers', '()')
-  return helpers != '()' and card['command'].get('--mode') == 'train'
+def _may_differ(info):
+  """Whether processes may compute on unlike platforms: one offloads work."""
+  helpers = info['config'].get('strategy.helpers', '()')
+  return helpers != '()' and info['command'].get('--mode') == 'train'
 
 
-def devices(cards: list[dict]) -> tuple[list[list[int] | None], str]:
-  """Which of the GPUs that it sees each process takes.
+def devices(infos: list[dict]) -> tuple[list[list[int] | None], str]:
+  """Assigns each process some of the GPUs that it sees.
+
+  Args:
+    infos: of all processes, by index, from `collect`.
 
   Returns:
     By process, ordinals among the GPUs that it sees (None: all local devices),
     and what is wrong, or ''.
   """
-  taken = [None] * len(cards)
+  ordinals = [None] * len(infos)
   hosts = {}
-  for card in cards:
-    hosts.setdefault(card['host'], []).append(card)
-  seeing = [card for card in cards if card['gpus']]
-  if not seeing:
-    return taken, ''
-  for card in cards:
-    if not card['gpus']:
-      return taken, f'{name(card)} sees no GPU, though {name(seeing[0])} does'
-  problems = (_share(group, taken) for group in hosts.values())
-  return taken, next(filter(None, problems), '')
+  for info in infos:
+    hosts.setdefault(info['host'], []).append(info)
+  with_gpus = [info for info in infos if info['gpus']]
+  if not with_gpus:
+    return ordinals, ''
+  for info in infos:
+    if not info['gpus']:
+      return (
+        ordinals,
+        f'{name(info)} sees no GPU, though {name(with_gpus[0])} does',
+      )
+  problems = (_assign(group, ordinals) for group in hosts.values())
+  return ordinals, next(filter(None, problems), '')
 
 
 def gpus(environment=os.environ) -> list[str]:
-  """Identities of the GPUs that this process sees, in CUDA's order.
+  """The UUIDs of the GPUs that this process sees, in CUDA's order.
 
-  Empty where NVIDIA's tool is missing: then nothing is known.
+  Empty where NVIDIA's tool is missing.
   """
   try:
     text = subprocess.run(
@@ -154,28 +160,28 @@ def gpus(environment=os.environ) -> list[str]:
     ).stdout  # fmt: skip
   except (OSError, subprocess.SubprocessError):
     return []
-  every = [line.strip() for line in text.splitlines() if line.strip()]
+  uuids = [line.strip() for line in text.splitlines() if line.strip()]
   visible = environment.get('CUDA_VISIBLE_DEVICES')
   if visible is None:
-    return every
-  found = []
+    return uuids
+  result = []
   for word in (w.strip() for w in visible.split(',')):
     if word.isdigit():
-      match = every[int(word) : int(word) + 1]
+      matches = uuids[int(word) : int(word) + 1]
     else:
-      # CUDA takes the beginning of an identity too; a MIG slice is not in the
+      # CUDA takes the beginning of a UUID too; a MIG slice is not in the
       # list of whole GPUs.
-      match = [uuid for uuid in every if word and uuid.startswith(word)]
-      match = match or [word] * word.startswith('MIG-')
-    if not match:  # CUDA sees nothing from here on
+      matches = [uuid for uuid in uuids if word and uuid.startswith(word)]
+      matches = matches or [word] * word.startswith('MIG-')
+    if not matches:  # CUDA sees nothing from here on
       break
-    found += match[:1]
-  return found
+    result += matches[:1]
+  return result
 
 
-def _share(group, taken):
+def _assign(group, ordinals):
   """Divides a host's GPUs among its processes; returns what is wrong, or ''."""
-  sets = [frozenset(card['gpus']) for card in group]
+  sets = [frozenset(info['gpus']) for info in group]
   if len(set(sets)) == 1 and len(group) > 1:
     each, rest = divmod(len(sets[0]), len(group))
     if rest or not each:
@@ -184,22 +190,23 @@ def _share(group, taken):
         f'the same {len(sets[0])} GPUs, which do not divide by {len(group)}'
       )
     order = sorted(group, key=lambda c: (c['local_index'], c['index']))
-    for i, card in enumerate(order):
-      taken[card['index']] = list(range(i * each, (i + 1) * each))
+    for i, info in enumerate(order):
+      ordinals[info['index']] = list(range(i * each, (i + 1) * each))
     return ''
-  for i, card in enumerate(group):
-    for other, seen in zip(group[:i], sets[:i]):
-      both = seen & sets[i]
-      if both:
+  for i, info in enumerate(group):
+    for other, other_gpus in zip(group[:i], sets[:i]):
+      shared = other_gpus & sets[i]
+      if shared:
         return (
-          f'{name(card)} sees GPU {min(both)} of {name(other)} too: give each '
-          'process its own (--gpus-per-task), or all of them to all (--gres)'
+          f'{name(info)} sees GPU {min(shared)} of {name(other)} too: give '
+          'each process its own (--gpus-per-task), or all of them to all '
+          '(--gres)'
         )
-    taken[card['index']] = list(range(len(card['gpus'])))
+    ordinals[info['index']] = list(range(len(info['gpus'])))
   return ''
 
 
-def _slurms_gpus(environment):
+def _slurm_gpus(environment):
   """The variable by which Slurm says that this job has GPUs, or ''."""
   for key, none in (
     ('SLURM_STEP_GPUS', ''),  # their indices: '0' is the first
@@ -214,23 +221,23 @@ def _slurms_gpus(environment):
 def _name_is_loopback():
   """The loopback address that this host's own name resolves to, or ''."""
   try:
-    found = socket.getaddrinfo(
+    addresses = socket.getaddrinfo(
       socket.gethostname(), None, type=socket.SOCK_STREAM
     )
   except OSError:
     return ''
-  address = found[0][4][0]
+  address = addresses[0][4][0]
   return address if re.match(r'127\.|::1$', address) else ''
 
 
-def _difference(kind, card, first):
-  ours, theirs = card[kind], first[kind]
-  for key in sorted(ours.keys() | theirs.keys()):
-    if ours.get(key) != theirs.get(key):
+def _difference(kind, info, first):
+  values, expected = info[kind], first[kind]
+  for key in sorted(values.keys() | expected.keys()):
+    if values.get(key) != expected.get(key):
       what = f'config.{key}' if kind == 'config' else key
       return (
-        f'{name(card)} has {what} {ours.get(key)}, but {name(first)} has '
-        f'{theirs.get(key)}'
+        f'{name(info)} has {what} {values.get(key)}, but {name(first)} has '
+        f'{expected.get(key)}'
       )
   return ''
 

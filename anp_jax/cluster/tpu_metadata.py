@@ -1,4 +1,4 @@
-"""What the metadata server of a Google TPU VM tells of the pod around it."""
+"""The metadata server of a Google TPU VM, which describes the pod."""
 
 from collections.abc import Mapping
 import re
@@ -12,18 +12,18 @@ _SERVER = 'metadata.google.internal'
 _PATH = '/computeMetadata/v1/instance/attributes/'
 # A virtual machine that has just started may have to ask more than once.
 _TRIES, _RETRY = 6, 0.5  # seconds between two
-_TIMEOUT = 5.0  # seconds, of one
+_TIMEOUT = 5.0  # seconds, each
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-  """What GKE would set in this environment, for a VM without it.
+  """The variables that GKE would set, for a VM without it.
 
   Args:
     environment: variables; GCE_METADATA_IP names another server.
 
   Returns:
     TPU_WORKER_HOSTNAMES, TPU_WORKER_ID and MEGASCALE_NUM_SLICES; {} where no
-    server answers or none of its answers tells of workers.
+    server answers or its answers name no workers.
 
   Raises:
     ConfigError: if the server names the workers in an unknown way.
@@ -45,18 +45,18 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _host(worker):
-  """Of 'host', or of 'name:number:address' as older servers write it."""
-  parts = worker.strip().split(':')
-  if len(parts) not in (1, 3):
+  """The host of 'host', or of 'name:number:address' from older servers."""
+  fields = worker.strip().split(':')
+  if len(fields) not in (1, 3):
     raise config_lib.ConfigError(
       f'worker-network-endpoints of the metadata server has {worker!r}: '
       'expected HOST or NAME:NUMBER:ADDRESS'
     )
-  return parts[-1]
+  return fields[-1]
 
 
 def _ask(server, key):
-  """The text of an attribute; '' where there is none."""
+  """The text of an attribute; '' if it is missing."""
   request = urllib.request.Request(
     f'http://{server}{_PATH}{key}', headers={'Metadata-Flavor': 'Google'}
   )

@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
   except KeyboardInterrupt:
-    print('\ninterrupted; the same command goes on')
+    print('\ninterrupted; run the same command to resume')
     return 130
   print(f'\n{_written(study, cells, failures, flags, arguments)}')
   print(f'\nstudy: {os.path.join(study.folder, "study.md")}')

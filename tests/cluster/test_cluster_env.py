@@ -101,8 +101,8 @@ def test_the_order_of_launchers(environment, how):
 @pytest.mark.parametrize(
   'flags, text',
   [
-    ((None, 2, None), '--num_processes needs --process_id beside it'),
-    ((None, None, 1), '--process_id needs --num_processes beside it'),
+    ((None, 2, None), '--num_processes needs --process_id as well'),
+    ((None, None, 1), '--process_id needs --num_processes as well'),
     (('a:1', None, None), '--coordinator=a:1 needs --num_processes and'),
     ((None, 2, 0), '2 processes need --coordinator=HOST:PORT'),
     (('a:1', 0, 0), '--num_processes=0: expected 1 or more'),

@@ -12,23 +12,18 @@ import types
 import pytest
 
 from anp_jax.cluster import preemption
+from tests import builders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _NOW = 1_700_000_000.0  # seconds since 1970
 
 
-def _stop(environment=None, needed=float, minutes=0.0, clock=lambda: _NOW):
+def _stop(
+  environment=None, stop_seconds=float, minutes=0.0, clock=lambda: _NOW
+):
   settings = types.SimpleNamespace(stop_timeout=60.0)
   config = types.SimpleNamespace(time_limit=minutes, cluster=settings)
-  return preemption.StopHandler(config, needed, environment or {}, clock)
-
-
-class _Clock:
-  def __init__(self):
-    self.now = _NOW
-
-  def __call__(self):
-    return self.now
+  return preemption.StopHandler(config, stop_seconds, environment or {}, clock)
 
 
 def _votes_at(stop, clock, seconds):
@@ -40,21 +35,21 @@ def _votes_at(stop, clock, seconds):
 
 
 def test_without_a_limit_nothing_is_asked():
-  clock = _Clock()
+  clock = builders.Clock(_NOW)
   stop = _stop(clock=clock)
   clock.now += 1e9
   assert stop.vote() == preemption.CONTINUE
 
 
 def test_a_time_limit_of_ones_own():
-  clock = _Clock()
+  clock = builders.Clock(_NOW)
   # 15 s are left over, for whatever else.
   assert _votes_at(_stop(minutes=10.0, clock=clock), clock, 600 - 15)
 
 
 def test_the_time_that_a_stop_takes_is_left(capsys):
-  clock = _Clock()
-  stop = _stop(minutes=10.0, clock=clock, needed=lambda: 120.0)
+  clock = builders.Clock(_NOW)
+  stop = _stop(minutes=10.0, clock=clock, stop_seconds=lambda: 120.0)
   assert _votes_at(stop, clock, 600 - 15 - 120)
   assert '134 s of time are left: saving, then stopping' in (
     capsys.readouterr().err
@@ -76,7 +71,7 @@ def test_the_time_that_a_stop_takes_is_left(capsys):
   ],
 )
 def test_the_end_of_slurms_job(text, minutes, ends):
-  clock = _Clock()
+  clock = builders.Clock(_NOW)
   environment = {'SLURM_JOB_END_TIME': text}
   stop = _stop(environment, minutes=minutes, clock=clock)
   assert _votes_at(stop, clock, ends - 15)
@@ -95,16 +90,16 @@ def test_the_end_of_slurms_job(text, minutes, ends):
 )
 def test_seconds_that_a_stop_may_take(left, needed, allowed):
   text = str(int(_NOW) + left) if left else ''
-  stop = _stop({'SLURM_JOB_END_TIME': text}, needed=lambda: needed)
-  assert stop._allowed() == allowed
+  stop = _stop({'SLURM_JOB_END_TIME': text}, stop_seconds=lambda: needed)
+  assert stop._max_stop_seconds() == allowed
 
 
 def test_a_signal_outweighs_the_time_limit():
-  clock = _Clock()
+  clock = builders.Clock(_NOW)
   stop = _stop(minutes=1.0, clock=clock)
   clock.now += 59
   assert stop.vote() == preemption.TIME_LIMIT
-  stop._hear(signal.SIGTERM)
+  stop._receive(signal.SIGTERM)
   assert stop.vote() == preemption.STOP
 
 
@@ -279,7 +274,7 @@ def test_another_signal_after_the_stop_ends_the_process(echo, name):
     assert child.ends() == -number
 
 
-def test_a_vote_is_heard_while_the_main_thread_computes():
+def test_a_signal_is_received_while_the_main_thread_computes():
   """Python runs no handler within a call of native code; the thread hears."""
   program = re.sub(
     r'while not.*',

@@ -1,180 +1,176 @@
-"""The watch over the steps of a process, by a clock in the test's hands."""
+"""The watchdog of a process, by a clock that the test moves."""
 
 import time
 
 import pytest
 
 from anp_jax import cluster
-from anp_jax.cluster import watchdog as watch_lib
-
-
-class _Clock:
-  def __init__(self):
-    self.now = 1000.0
-
-  def __call__(self):
-    return self.now
+from anp_jax.cluster import termination
+from anp_jax.cluster import watchdog as watchdog_lib
+from tests import builders
 
 
 @pytest.fixture
 def clock():
-  return _Clock()
+  return builders.Clock()
 
 
-def _watch(clock, stall_timeout=100.0, **values):
-  return watch_lib.Watchdog(stall_timeout, lambda state: None, clock=clock,
+def _watchdog(clock, stall_timeout=100.0, **values):
+  return watchdog_lib.Watchdog(stall_timeout, lambda state: None, clock=clock,
                          **values)  # fmt: skip
 
 
-def _steps(watch, clock, *seconds, first=1):
+def _steps(watchdog, clock, *seconds, first=1):
   """Begins these steps, each after the one before took so long."""
   for step, duration in enumerate(seconds, first):
-    watch.heartbeat('input', step)
-    watch.heartbeat('step', step)
+    watchdog.heartbeat('input', step)
+    watchdog.heartbeat('step', step)
     clock.now += duration
 
 
-def _lasts(watch, clock, seconds):
+def _lasts(watchdog, clock, seconds):
   """Whether it is too long within a little of these seconds."""
   start = clock.now
   clock.now = start + seconds - 1
-  before = watch.is_stalled()
+  before = watchdog.is_stalled()
   clock.now = start + seconds + 1
-  return not before and watch.is_stalled()
+  return not before and watchdog.is_stalled()
 
 
 def test_state(clock):
-  watch = _watch(clock)
+  watchdog = _watchdog(clock)
   clock.now += 3
-  assert watch.state() == {'phase': 'starting', 'step': 0, 'seconds': 3.0}
-  watch.heartbeat('saving', 7)
+  assert watchdog.state() == {'phase': 'starting', 'step': 0, 'seconds': 3.0}
+  watchdog.heartbeat('saving', 7)
   clock.now += 2
-  assert watch.state() == {'phase': 'saving', 'step': 7, 'seconds': 2.0}
+  assert watchdog.state() == {'phase': 'saving', 'step': 7, 'seconds': 2.0}
 
 
 @pytest.mark.parametrize('phase', ['input', 'step'])
 def test_a_step_may_last_as_long_as_the_config_says(clock, phase):
-  watch = _watch(clock)
-  _steps(watch, clock, 1, 1, 1)
-  watch.heartbeat(phase, 4)
-  assert _lasts(watch, clock, 100)
+  watchdog = _watchdog(clock)
+  _steps(watchdog, clock, 1, 1, 1)
+  watchdog.heartbeat(phase, 4)
+  assert _lasts(watchdog, clock, 100)
 
 
 @pytest.mark.parametrize(
   'phase', ['compiling', 'saving', 'evaluating', 'leaving']
 )
 def test_all_else_may_last_ten_times_that(clock, phase):
-  watch = _watch(clock)
-  watch.heartbeat(phase, 4)
-  assert _lasts(watch, clock, 1000)
+  watchdog = _watchdog(clock)
+  watchdog.heartbeat(phase, 4)
+  assert _lasts(watchdog, clock, 1000)
 
 
 def test_the_start_may_last_ten_times_that(clock):
-  assert _lasts(_watch(clock), clock, 1000)
+  assert _lasts(_watchdog(clock), clock, 1000)
 
 
 @pytest.mark.parametrize('phase', ['loading', 'joining', 'opening'])
 def test_until_jax_is_up_it_is_the_rendezvous_timeout(clock, phase):
-  watch = _watch(clock, joining_timeout=300.0)
-  watch.heartbeat(phase)
-  assert _lasts(watch, clock, 300)
+  watchdog = _watchdog(clock, joining_timeout=300.0)
+  watchdog.heartbeat(phase)
+  assert _lasts(watchdog, clock, 300)
 
 
 def test_slow_steps_may_last_ten_times_the_longest(clock):
-  watch = _watch(clock)
-  _steps(watch, clock, 30, 40, 20, 1)
-  watch.heartbeat('input', 5)
-  assert _lasts(watch, clock, 400)
+  watchdog = _watchdog(clock)
+  _steps(watchdog, clock, 30, 40, 20, 1)
+  watchdog.heartbeat('input', 5)
+  assert _lasts(watchdog, clock, 400)
 
 
 def test_a_long_step_is_forgotten_after_32(clock):
-  watch = _watch(clock)
-  _steps(watch, clock, 40, *[1] * 33)
-  watch.heartbeat('step', 35)
-  assert _lasts(watch, clock, 100)
+  watchdog = _watchdog(clock)
+  _steps(watchdog, clock, 40, *[1] * 33)
+  watchdog.heartbeat('step', 35)
+  assert _lasts(watchdog, clock, 100)
 
 
 def test_a_pause_is_no_steps_time(clock):
-  watch = _watch(clock)
-  _steps(watch, clock, 1, 1)
-  watch.heartbeat('saving', 2)
+  watchdog = _watchdog(clock)
+  _steps(watchdog, clock, 1, 1)
+  watchdog.heartbeat('saving', 2)
   clock.now += 90
-  _steps(watch, clock, 1, 1, first=3)
-  watch.heartbeat('input', 5)
-  assert _lasts(watch, clock, 100)
+  _steps(watchdog, clock, 1, 1, first=3)
+  watchdog.heartbeat('input', 5)
+  assert _lasts(watchdog, clock, 100)
 
 
 def test_0_turns_it_off(clock):
-  watch = _watch(clock, 0.0)
-  watch.heartbeat('step', 1)
+  watchdog = _watchdog(clock, 0.0)
+  watchdog.heartbeat('step', 1)
   clock.now += 1e9
-  assert not watch.is_stalled()
+  assert not watchdog.is_stalled()
 
 
 def test_an_evaluation_that_gets_on_has_no_bound(clock, config):
   """However many batches it has; and it counts as one when a stop is near."""
   config.cluster.stall_timeout = 100.0
   processes = cluster.Processes(config)
-  watch = processes._watch = _watch(clock)
+  watchdog = processes._watchdog = _watchdog(clock)
   processes.heartbeat('evaluating', 5)
-  seen = []
+  batches = []
   for batch in processes.heartbeat_each(range(4), 'evaluating', 5):
     clock.now += 900
-    assert not watch.is_stalled()
-    seen.append(batch)
-  assert seen == [0, 1, 2, 3]
-  assert watch.state()['phase'] == 'evaluating'
+    assert not watchdog.is_stalled()
+    batches.append(batch)
+  assert batches == [0, 1, 2, 3]
+  assert watchdog.state()['phase'] == 'evaluating'
   processes.heartbeat('input', 6)
-  assert watch.expected_stop_seconds() == 2 * 3600
+  assert watchdog.expected_stop_seconds() == 2 * 3600
 
 
-def test_saves_beside_the_loop_count_when_a_stop_is_near(clock, config):
+def test_saves_during_the_loop_count_when_a_stop_is_near(clock, config):
   config.time_limit = 2.0
   processes = cluster.Processes(config)
-  processes._stop._clock = lambda: processes._stop._ends - 60
+  processes._stop._clock = lambda: processes._stop._end - 60
   with processes.handling_signals():
     assert processes.vote() == cluster.preemption.CONTINUE
   with processes.handling_signals(lambda: 50.0):  # and a margin
     assert processes.vote() == cluster.preemption.TIME_LIMIT
 
 
-def test_to_stop_is_what_pauses_and_steps_have_taken(clock):
-  watch = _watch(clock)
-  assert watch.expected_stop_seconds() == 0
-  _steps(watch, clock, 3, 5, 1)
-  watch.heartbeat('evaluating', 3)
+def test_a_stop_is_expected_to_take_what_pauses_and_steps_took(clock):
+  watchdog = _watchdog(clock)
+  assert watchdog.expected_stop_seconds() == 0
+  _steps(watchdog, clock, 3, 5, 1)
+  watchdog.heartbeat('evaluating', 3)
   clock.now += 20
-  watch.heartbeat('saving', 3)
+  watchdog.heartbeat('saving', 3)
   clock.now += 30
-  assert watch.expected_stop_seconds() == 2 * 20 + 8 * 5
-  watch.heartbeat('input', 4)
-  assert watch.expected_stop_seconds() == 2 * 30 + 8 * 5
+  assert watchdog.expected_stop_seconds() == 2 * 20 + 8 * 5
+  watchdog.heartbeat('input', 4)
+  assert watchdog.expected_stop_seconds() == 2 * 30 + 8 * 5
 
 
-def test_a_look_at_a_phase_that_ends_now(clock):
-  """The thread that looks may be overtaken by the one that beats."""
-  watch = _watch(clock)
-  watch.heartbeat('saving', 1)
+def test_a_phase_that_ends_during_the_check_is_not_stalled(clock):
+  """The thread that checks may be overtaken by a heartbeat."""
+  watchdog = _watchdog(clock)
+  watchdog.heartbeat('saving', 1)
   clock.now += 500
 
   def overtaken():
-    watch._clock = clock
-    watch.heartbeat('input', 2)
+    watchdog._clock = clock
+    watchdog.heartbeat('input', 2)
     return clock.now
 
-  watch._clock = overtaken
-  assert not watch.is_stalled()
+  watchdog._clock = overtaken
+  assert not watchdog.is_stalled()
 
 
-def test_it_calls_once_and_gives_signs_of_life_before(clock):
-  calls, pulses = [], []
-  watch = watch_lib.Watchdog(100.0, calls.append, pulses.append, 0.01, clock)
-  watch.heartbeat('step', 7)
-  watch.start()
+def test_it_reports_until_it_calls_once(clock):
+  calls, reports = [], []
+  watchdog = watchdog_lib.Watchdog(
+    100.0, calls.append, reports.append, 0.01, clock
+  )
+  watchdog.heartbeat('step', 7)
+  watchdog.start()
   deadline = time.monotonic() + 10
-  while len(pulses) < 3 and time.monotonic() < deadline:
+  while len(reports) < 3 and time.monotonic() < deadline:
     time.sleep(0.01)
-  assert pulses[0] == {'phase': 'step', 'step': 7, 'seconds': 0.0}
+  assert reports[0] == {'phase': 'step', 'step': 7, 'seconds': 0.0}
   assert not calls
   clock.now += 101
   time.sleep(0.2)
@@ -183,9 +179,11 @@ def test_it_calls_once_and_gives_signs_of_life_before(clock):
 
 def test_it_does_not_call_once_it_is_stopped(clock):
   calls = []
-  watch = watch_lib.Watchdog(100.0, calls.append, seconds=0.01, clock=clock)
-  watch.start()
-  watch.stop()
+  watchdog = watchdog_lib.Watchdog(
+    100.0, calls.append, period=0.01, clock=clock
+  )
+  watchdog.start()
+  watchdog.stop()
   clock.now += 1e6
   time.sleep(0.1)
   assert not calls
@@ -198,7 +196,7 @@ def test_one_process_ends_by_itself(config, monkeypatch):
   def end(code, text, stacks):
     raise RuntimeError(code, text, stacks)
 
-  monkeypatch.setattr(cluster.link_lib, 'end_process', end)
+  monkeypatch.setattr(termination, 'end_process', end)
   with pytest.raises(RuntimeError) as caught:
     cluster.Processes(config)._stalled(_ENDED)
   code, text, stacks = caught.value.args
@@ -207,18 +205,18 @@ def test_one_process_ends_by_itself(config, monkeypatch):
 
 
 def test_one_of_several_asks_the_others(config, capsys):
-  class Link:
+  class Client:
     hosts = ('a', 'b')
-    asked = 0
+    stalls = 0
 
     def stalled(self):
-      self.asked += 1
+      self.stalls += 1
 
     def heartbeat(self, state):
       pass
 
-  link = Link()
-  cluster.Processes(config, link=link)._stalled(_ENDED)
-  assert link.asked == 1
+  client = Client()
+  cluster.Processes(config, client=client)._stalled(_ENDED)
+  assert client.stalls == 1
   text = 'step 7 has lasted 130 s: asking where the others are'
   assert text in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""JAX in each process of a run: its devices, joined or on their own."""
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cluster_env
+from anp_jax.system import xla_flags
+
+# JAX's own watch over its processes is the last resort: it ends them without
+# saying who was lost. Seconds at least, and times as long as ours.
+_MIN_TIMEOUT, _TIMES_OURS = 600, 2
+
+
+def join(env, client, settings, heartbeat) -> None:
+  """Starts JAX with the devices of all processes.
+
+  Args:
+    env: of this process.
+    client: `client.CoordinatorClient`.
+    settings: config.cluster.
+    heartbeat: called with the phase that begins.
+
+  Raises:
+    ConfigError: if JAX does not use this host's accelerator, or the processes
+      have unlike numbers of devices.
+  """
+  heartbeat('loading')
+  import jax  # noqa: PLC0415 - heavy: only once all processes are there
+
+  heartbeat('joining')
+  # It would take SIGTERM for itself.
+  jax.config.update('jax_enable_preemption_service', False)
+  host, _ = cluster_env.split_address(env.coordinator_address)
+  host = f'[{host}]' if ':' in host else host
+  ours = max(settings.rendezvous_timeout, settings.heartbeat_timeout)
+  timeout = int(max(_MIN_TIMEOUT, _TIMES_OURS * ours))
+  jax.distributed.initialize(
+    f'{host}:{client.port}',
+    env.count,
+    env.index,
+    local_device_ids=client.devices,
+    initialization_timeout=timeout,
+    heartbeat_timeout_seconds=timeout,
+    shutdown_timeout_seconds=60,
+  )
+  heartbeat('opening')
+  check_platform()
+  local_count = len(jax.local_devices())
+  heartbeat('comparing')
+  counts = client.gather(local_count)
+  for index, count in enumerate(counts):
+    if count != counts[0]:  # Orbax's and JAX's own barriers need them alike
+      raise config_lib.ConfigError(
+        f'rank {index} on {client.hosts[index]} has {count} devices, rank 0 on '
+        f'{client.hosts[0]} has {counts[0]}: every process needs equally many'
+      )
+
+
+def start_alone(devices: list[int] | None, heartbeat) -> None:
+  """Starts JAX with the GPUs of this process only, as it does when joined.
+
+  Args:
+    devices: ordinals of its GPUs; None: all local devices.
+    heartbeat: called with the phase that begins.
+
+  Raises:
+    ConfigError: if JAX does not use this host's accelerator.
+  """
+  heartbeat('loading')
+  import jax  # noqa: PLC0415
+
+  if devices is not None:
+    jax.config.update('jax_cuda_visible_devices', ','.join(map(str, devices)))
+  heartbeat('opening')
+  check_platform()
+
+
+def check_platform() -> None:
+  """Refuses an accelerator that JAX dropped.
+
+  JAX only warns of a plug-in that fails, and computes on the CPU.
+
+  Raises:
+    ConfigError: if it does.
+  """
+  expected = xla_flags.platform()
+  # What else JAX_PLATFORMS names, it insists on.
+  if expected not in ('gpu', 'tpu'):
+    return
+  import jax  # noqa: PLC0415
+
+  actual = jax.default_backend()
+  if actual != expected:
+    raise config_lib.ConfigError(
+      f'this host has a {expected}, but JAX computes on {actual}: its warning '
+      'says why, a driver too old or a missing library, say; '
+      f'JAX_PLATFORMS={actual} if that is meant'
+    )
+
+
+def leave() -> None:
+  """Disconnects this process from JAX's coordinator."""
+  import jax  # noqa: PLC0415
+
+  jax.distributed.shutdown()

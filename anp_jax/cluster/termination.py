@@ -1,0 +1,79 @@
+"""How a process of a run ends: errors, exit statuses and last words."""
+
+import contextlib
+import os
+import sys
+import threading
+import traceback
+
+from anp_jax import config as config_lib
+from anp_jax.system import errors
+from anp_jax.system import interrupts
+
+FAILED, BAD_INPUT = 1, 2
+# Another process is lost, late or missing: sysexits' EX_TEMPFAIL. Starting
+# again may help; a launcher should try.
+TRY_AGAIN = 75
+# Until a process ends that cannot write down why: its output is stuck, say.
+_LAST_WORDS = 10.0  # seconds
+
+
+class Failed(RuntimeError):
+  """A run that cannot go on; the message alone says what to do."""
+
+
+class Lost(RuntimeError):
+  """Another process is missing, lost or late; starting again may help."""
+
+
+# Errors that end a process with one line.
+EXPECTED = (config_lib.ConfigError, Lost, Failed)
+
+
+def exit_status(error: BaseException) -> tuple[int, str]:
+  """Returns what a process ends with, and the line that says why.
+
+  Returns:
+    0 (well), 1 (failed), 2 (bad input), 75 (start it again), 130 (Ctrl-C).
+  """
+  if isinstance(error, KeyboardInterrupt):
+    return interrupts.STATUS, 'interrupted'
+  if not isinstance(error, EXPECTED):
+    return FAILED, errors.typed_line(error)
+  line = errors.first_line(error)
+  if isinstance(error, config_lib.ConfigError):
+    return BAD_INPUT, line
+  return (TRY_AGAIN if isinstance(error, Lost) else FAILED), line
+
+
+def end_process(code: int, text: str, stacks: bool = False) -> None:
+  """Ends this process at once, with a line that says why.
+
+  At once: the exit handlers of JAX would wait for processes that are gone.
+  """
+  # A stuck pipe or file system may hold the lines below up for ever.
+  with contextlib.suppress(RuntimeError):
+    timer = threading.Timer(_LAST_WORDS, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+  if stacks:
+    print_stacks()
+  print(f'error: {text}', file=sys.stderr, flush=True)
+  with contextlib.suppress(OSError, ValueError):
+    sys.stdout.flush()
+  os._exit(code)
+
+
+def print_stacks() -> None:
+  """Prints what every thread of this process is doing, on standard error."""
+  names = {t.ident: t.name for t in threading.enumerate()}
+  lines = []
+  for ident, frame in sys._current_frames().items():
+    # No lines of source: to read them from a file system that hangs, which is
+    # what stops a run most often, would hang this process too.
+    calls = [
+      f'  File "{f.f_code.co_filename}", line {line}, in {f.f_code.co_qualname}'
+      for f, line in traceback.walk_stack(frame)
+    ]
+    lines += [f'thread {names.get(ident, ident)}:', *reversed(calls), '']
+  print('\n'.join(lines), file=sys.stderr, flush=True)

@@ -1,0 +1,409 @@
+"""Processes meet at a coordinator, hear of each other and end together."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cluster_env
+from anp_jax.cluster import coordinator
+from anp_jax.cluster import termination
+from tests import coordinating
+from tests import launching
+
+pytestmark = pytest.mark.usefixtures('short_waits')
+
+
+@pytest.mark.parametrize('count', [1, 3, 128])
+def test_all_start_gather_and_leave(count):
+  run = coordinating.started(count)
+  hosts = tuple(f'node{i}' for i in range(count))
+  assert all(client.hosts == hosts for client in run.clients.values())
+  assert len({client.port for client in run.clients.values()}) == 1
+  values = {}
+
+  def gather(index):
+    client = run.clients[index]
+    values[index] = [client.gather({'rank': index}), client.gather(index == 0)]
+    client.close()
+
+  coordinating.at_once([lambda i=i: gather(i) for i in range(count)])
+  want = [[{'rank': i} for i in range(count)], [i == 0 for i in range(count)]]
+  assert values == {i: want for i in range(count)}
+  time.sleep(0.2)
+  assert not run.ended
+
+
+def test_each_is_told_which_gpus_are_its_own():
+  run = coordinating.Run(2)
+  values = {'host': 'a', 'platform': 'gpu', 'gpus': ['x', 'y']}
+  run.join(0, 1, **values).started()
+  assert [run.clients[i].devices for i in range(2)] == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+  'odd, text',
+  [
+    (
+      {'versions': {'jax': '2'}},
+      'rank 1 on node1 has jax 2, but rank 0 on node0 has 1',
+    ),
+    ({'count': 4}, 'rank 1 on node1 expects 4 processes, rank 0 3'),
+    ({'index': 7}, 'rank 7 on node1 is none of 3'),
+    ({'index': 2}, 'rank 2 came twice: from node'),
+  ],
+)
+def test_one_that_does_not_go_with_the_others_stops_all(odd, text):
+  run = coordinating.Run(3).join(0, 2)
+  coordinating.wait(lambda: len(run.coordinator._members) == 2)
+  run.join(1, **odd).started()
+  assert run.errors.keys() == {0, 1, 2}
+  for error in run.errors.values():
+    assert isinstance(error, config_lib.ConfigError)
+    assert str(error).startswith(text)
+
+
+@pytest.mark.parametrize('token', ['other', 'jobs', 'jo', 'joc', 'JOB', ''])
+def test_one_of_another_job_is_sent_away_alone(token):
+  run = coordinating.Run(2)
+  run.join(1, token=token).started()
+  text = 'rank 1 on node1 belongs to another job than rank 0'
+  assert str(run.errors.pop(1)) == text
+  run.join(0, 1).started()
+  assert not run.errors
+
+
+def test_a_missing_rank_is_named_while_waiting_and_after():
+  run = coordinating.Run(3, rendezvous=9, clock=coordinating.Clock()).join(0, 2)
+  coordinating.wait(lambda: len(run.coordinator._members) == 2)
+  run.clock.move(3)
+  coordinating.wait(lambda: run.lines)
+  assert run.lines == [
+    'waiting: rank 1 has not come yet (2 of 3 are here); 6 s left'
+  ]
+  run.clock.move(6.5)
+  run.started()
+  for index in (0, 2):
+    assert isinstance(run.errors[index], termination.Lost)
+    text = 'rank 1 has not come within 9 s (2 of 3 are here)'
+    assert str(run.errors[index]).startswith(text)
+  # One that comes now hears the same.
+  run.join(1).started()
+  assert str(run.errors[1]) == str(run.errors[0])
+
+
+def test_many_missing_ranks_are_counted():
+  run = coordinating.Run(64, rendezvous=9, clock=coordinating.Clock()).join(0)
+  coordinating.wait(lambda: run.coordinator._members)
+  run.clock.move(9.5)
+  run.started()
+  assert 'rank 7, rank 8 and 55 more have not come' in str(run.errors[0])
+
+
+def test_a_rank_that_goes_while_waiting_may_come_again():
+  run = coordinating.Run(2)
+  run.raw_rank(1).close()
+  coordinating.wait(lambda: not run.coordinator._members)
+  run.join(0, 1).started()
+  assert not run.errors
+
+
+def test_a_dead_rank_ends_the_others():
+  run = coordinating.Run(3).join(0, 2)
+  with run.raw_rank(1):
+    run.started()
+  end = (75, 'rank 1 on node1 has gone: its process was ended, or its host')
+  assert set(run.wait_for_end(0, 2)) == {(*end, False)}
+
+
+def test_a_silent_rank_ends_the_others():
+  run = coordinating.Run(
+    3, heartbeat=50.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
+  ).join(0, 2)
+  with run.raw_rank(1):
+    run.started().beats(50, silent=[1])
+    assert not run.ended
+    run.clock.move(coordinator.HEARTBEAT_PERIOD)
+    for code, text, _ in run.wait_for_end(0, 2):
+      assert code == 75
+      assert text.startswith('rank 1 on node1 has been silent for 3 s')
+
+
+def test_a_rank_that_falls_silent_after_its_heartbeats_ends_the_others():
+  run = coordinating.Run(
+    3, heartbeat=50.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
+  ).join(0, 2)
+  with run.raw_rank(1) as rank:
+    run.started()
+    for step in (1, 2):
+      rank.sendall(
+        json.dumps({'heartbeat': _at('step', step)}).encode() + b'\n'
+      )
+    coordinating.wait(
+      lambda: run.coordinator._members[1].state.get('step') == 2
+    )
+    run.beats(50, silent=[1])
+    assert not run.ended
+    run.clock.move(coordinator.HEARTBEAT_PERIOD)
+    for code, text, _ in run.wait_for_end(0, 2):
+      assert code == 75
+      assert text.startswith('rank 1 on node1 has been silent for 3 s')
+
+
+def test_a_rank_that_only_waits_is_not_silent():
+  """While JAX is imported and started, which may take a minute."""
+  run = coordinating.started(
+    2, heartbeat=4.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
+  )
+  run.beats(20)
+  assert not run.ended
+
+
+def test_a_pause_of_process_0_is_no_silence_of_the_others():
+  run = coordinating.started(
+    2, heartbeat=9.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
+  )
+  run.beats(2)
+  run.clock.move(1000)  # until the next pulse
+  run.beats(20)
+  assert not run.ended
+
+
+def test_process_0_is_told_last(monkeypatch):
+  """It ends on being told, and the coordinator with it."""
+  order, send = [], coordinator._send
+
+  def noted(writer, message):
+    if 'end' in message:
+      order.append(writer.get_extra_info('peername')[1])
+    send(writer, message)
+
+  monkeypatch.setattr(coordinator, '_send', noted)
+  run = coordinating.Run(3)
+  with run.raw_rank(0) as zero, run.raw_rank(2) as two:
+    coordinating.wait(lambda: len(run.coordinator._members) == 2)
+    with run.raw_rank(1, count=4) as other:
+      ports = [c.getsockname()[1] for c in (zero, two, other)]
+      # The coordinator of a test before this one may send something, too.
+      coordinating.wait(lambda: set(ports) <= set(order))
+    assert [port for port in order if port in ports][-1] == ports[0]
+
+
+_OTHER = """
+import json
+import sys
+import time
+import types
+from anp_jax.cluster import client
+from anp_jax.cluster import cluster_env
+
+card = json.loads(sys.argv[1])
+env = cluster_env.ClusterEnv('flags', 1, 2, sys.argv[2])
+settings = types.SimpleNamespace(rendezvous_timeout=9, heartbeat_timeout=9)
+connected = client.CoordinatorClient(env, card, settings)
+time.sleep(0.5)
+print(connected.gather('one'), flush=True)
+connected.close()
+"""
+
+
+def test_a_process_that_is_stopped_for_a_moment_goes_on():
+  run = coordinating.Run(
+    2, heartbeat=60.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
+  ).join(0)
+  arguments = [json.dumps(coordinating.info(1, 2, {})), f'127.0.0.1:{run.port}']
+  with subprocess.Popen(
+    [sys.executable, '-c', _OTHER, *arguments], stdout=subprocess.PIPE,
+    text=True, cwd=launching.ROOT, env={**os.environ, 'PYTHONPATH': '.'},
+  ) as other:  # fmt: skip
+    try:
+      run.started()
+      other.send_signal(signal.SIGSTOP)
+      run.beats(20, silent=[1])
+      other.send_signal(signal.SIGCONT)
+      assert run.clients[0].gather('zero') == ['zero', 'one']
+      run.clients[0].close()
+      assert other.wait(coordinating.SOON) == 0
+    finally:
+      other.kill()
+  assert not run.ended
+
+
+def _at(phase, step):
+  return {'phase': phase, 'step': step, 'seconds': 130.0}
+
+
+@pytest.mark.parametrize(
+  'states, late',
+  [
+    ([_at('step', 9), _at('input', 9), _at('step', 9)], 'rank 1 on node1 is'),
+    ([_at('step', 9), _at('step', 8), _at('step', 9)], 'rank 1 on node1 is'),
+    (
+      [_at('input', 9), _at('saving', 8), _at('saving', 8)],
+      'rank 1 on node1, rank 2 on node2 are',
+    ),
+    (
+      [_at('saving', 8), _at('evaluating', 8), _at('saving', 8)],
+      'rank 1 on node1 is',
+    ),
+    (
+      [_at('leaving', 9), _at('saving', 9), _at('leaving', 9)],
+      'rank 1 on node1 is',
+    ),
+    (
+      [_at('step', 1), _at('compiling', 0), _at('step', 1)],
+      'rank 1 on node1 is',
+    ),
+    (
+      [_at('joining', 0), _at('loading', 0), _at('opening', 0)],
+      'rank 1 on node1 is',
+    ),
+    (
+      [_at('starting', 0), _at('comparing', 0), _at('starting', 0)],
+      'rank 1 on node1 is',
+    ),
+    ([_at('loading', 0), None, _at('loading', 0)], 'rank 1 on node1 is'),
+    ([_at('step', 9)] * 3, 'all ranks are equally'),
+    ([_at('step', 9), None, _at('step', 9)], 'rank 1 on node1 is'),
+  ],
+)
+def test_a_stall_names_who_is_late(states, late):
+  run = coordinating.Run(3, clock=coordinating.Clock())
+  for index in (2, 1, 0):
+    run.join(index)
+    coordinating.wait(
+      lambda there=3 - index: len(run.coordinator._members) == there
+    )
+  run.started()
+  for index, state in enumerate(states):
+    if state:
+      run.clients[index].heartbeat(state)
+  coordinating.wait(
+    lambda: (
+      [run.coordinator._members[i].state or None for i in range(3)] == states
+    )
+  )
+  run.clients[0].stalled()
+  coordinating.wait(lambda: run.coordinator._tasks)
+  run.clock.move(coordinator._REPORTS_WITHIN)
+  ends = run.wait_for_end(0, 1, 2)
+  assert len(set(ends)) == 1
+  code, text, stacks = ends[0]
+  assert code == 75 and stacks
+  assert text.startswith(f'nothing has moved for 130 s: {late} late (rank: ')
+  assert f'0: {states[0]["phase"]} {states[0]["step"] or ""}'.strip() in text
+
+
+def test_a_failure_ends_all_with_its_status():
+  run = coordinating.started(3)
+  run.clients[1].fail(2, 'config.mesh does not fit')
+  assert run.clients[1]._end  # not for want of an answer
+  text = 'rank 1 on node1: config.mesh does not fit'
+  assert set(run.wait_for_end(0, 1, 2)) == {(2, text, False)}
+
+
+def test_an_error_ends_all_with_its_text():
+  run = coordinating.started(2)
+  run.clients[0].fail(1, 'ValueError: no')
+  text = 'rank 0 on node0: ValueError: no'
+  assert set(run.wait_for_end(0, 1)) == {(1, text, False)}
+
+
+def test_an_error_that_follows_from_a_loss_does_not_hide_it():
+  """A collective fails at once; the dead rank is seen a moment later."""
+  run = coordinating.Run(3, clock=coordinating.Clock()).join(0, 2)
+  with run.raw_rank(1):
+    run.started().clients[2]._send({'fail': [1, 'ValueError: Gloo failed']})
+    coordinating.wait(lambda: run.coordinator._tasks)
+  for code, text, _ in run.wait_for_end(0, 2):
+    assert code == 75 and text.startswith('rank 1 on node1 has gone')
+
+
+def test_one_that_does_not_come_to_the_end_is_named():
+  run = coordinating.started(3, leave=9, clock=coordinating.Clock())
+  run.clients[1].heartbeat(_at('saving', 8))
+  coordinating.wait(lambda: run.coordinator._members[1].state)
+  for index in (0, 2):
+    threading.Thread(target=run.clients[index].close, daemon=True).start()
+  coordinating.wait(
+    lambda: len(run.coordinator._gathered.get(coordinator.LEAVE, {})) == 2
+  )
+  run.clock.move(9.5)
+  for code, text, _ in run.wait_for_end(0, 1, 2):
+    assert code == 75
+    assert text.startswith(
+      'rank 1 on node1 has not come to the end within 9 s of the others'
+    )
+    assert '1: saving 8' in text
+
+
+def test_without_any_timeout_the_end_is_still_waited_for(config):
+  config.cluster.stall_timeout = config.cluster.stop_timeout = 0.0
+  timeouts = coordinator.Timeouts.of(config.cluster)
+  assert timeouts.leave == config.cluster.rendezvous_timeout
+
+
+@pytest.mark.parametrize(
+  'rubbish',
+  [
+    b'',
+    b'GET / HTTP/1.1\r\nHost: node0\r\n\r\n',
+    b'\x16\x03\x01\x02\x00\xff\n',
+    b'\n',
+    b'{}\n',
+    b'[]\n',
+    b'{"index": 1}\n',
+    b'{"index": [1], "token": "", "count": 2, "host": "x"}\n',
+    b'[' * 200_000 + b'\n',
+    b'x' * (coordinator._MAX_LINE + 2**20),
+  ],
+)
+def test_rubbish_on_the_port_harms_nothing(rubbish, caplog):
+  run = coordinating.Run(2)
+
+  def throw():
+    try:
+      run.raw(rubbish).close()
+    except OSError:  # the coordinator has hung up
+      pass
+
+  throw()
+  run.join(0, 1).started()
+  throw()
+  values = []
+  coordinating.at_once(
+    [lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)]
+  )
+  assert values == [[0, 1]] * 2
+  assert not run.errors and not run.ended and not caplog.records
+
+
+def test_a_stranger_does_not_end_a_run_that_goes_on():
+  """A second start by hand, at the port of the first."""
+  run = coordinating.started(2)
+  with run.raw_rank(1, host='node7') as stranger:
+    message = json.loads(stranger.makefile('rb').readline())
+  code, text = message['end']
+  assert code == 2 and text.startswith('rank 1 on node7 found a run that has')
+  values = []
+  coordinating.at_once(
+    [lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)]
+  )
+  assert values == [[0, 1]] * 2 and not run.ended
+
+
+def test_a_port_that_is_taken(config):
+  with socket.create_server(('127.0.0.1', 0)) as other:
+    port = other.getsockname()[1]
+    env = cluster_env.ClusterEnv('flags', 0, 2, f'127.0.0.1:{port}')
+    timeouts = coordinator.Timeouts.of(config.cluster)
+    text = f'rank 0 cannot open port {port}'
+    with pytest.raises(config_lib.ConfigError, match=text):
+      coordinator.Coordinator(env, timeouts)

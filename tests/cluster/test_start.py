@@ -1,0 +1,112 @@
+"""Processes that start: what ends all of them, and what is refused."""
+
+import pytest
+
+from anp_jax import cluster
+from anp_jax import config as config_lib
+from anp_jax.cluster import client
+from anp_jax.cluster import cluster_env
+from anp_jax.cluster import jax_processes
+from anp_jax.cluster import termination
+from anp_jax.system import xla_flags
+
+
+class _Gone(Exception):
+  pass
+
+
+@pytest.fixture
+def starting(monkeypatch, config):
+  """Starts rank 1 of 2 with these errors of JAX; returns the failure sent."""
+  failures = []
+
+  class Client:
+    hosts = ('node0', 'node1')
+
+    def __init__(self, *_):
+      pass
+
+    def heartbeat(self, state):
+      pass
+
+    def fail(self, code, text):
+      failures.append((code, text))
+
+  def end(code, text):
+    raise _Gone(code, text)
+
+  def start(error):
+    def fail(*_):
+      raise error
+
+    monkeypatch.setattr(jax_processes, 'join', fail)
+    with pytest.raises(_Gone):
+      cluster.start(config, cluster_env.ClusterEnv('flags', 1, 2, 'node0:99'))
+    return failures.pop()
+
+  monkeypatch.setattr(client, 'CoordinatorClient', Client)
+  monkeypatch.setattr(termination, 'end_process', end)
+  monkeypatch.setattr(cluster.log_prefix, 'install', lambda mark: None)
+  return start
+
+
+def test_an_error_while_jax_starts_ends_all(starting, capsys):
+  """Else JAX's own exit handler would wait for the others, and they for it."""
+  error = RuntimeError('CUDA_ERROR_NO_DEVICE: no\nmore')
+  assert starting(error) == (1, 'RuntimeError: CUDA_ERROR_NO_DEVICE: no')
+  assert 'Traceback' in capsys.readouterr().err
+  assert starting(config_lib.ConfigError('devices')) == (2, 'devices')
+  assert 'Traceback' not in capsys.readouterr().err
+
+
+def test_without_nvidias_tool_a_start_says_what_is_not_checked(
+  starting, monkeypatch, capsys
+):
+  says = 'nvidia-smi lists no GPU here: none can be told to be shared\n'
+  monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
+  for uuids, want in (([], says), (['GPU-1a2b'], '')):
+    monkeypatch.setattr(
+      cluster.process_info, 'gpus', lambda _, uuids=uuids: uuids
+    )
+    starting(cluster.Failed('enough'))
+    assert capsys.readouterr().out == want
+
+
+def test_one_process_is_told_of_gpus_that_jax_does_not_see(monkeypatch, config):
+  """In a batch shell too, where no step says that this is Slurm."""
+  monkeypatch.setattr(
+    cluster.process_info, 'startup_problem', lambda: 'no driver'
+  )
+  with pytest.raises(config_lib.ConfigError, match='no driver'):
+    cluster.start(config, cluster_env.ALONE)
+
+
+@pytest.mark.parametrize('name', ['gpu', 'tpu'])
+def test_an_accelerator_that_jax_drops_is_refused(monkeypatch, config, name):
+  """It warns of a plug-in that fails, and computes on the CPU."""
+  monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: name)
+  with pytest.raises(
+    config_lib.ConfigError, match=f'has a {name}, but JAX computes on cpu'
+  ):
+    cluster.start(config, cluster_env.ALONE)
+
+
+@pytest.mark.parametrize('dedicated', [False, True])
+@pytest.mark.parametrize('rank', [0, 1])
+def test_a_worker_whose_accelerator_jax_drops_is_refused(
+  monkeypatch, config, dedicated, rank
+):
+  """But not a server that does nothing else: it may be on the CPU."""
+  monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
+  monkeypatch.setattr(cluster.log_prefix, 'install', lambda text: None)
+  config.strategy.name, config.strategy.dedicated = 'server', dedicated
+  env = cluster_env.ALONE._replace(count=2, index=rank)
+
+  def start():
+    return cluster.start(config, env, {'--mode': 'train'})
+
+  if dedicated and not rank:
+    assert start().index == rank
+  else:
+    with pytest.raises(config_lib.ConfigError, match='computes on cpu'):
+      start()

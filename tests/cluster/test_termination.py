@@ -1,0 +1,81 @@
+"""How a process ends: its exit status and its last words."""
+
+import linecache
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from anp_jax import cluster
+from anp_jax import config as config_lib
+from anp_jax.cluster import termination
+from tests import coordinating
+from tests import launching
+
+
+@pytest.mark.parametrize(
+  'error, status',
+  [
+    (config_lib.ConfigError('a\nb'), (2, 'a')),
+    (termination.Lost('rank 1 has gone'), (75, 'rank 1 has gone')),
+    (cluster.Failed('not finite'), (1, 'not finite')),
+    (ValueError('a\nb'), (1, 'ValueError: a')),
+    (KeyError(), (1, 'KeyError')),
+    (KeyboardInterrupt(), (130, 'interrupted')),
+  ],
+)
+def test_exit_status(error, status):
+  assert cluster.exit_status(error) == status
+
+
+def test_stacks_of_all_threads(monkeypatch, capsys):
+  """Without a look at a file: the file system may be what hangs."""
+  monkeypatch.setattr(linecache, 'checkcache', pytest.fail)
+  monkeypatch.setattr(linecache, 'getlines', pytest.fail)
+  done = threading.Event()
+
+  def waits_for_data():
+    done.wait(coordinating.SOON)
+
+  thread = threading.Thread(target=waits_for_data, name='feed')
+  thread.start()
+  termination.print_stacks()
+  done.set()
+  thread.join()
+  text = capsys.readouterr().err
+  feed = text[text.index('thread feed:') :].split('\n\n')[0]
+  assert re.search(r'test_termination.py", line \d+, in .*waits_for_d', feed)
+  # The innermost call is last.
+  assert feed.index('waits_for_data') < feed.rindex('wait')
+  assert 'thread MainThread:' in text
+
+
+_STUCK = """
+import threading
+from anp_jax.cluster import termination
+termination._LAST_WORDS = 0.5
+
+def leave():
+  termination.end_process(75, 'rank 1 has gone')
+
+threading.Timer(0.5, leave).start()
+print('x' * 2**24)
+"""
+
+
+def test_a_process_with_a_stuck_output_ends_too():
+  environment = {**os.environ, 'PYTHONPATH': '.'}
+  environment.pop('PYTHONUNBUFFERED', None)  # nothing to get stuck in
+  child = subprocess.Popen(
+    [sys.executable, '-c', _STUCK], stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE, cwd=launching.ROOT, env=environment,
+  )  # fmt: skip
+  with child:
+    try:
+      assert child.wait(coordinating.SOON) == 75
+      assert child.stderr.read() == b'error: rank 1 has gone\n'
+    finally:
+      child.kill()

@@ -1,0 +1,169 @@
+"""A coordinator and its clients in one process, as tests start them."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+import types
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import client
+from anp_jax.cluster import cluster_env
+from anp_jax.cluster import coordinator
+from anp_jax.cluster import termination
+from tests import launching
+
+SOON = 10  # seconds: until a test fails that waits for nothing
+
+
+class Clock:
+  """A coordinator's time, which only a test moves."""
+
+  def __init__(self):
+    self._now = 1000.0
+    self._sleepers = []
+
+  def __call__(self):
+    return self._now
+
+  async def sleep(self, seconds):
+    loop = asyncio.get_running_loop()
+    waking = loop.create_future()
+    self._sleepers.append((self._now + seconds, loop, waking))
+    await waking
+
+  def move(self, seconds):
+    wait(lambda: self._sleepers)  # the coordinator has seen the move before
+    self._now += seconds
+    for sleeper in self._sleepers[:]:
+      end, loop, waking = sleeper
+      if end <= self._now:
+        self._sleepers.remove(sleeper)
+        loop.call_soon_threadsafe(waking.set_result, None)
+
+
+class Run:
+  """A coordinator and its clients, each made in a thread of its own.
+
+  Attributes:
+    clients: of the ranks that have joined, by rank.
+    errors: of the ranks that were refused, by rank.
+    ended: (code, text, stacks) of the ranks that were told to end, by rank.
+    lines: that the coordinator logged.
+  """
+
+  def __init__(
+    self, count, rendezvous=SOON, heartbeat=SOON, leave=SOON, clock=None
+  ):
+    self.count = count
+    self.clock = clock
+    self.lines = []
+    self.clients, self.errors, self.ended = {}, {}, {}
+    self.port = launching.free_port()
+    self._threads = []
+    self.coordinator = coordinator.Coordinator(
+      self._env(0),
+      coordinator.Timeouts(rendezvous, heartbeat, leave),
+      self.lines.append,
+      **({'clock': clock, 'sleep': clock.sleep} if clock else {}),
+    )
+
+  def join(self, *indices, **values):
+    """Begins to connect these ranks."""
+    for index in indices:
+      thread = threading.Thread(target=self._join, args=(index, values))
+      thread.start()
+      self._threads.append(thread)
+    return self
+
+  def started(self):
+    """Waits until the ranks that were begun are in, or refused."""
+    for thread in self._threads:
+      thread.join(SOON)
+      assert not thread.is_alive()
+    return self
+
+  def _env(self, index):
+    return cluster_env.ClusterEnv(
+      'flags', index, self.count, f'127.0.0.1:{self.port}', token='job'
+    )
+
+  def _join(self, index, values):
+    def leave(code, text, stacks):
+      self.ended[index] = (code, text, stacks)
+
+    try:
+      self.clients[index] = client.CoordinatorClient(
+        self._env(index),
+        info(index, self.count, values),
+        types.SimpleNamespace(rendezvous_timeout=SOON, heartbeat_timeout=SOON),
+        leave,
+      )
+    except (config_lib.ConfigError, termination.Lost) as e:
+      self.errors[index] = e
+
+  def raw(self, text):
+    """A connection that sends bytes, and then only what a test sends."""
+    connection = socket.create_connection(('127.0.0.1', self.port), SOON)
+    connection.sendall(text)
+    return connection
+
+  def raw_rank(self, index, **values):
+    """A connection that joins as a rank does, and then sends nothing."""
+    text = json.dumps(info(index, self.count, values))
+    return self.raw(text.encode() + b'\n')
+
+  def beats(self, count, silent=()):
+    """Moves the clock by heartbeats; all ranks but the silent answer each."""
+    for _ in range(count):
+      self.clock.move(coordinator.HEARTBEAT_PERIOD)
+      wait(lambda: self.ended or self._are_heard(silent))
+
+  def _are_heard(self, silent):
+    now = self.clock()
+    return all(
+      member.last_heard == now
+      for index, member in self.coordinator._members.items()
+      if index not in silent
+    )
+
+  def wait_for_end(self, *indices):
+    """What each of these ranks was told when it had to end."""
+    wait(lambda: set(indices) <= self.ended.keys())
+    return [self.ended[i] for i in indices]
+
+
+def info(index, count, values):
+  """What `process_info.collect` gives for a rank, with some other values."""
+  return {
+    'index': index, 'count': count, 'token': 'job', 'host': f'node{index}',
+    'local_index': 0, 'platform': 'cpu', 'problem': '', 'gpus': [],
+    'loopback': '', 'versions': {'jax': '1'}, 'code': '', 'config': {},
+    'command': {}, **values,
+  }  # fmt: skip
+
+
+def wait(condition):
+  """Waits until a condition holds."""
+  deadline = time.monotonic() + SOON
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
+def started(count, **values):
+  """A run that all ranks have joined."""
+  run = Run(count, **values).join(*range(count)).started()
+  assert not run.errors
+  return run
+
+
+def at_once(calls):
+  """Makes calls in a thread each."""
+  threads = [threading.Thread(target=call) for call in calls]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(SOON)
+    assert not thread.is_alive()
