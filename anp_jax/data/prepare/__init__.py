@@ -1,1 +1,1 @@
-"""From a folder of images to a set: examined, repaired, in few files."""
+"""Preparation of a folder of images: examined, repaired, in few files."""

@@ -1,7 +1,7 @@
 """`anp_folder/NAME`: a folder of images as a tensorflow-datasets set.
 
-Made by `python -m anp_jax.data.prepare`. Neither that nor reading it imports
-TensorFlow.
+`python -m anp_jax.data.prepare` writes it. Neither writing nor reading it
+imports TensorFlow.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ from tensorflow_datasets.core import example_serializer
 from anp_jax.data import vocabulary
 from anp_jax.data.prepare import anp_folder_files
 
-# One record a chunk, as tfds writes it: records are read one by one. Not
-# compressed: files of images do not shrink, and writing takes a third.
+# One record a chunk, as tfds writes it: records are read one by one. Without
+# compression: image files do not shrink, and writing takes a third of the time.
 WRITER_OPTIONS = 'group_size:1,uncompressed'
 
 _DESCRIPTION = """\
@@ -27,14 +27,14 @@ files. What was left out or converted is in report.md and damaged.jsonl."""
 
 @dataclasses.dataclass(eq=False)
 class Config(tfds.core.BuilderConfig):
-  """One set: its name, the classes, and what `metadata.json` will hold."""
+  """The config of one set: name, classes and content of `metadata.json`."""
 
   classes: vocabulary.Vocabulary | None = None
   metadata: dict = dataclasses.field(default_factory=dict)
 
 
 class AnpFolder(tfds.core.GeneratorBasedBuilder):
-  """Builder of `anp_folder/NAME`; to read one, `tfds.data_source` will do.
+  """The builder of `anp_folder/NAME`; `tfds.data_source` reads it without.
 
   Features: `image`, the bytes of a file, uint8 RGB of any size; `label`;
   `file_name`, relative to the folder of its split; and, where every class is an
@@ -64,7 +64,7 @@ class AnpFolder(tfds.core.GeneratorBasedBuilder):
 def features(
   classes: vocabulary.Vocabulary,
 ) -> tfds.features.FeaturesDict:
-  """The features of a set with these classes; see `AnpFolder`."""
+  """Returns the features of a set with these classes; see `AnpFolder`."""
   label = tfds.features.ClassLabel
   result = {
     'image': tfds.features.Image(shape=(None, None, 3)),
@@ -85,12 +85,12 @@ def write_shard(
   """Writes an ArrayRecord file.
 
   Args:
-    path: of the file; not replaced at once, so use another name first.
+    path: of the file, which a reader may see half written.
     classes: of the set.
-    examples: of an image file's bytes, its label and its name.
+    examples: the bytes of an image file, its label and its name.
 
   Returns:
-    Bytes of all serialized examples.
+    The size of all serialized examples in bytes.
   """
   encoder = features(classes)
   serializer = example_serializer.ExampleSerializer(
@@ -127,13 +127,14 @@ def write_info(
   splits: dict[str, tuple[list[int], int]],
   metadata: dict,
 ) -> None:
-  """Writes dataset_info.json, features.json and what else tfds reads.
+  """Writes dataset_info.json, features.json and the other files tfds reads.
 
   Args:
-    folder: that holds the shards.
+    folder: of the shards.
     name: of the set.
     classes: of the set.
-    splits: examples of each shard, and bytes of all serialized examples.
+    splits: by name, the number of examples of each shard, and the size of all
+      serialized examples in bytes.
     metadata: for metadata.json.
   """
   config = Config(

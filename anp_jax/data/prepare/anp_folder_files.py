@@ -7,10 +7,10 @@ VERSION = '1.0.0'
 
 
 def folder(data_dir: str, name: str) -> str:
-  """Where the finished set `name` lies."""
+  """Returns the folder of the finished set `name`."""
   return os.path.join(data_dir, NAME, name, VERSION)
 
 
 def shard(split: str, index: int, count: int) -> str:
-  """The file of a split's shard, as tfds names it."""
+  """Returns the file name of a split's shard, as tfds chooses it."""
   return f'{NAME}-{split}.array_record-{index:05}-of-{count:05}'

@@ -1,4 +1,4 @@
-"""What becomes of each file of a set: its kinds, and what is done."""
+"""The plan of a set: the kinds of each file, and what is done about them."""
 
 import collections
 import dataclasses
@@ -9,11 +9,11 @@ from anp_jax import config as config_lib
 from anp_jax.data.prepare import examine
 from anp_jax.data.sources import image_folder
 
-# Beside those of one file alone: it is gone, its picture is small, its bytes
-# come again, its class has few examples.
+# The kinds of one file alone, and: there is no such file, its picture is small,
+# other files have its bytes, its class has few examples.
 KINDS = ('missing', *examine.KINDS, 'small', 'duplicate', 'leak', 'rare')
 
-# What may be done, the default first. What cannot be trained on is not kept.
+# Actions by kind, the default first. What cannot be trained on is not kept.
 POLICIES = {
   'missing': ('skip', 'fail'),
   'corrupt': ('skip', 'fail'),
@@ -55,7 +55,7 @@ KEEP, CONVERT, SKIP, FAIL = range(4)
 
 @dataclasses.dataclass
 class Split:
-  """One split: its files, what was found in them, what is done with them.
+  """One split: its files, the findings in them, what is done with them.
 
   Attributes:
     name: in the prepared set.
@@ -65,9 +65,9 @@ class Split:
     kinds: (n,) uint32, bit i for KINDS[i].
     digests: n SHA-256 of the files' bytes, b'' for a missing one.
     formats: n names, such as 'JPEG'.
-    reasons: of damage, by index.
-    actions: (n,) uint8, indices of ACTIONS; of `decide`.
-    equals: the split and index that a duplicate or a leak equals, by index.
+    reasons: of damage, by index of the file.
+    actions: (n,) uint8, indices of ACTIONS, from `decide`.
+    equals: split and index that a duplicate or a leak equals, by its index.
   """
 
   name: str
@@ -85,7 +85,7 @@ class Split:
     return len(self.listing.files)
 
   def of_kind(self, kind: str) -> np.ndarray:
-    """(n,) bool: the files of a kind."""
+    """Returns (n,) bool, True for the files of a kind."""
     return (self.kinds & bit(kind)) != 0
 
   @property
@@ -100,12 +100,12 @@ class Split:
 
 
 def bit(kind: str) -> int:
-  """The bit of `Split.kinds` that stands for a kind."""
+  """Returns the bit of `Split.kinds` that stands for a kind."""
   return 1 << KINDS.index(kind)
 
 
 def policy(text: str) -> dict[str, str]:
-  """The action for every kind, from 'kind=action,kind=action'.
+  """Returns the action for every kind, from 'kind=action,kind=action'.
 
   Raises:
     ConfigError: for an unknown kind, or an action that it does not allow.
@@ -128,12 +128,12 @@ def policy(text: str) -> dict[str, str]:
 def decide(
   splits: list[Split], policy: dict[str, str], min_size: int, min_count: int
 ) -> None:
-  """Sets the actions, and the kinds that take more than one file to see.
+  """Sets the actions, and the kinds that depend on more than one file.
 
   A duplicate has the bytes of an earlier file of its split, a leak is a file
-  of the first split with the bytes of one of the second. Both are sought among
-  the files that are not left out for what they are alone, and rare classes,
-  with fewer than `min_count` examples in the first split, among what is left.
+  of the first split with the bytes of one of the second. Both are searched for
+  among the files that their own kinds do not leave out, and rare classes, with
+  fewer than `min_count` examples in the first split, among the rest.
 
   Args:
     splits: for training, and for evaluation if there is one.
@@ -142,16 +142,16 @@ def decide(
     min_count: examples below which a class is rare.
   """
   for split in splits:
-    known = split.shapes.min(1) > 0
-    small = known & (split.shapes.min(1) < min_size)
+    sides = split.shapes.min(1)
+    small = (sides > 0) & (sides < min_size)
     split.kinds[small] |= bit('small')
     split.actions = np.zeros(len(split), np.uint8)
-    _act(split, policy)
-  firsts = [_duplicates(split) for split in splits]
+    _apply(policy, split)
+  firsts = [_mark_duplicates(split) for split in splits]
   if len(splits) == 2:
-    _leaks(splits[0], splits[1], firsts[1])
+    _mark_leaks(splits[0], splits[1], firsts[1])
   for split in splits:
-    _act(split, policy)
+    _apply(policy, split)
   classes = len(splits[0].listing.vocabulary)
   counts = np.bincount(
     splits[0].listing.labels[splits[0].stored], minlength=classes
@@ -160,14 +160,14 @@ def decide(
     rare = (counts < min_count)[split.listing.labels]
     rare &= split.actions <= CONVERT
     split.kinds[rare] |= bit('rare')
-    _act(split, policy)
+    _apply(policy, split)
 
 
 def shards(split: Split, size: int) -> list[np.ndarray]:
-  """Divides what is stored of a split into shards of about `size` bytes.
+  """Divides the stored files of a split into shards of about `size` bytes.
 
-  Converted files count with the bytes they had, so that the division is known
-  before any is converted.
+  Converted files count with their bytes before conversion, so that the division
+  is known before any is converted.
 
   Returns:
     Indices of files, consecutive and none empty.
@@ -181,15 +181,15 @@ def shards(split: Split, size: int) -> list[np.ndarray]:
   return np.split(stored, np.flatnonzero(np.diff(numbers)) + 1)
 
 
-def _act(split, policy):
+def _apply(policy, split):
   for i, kind in enumerate(KINDS):
     action = ACTIONS.index(policy[kind])
     holds = (split.kinds >> i) & 1 != 0
     split.actions[holds] = np.maximum(split.actions[holds], action)
 
 
-def _duplicates(split):
-  """Marks them; the first index of each digest."""
+def _mark_duplicates(split):
+  """Marks the duplicates; returns the first index of each digest."""
   firsts = {}
   for i in split.stored.tolist():
     first = firsts.setdefault(split.digests[i], i)
@@ -199,23 +199,23 @@ def _duplicates(split):
   return firsts
 
 
-def _leaks(train, held, firsts):
+def _mark_leaks(train, evaluation, firsts):
   for i in train.stored.tolist():
     j = firsts.get(train.digests[i])
     if j is not None:
       train.kinds[i] |= bit('leak')
-      train.equals[i] = (held.name, j)
+      train.equals[i] = (evaluation.name, j)
 
 
 def count(split: Split) -> dict[str, int]:
-  """Files of each kind."""
+  """Returns the number of files of each kind."""
   return {kind: int(split.of_kind(kind).sum()) for kind in KINDS}
 
 
 def failures(
   splits: list[Split], policy: dict[str, str]
 ) -> collections.Counter:
-  """Files of each kind that forbids the set."""
+  """Returns the number of files of each kind that forbids the set."""
   result = collections.Counter()
   for split in splits:
     for kind, number in count(split).items():

@@ -1,4 +1,4 @@
-"""What a preparation found and did: tables for people, lines for programs."""
+"""The report of a preparation: tables for people, lines for programs."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import os
 import numpy as np
 
 from anp_jax.data.prepare import plan as plan_lib
+from anp_jax.system import markdown
 
 MARKDOWN, LINES = 'report.md', 'damaged.jsonl'
 
@@ -34,20 +35,8 @@ def write(
         f.write(json.dumps(_line(splits, split, i)) + '\n')
 
 
-def table(rows: list[tuple[str, ...]]) -> list[str]:
-  """Lines of columns, the first flush left and numbers flush right."""
-  widths = [max(map(len, column)) for column in zip(*rows)]
-  return [
-    '  '.join(
-      cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
-      for cell, width in zip(row, widths)
-    ).rstrip()
-    for row in rows
-  ]
-
-
 def summary(splits: list[plan_lib.Split], policy: dict) -> list[str]:
-  """The lines that a preparation ends with."""
+  """Returns the lines that a preparation ends with."""
   classes = splits[0].listing.vocabulary
   lines = [classes.text()]
   rows = [('split', 'files', 'images', 'converted', 'smallest class')]
@@ -56,21 +45,21 @@ def summary(splits: list[plan_lib.Split], policy: dict) -> list[str]:
       split.name, f'{len(split):,}', f'{len(split.stored):,}',
       f'{len(split.converted):,}', _smallest(split),
     ))  # fmt: skip
-  lines += table(rows)
+  lines.append(markdown.plain(rows, 'lr'))
   rows = [('kind', 'files', 'share', 'done', 'meaning')]
   for kind, number, share in _counts(splits):
     rows.append(
       (kind, f'{number:,}', share, policy[kind], plan_lib.MEANINGS[kind])
     )
   if len(rows) > 1:
-    lines += ['', *table(rows)]
+    lines += ['', markdown.plain(rows, 'lrrl')]
   else:
     lines += ['', 'no file is damaged or unusual']
   return lines + _left_out(splits)
 
 
 def first(splits: list[plan_lib.Split], kinds) -> str:
-  """The path and kind of the first file of any of the kinds."""
+  """Returns the path and kind of the first file of any of the kinds."""
   for split in splits:
     for i in np.flatnonzero(split.kinds).tolist():
       for kind in kinds:
@@ -105,28 +94,26 @@ def _counts(splits):
 def _markdown(name, splits, policy):
   yield f'# {name}: what was found and done'
   yield ''
-  yield '| split | folder | files | images | converted | smallest class |'
-  yield '|---|---|---:|---:|---:|---|'
-  for s in splits:
-    cells = (
-      s.name, _cell(s.listing.root), f'{len(s):,}', f'{len(s.stored):,}',
-      f'{len(s.converted):,}', _cell(_smallest(s)),
-    )  # fmt: skip
-    yield f'| {" | ".join(cells)} |'
+  rows = [('split', 'folder', 'files', 'images', 'converted', 'smallest class')]
+  for split in splits:
+    rows.append((
+      split.name, split.listing.root, f'{len(split):,}',
+      f'{len(split.stored):,}', f'{len(split.converted):,}', _smallest(split),
+    ))  # fmt: skip
+  yield markdown.table(rows, 'llrrrl')
   yield ''
-  yield '| kind | meaning | files | share | done | first files |'
-  yield '|---|---|---:|---:|---|---|'
+  rows = [('kind', 'meaning', 'files', 'share', 'done', 'first files')]
   for kind, number, share in _counts(splits):
     files = [
-      f'{s.name}: {_cell(s.listing.files[i])}'
-      for s in splits
-      for i in np.flatnonzero(s.of_kind(kind))[:_FIRST]
+      f'{split.name}: {split.listing.files[i]}'
+      for split in splits
+      for i in np.flatnonzero(split.of_kind(kind))[:_FIRST]
     ]
-    cells = (
+    rows.append((
       kind, plan_lib.MEANINGS[kind], f'{number:,}', share, policy[kind],
       ', '.join(files[:_FIRST]),
-    )  # fmt: skip
-    yield f'| {" | ".join(cells)} |'
+    ))  # fmt: skip
+  yield markdown.table(rows, 'llrrl')
   yield ''
   yield (
     'A file of several kinds counts in each; what is done about it is the '
@@ -134,12 +121,7 @@ def _markdown(name, splits, policy):
   )
   for line in _left_out(splits):
     yield ''
-    yield _cell(line)
-
-
-def _cell(text):
-  # Of a file's name: neither a new cell nor a new line.
-  return ' '.join(text.replace('|', '\\|').split())
+    yield markdown.escape(line)
 
 
 def _line(splits, split, i):
