@@ -1,4 +1,4 @@
-"""Tests of show: what a person sees of sets that were made by hand."""
+"""Tests of show: the examples, sheets and charts of sets made by hand."""
 
 import itertools
 import os
@@ -17,68 +17,17 @@ from anp_jax.data.input import pipeline
 from anp_jax.data.show import __main__ as show
 from anp_jax.data.show import draw
 from anp_jax.data.show import stats
+from tests import builders
+from tests import showing
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_CONFIG = f'--config={_ROOT / "configs" / "resnet_anp.py"}:tiny'
-_CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
 _RED, _BLUE, _ORANGE = (204, 0, 0), (0, 114, 178), (213, 94, 0)
-# Images a class of the tree below, in training and in evaluation.
-_PAIRS = {
-  'big_cat': (2, 1), 'big_dog': (3, 0), 'old_car': (1, 3), 'old_dog': (3, 2),
-}  # fmt: skip
-
-
-def _color(split, name, i):
-  """Different for every file of the tree, and none of a sheet's own."""
-  return (10 + 20 * sorted(_PAIRS).index(name), 60 + 40 * split, 100 + 9 * i)
-
-
-def _write_tree(root):
-  for name, counts in _PAIRS.items():
-    for split, count in enumerate(counts):
-      folder = root / ('train', 'validation')[split] / name
-      folder.mkdir(parents=True, exist_ok=True)
-      for i in range(count):
-        Image.new('RGB', (40, 30), _color(split, name, i)).save(
-          folder / f'{i}.png'
-        )
 
 
 @pytest.fixture
 def tree(tmp_path):
   """The flags of a tree of one-coloured PNG files in tmp_path."""
-  _write_tree(tmp_path / 'tree')
-  return [
-    _CONFIG, '--config.data.source=folder',
-    f'--config.data.path={tmp_path / "tree"}',
-  ]  # fmt: skip
-
-
-def _save_arrays(path, train, held=(0,), names=None, side=32):
-  """Labels of both splits; image i of a split has the value i."""
-  arrays = {}
-  for split, labels in (('train', train), ('validation', held)):
-    values = np.arange(len(labels), dtype=np.uint8)[:, None, None, None]
-    arrays[f'{split}_images'] = np.broadcast_to(
-      values, (len(labels), side, side, 3)
-    )
-    arrays[f'{split}_labels'] = np.array(labels)
-  classes = max(*train, *held) + 1
-  arrays['class_names'] = np.array(names or [f'n{i}' for i in range(classes)])
-  np.savez(path, **arrays)
-  return [_CONFIG, '--config.data.source=arrays', f'--config.data.path={path}']
-
-
-def _printed(flags, capsys):
-  """The lines of a command that succeeds."""
-  assert show.main(['show', *flags]) == 0
-  out, err = capsys.readouterr()
-  assert err == ''
-  return out.splitlines()
-
-
-def _pixels(path):
-  return np.asarray(Image.open(path).convert('RGB'))
+  return showing.tree_flags(tmp_path / 'tree')
 
 
 def _box(image, color):
@@ -96,11 +45,11 @@ def _box(image, color):
 
 @pytest.mark.parametrize('kind', ['encoded', 'pixels'])
 def test_training_examples_are_those_of_the_steps(tmp_path, config, kind):
-  rng = np.random.default_rng(0)
-  for i in range(21):
-    path = tmp_path / 'train' / 'ab'[i % 2] / f'{i}.png'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)).save(path)
+  builders.write_tree(tmp_path, {
+    f'train/{"ab"[i % 2]}/{i}.png':
+      builders.encode_image(builders.random_pixels(40, 50, i))
+    for i in range(21)
+  })  # fmt: skip
   config.data.source = 'folder'
   config.data.path = str(tmp_path)
   config.data.cache = 'decoded' if kind == 'pixels' else 'none'
@@ -110,15 +59,15 @@ def test_training_examples_are_those_of_the_steps(tmp_path, config, kind):
   plan = batch_plan.BatchPlan(config, 21, 8, np.arange(8), True, start=2)
   steps = list(itertools.islice(pipeline.batches(source, plan), 3))
   for count in (3, 8, 20):  # part of a step, one, and more than two
-    shown = show.examples(config, source, True, count, 2)
+    batch = show.examples(config, source, True, count, 2)
     for name in ('image', 'label', 'weight'):
-      wanted = np.concatenate([batch[name] for batch in steps])[:count]
-      np.testing.assert_array_equal(shown[name], wanted, name)
-  assert shown['image'].shape == (20, 32, 32, 3)
+      expected = np.concatenate([step[name] for step in steps])[:count]
+      np.testing.assert_array_equal(batch[name], expected, name)
+  assert batch['image'].shape == (20, 32, 32, 3)
 
 
 def test_balanced_classes_are_shown_equally_often(tmp_path, config):
-  _save_arrays(tmp_path / 'set.npz', [0] * 57 + [1] * 2 + [2])
+  showing.save_arrays(tmp_path / 'set.npz', [0] * 57 + [1] * 2 + [2])
   config.data.source = 'arrays'
   config.data.path = str(tmp_path / 'set.npz')
   config.data.balance = 'sample'
@@ -128,7 +77,7 @@ def test_balanced_classes_are_shown_equally_often(tmp_path, config):
 
 
 def test_batch_size_of_a_device_counts_where_there_is_no_other(tmp_path):
-  flags = _save_arrays(tmp_path / 'set.npz', [0] * 100)
+  flags = showing.save_arrays(tmp_path / 'set.npz', [0] * 100)
   sheets = []
   for i, sizes in enumerate([(0, 8), (8, 2), (16, 8)]):
     output = tmp_path / str(i)
@@ -144,7 +93,7 @@ def test_batch_size_of_a_device_counts_where_there_is_no_other(tmp_path):
 
 def test_evaluation_examples_come_from_all_classes(tmp_path, config):
   # The files of each class one after another, as a tree has them.
-  _save_arrays(tmp_path / 'set.npz', [0], np.repeat(np.arange(10), 20))
+  showing.save_arrays(tmp_path / 'set.npz', [0], np.repeat(np.arange(10), 20))
   config.data.source, config.data.path = 'arrays', str(tmp_path / 'set.npz')
   source = sources.open_source(config, training=False)
   batch = show.examples(config, source, False, 10)
@@ -180,16 +129,16 @@ def test_spread_is_not_caught_by_classes_that_take_turns():
 def test_sheets_show_every_file_of_the_tree(tree, tmp_path, capsys):
   output = tmp_path / 'a' / 'b'
   flags = [*tree, f'--output={output}', '--count=9']
-  assert _printed(flags, capsys) == [
+  assert showing.printed(flags, capsys) == [
     str(output / f'{name}.png')
     for name in ('training', 'evaluation', 'classes')
   ]
   for split, name in enumerate(('training', 'evaluation')):
-    sheet = _pixels(output / f'{name}.png')
+    sheet = showing.pixels(output / f'{name}.png')
     boxes = []
-    for pair, counts in sorted(_PAIRS.items()):
+    for pair, counts in sorted(showing.PAIRS.items()):
       for i in range(counts[split]):
-        boxes.append(_box(sheet, _color(split, pair, i)))
+        boxes.append(_box(sheet, showing.color(split, pair, i)))
     # 32 pixels a side: drawn four times as large.
     assert all(box[2:] == (128, 128) for box in boxes)
     assert len({box[:2] for box in boxes}) == len(boxes) == (9, 6)[split]
@@ -206,12 +155,12 @@ def test_small_images_are_enlarged_pixel_by_pixel(tmp_path, side, times):
   image[..., 0] = 0  # no shade of the text
   path = str(tmp_path / 'sheet.png')
   draw.sheet(path, image[None], ['name'], np.array([False]), ['title'])
-  sheet = _pixels(path)
-  wanted = image.repeat(times, 0).repeat(times, 1)
+  sheet = showing.pixels(path)
   rows, columns = np.nonzero((sheet[..., 0] == 0) & (sheet[..., 1] > 0))
   top, left = rows.min(), columns.min()
-  found = sheet[top : top + side * times, left : left + side * times]
-  np.testing.assert_array_equal(found, wanted)
+  part = sheet[top : top + side * times, left : left + side * times]
+  enlarged = image.repeat(times, 0).repeat(times, 1)
+  np.testing.assert_array_equal(part, enlarged)
 
 
 def _sheet(tmp_path, names, replaced, title=('one', 'two')):
@@ -222,7 +171,7 @@ def _sheet(tmp_path, names, replaced, title=('one', 'two')):
   )
   path = str(tmp_path / 'sheet.png')
   draw.sheet(path, images, list(names), np.array(replaced), list(title))
-  sheet = _pixels(path)
+  sheet = showing.pixels(path)
   boxes = []
   for value in values:
     rows, columns = np.nonzero((sheet == value).all(-1))
@@ -247,8 +196,8 @@ def test_replaced_examples_are_red(tmp_path):
     assert (label[:, 1] < 128).any()  # something is written
     reddish = label[:, 0].astype(int) - label[:, 1] > 100
     assert reddish.any() == (i == 1)
-  whole, _ = _sheet(tmp_path, ['a', 'bb', 'ccc'], [False] * 3)
-  assert len(sheet) > len(whole)  # a line explains it
+  undamaged, _ = _sheet(tmp_path, ['a', 'bb', 'ccc'], [False] * 3)
+  assert len(sheet) > len(undamaged)  # a line explains it
 
 
 def test_names_are_beneath_their_images(tmp_path):
@@ -264,7 +213,7 @@ def test_long_names_stay_below_their_images(tmp_path):
   names = ['n' * 80, 'm' * 80, 'a$b$\ncé\udce9']
   sheet, boxes = _sheet(tmp_path, names, [False] * 3, ['long ' * 200])
   for top, left in boxes:
-    # The gap to the next image, beside the name.
+    # The gap to the next image, after the name.
     assert (sheet[top + 100 : top + 125, left + 100 : left + 110] == 255).all()
 
 
@@ -276,68 +225,42 @@ def test_images_are_shown_unmixed(tree, tmp_path):
       '--config.data.cache=decoded',
     ]  # fmt: skip
     assert show.main(['show', *tree, *flags, '--count=4']) == 0
-    sheets.append(_pixels(tmp_path / str(i) / 'training.png'))
+    sheets.append(showing.pixels(tmp_path / str(i) / 'training.png'))
   line = len(sheets[1]) - len(sheets[0])
   assert 10 < line < 30  # the title says so
   np.testing.assert_array_equal(sheets[0][-150:], sheets[1][-150:])
 
 
 @pytest.mark.parametrize('cache', ['none', 'encoded', 'decoded'])
-def test_damaged_file_is_shown_in_red(tree, tmp_path, capsys, cache):
+def test_a_damaged_file_is_shown_in_red(tree, tmp_path, capsys, cache):
   damaged = tmp_path / 'tree/validation/old_car/1.png'
   damaged.write_bytes(b'no image')
   flags = [*tree, f'--output={tmp_path}', f'--config.data.cache={cache}']
   assert show.main(['show', *flags]) == 0
-  sheet = _pixels(tmp_path / 'evaluation.png')
+  sheet = showing.pixels(tmp_path / 'evaluation.png')
   # As in evaluation, the next file stands in its place.
-  shown = (sheet == _color(1, 'old_car', 2)).all(-1)
-  assert shown.sum() == 2 * 128**2
+  is_next = (sheet == showing.color(1, 'old_car', 2)).all(-1)
+  assert is_next.sum() == 2 * 128**2
   # One frame of 4 pixels, and letters.
   frame = 136**2 - 128**2
   assert frame <= (sheet == _RED).all(-1).sum() < 2 * frame
-  assert not (sheet == _color(1, 'old_car', 1)).all(-1).any()
+  assert not (sheet == showing.color(1, 'old_car', 1)).all(-1).any()
   capsys.readouterr()
-  lines = _printed([*tree, '--stats'], capsys)
+  lines = showing.printed([*tree, '--stats'], capsys)
   assert ['old_car', '1', '3'] in [line.split() for line in lines]
 
 
 # The chart.
 
 
-def _chart(tmp_path, train, held, names):
+def _chart(tmp_path, train, evaluation, names):
   """The picture for these numbers of images a class."""
-  labels = [np.repeat(np.arange(len(names)), n) for n in (train, held)]
-  known = vocabulary.Vocabulary(tuple(names))
-  counts = [stats.count(_Labels(known, own)) for own in labels]
+  labels = [np.repeat(np.arange(len(names)), n) for n in (train, evaluation)]
+  classes = vocabulary.Vocabulary(tuple(names))
+  counts = [stats.count(showing.LabelSource(classes, ids)) for ids in labels]
   path = str(tmp_path / 'classes.png')
   draw.balance(path, counts)
-  return _pixels(path)
-
-
-class _Labels:
-  """A source of labels; those below -1 are of records that cannot be read."""
-
-  name = 'test'
-
-  def __init__(self, known, labels):
-    self.vocabulary = known
-    self._labels = np.array(labels, np.int32)
-
-  def __len__(self):
-    return len(self._labels)
-
-  def labels(self):
-    if (self._labels < -1).any():
-      raise ValueError('a record is damaged')
-    return self._labels
-
-  def read(self, indices):
-    if (self._labels[indices] < -1).any():
-      raise ValueError('this record is damaged')
-    return [b''] * len(indices), self._labels[indices]
-
-  def example_name(self, index):
-    return f'example {index}'
+  return showing.pixels(path)
 
 
 def _bars(image, color):
@@ -353,9 +276,11 @@ def test_bars_are_as_long_as_there_are_images(tmp_path):
     tmp_path, [5, 20, 10], [4, 1, 2], ['a', 'b$\\frac$', 'c\n\udce9']
   )
   # Sorted by training: b, c, a. The axis covers a pixel or two.
-  train, held = _bars(image, _BLUE), _bars(image, _ORANGE)
+  train, evaluation = _bars(image, _BLUE), _bars(image, _ORANGE)
   assert np.allclose(train, train[0] * np.array([1, 1 / 2, 1 / 4]), atol=3)
-  assert np.allclose(held, held[2] * np.array([1 / 4, 1 / 2, 1]), atol=3)
+  assert np.allclose(
+    evaluation, evaluation[2] * np.array([1 / 4, 1 / 2, 1]), atol=3
+  )
   assert train[0] > 300
 
 
@@ -363,9 +288,9 @@ def test_bars_of_a_wide_range_are_logarithmic(tmp_path):
   image = _chart(tmp_path, [1000, 10, 1, 0], [50, 1, 0, 0], list('abcd'))
   # From half an image on; none has no bar.
   bars = _bars(image, _BLUE)
-  wanted = np.log(np.array([1000, 10, 1]) / 0.5)
+  lengths = np.log(np.array([1000, 10, 1]) / 0.5)
   assert len(bars) == 3
-  assert np.allclose(bars, bars[0] * wanted / wanted[0], atol=3)
+  assert np.allclose(bars, bars[0] * lengths / lengths[0], atol=3)
   # 50 times is not yet wide.
   bars = _bars(image, _ORANGE)
   assert np.allclose(bars, [bars[0], bars[0] / 50], atol=3)
@@ -373,12 +298,12 @@ def test_bars_of_a_wide_range_are_logarithmic(tmp_path):
 
 def test_pairs_have_panels_of_adjectives_and_nouns(tree, tmp_path):
   assert show.main(['show', *tree, f'--output={tmp_path}']) == 0
-  bars = _bars(_pixels(tmp_path / 'classes.png'), _BLUE)
-  # 4 classes, big 5 and old 4, dog 6, cat 2 and car 1; each panel has its own
-  # scale, of which the longest bar takes the same part.
+  bars = _bars(showing.pixels(tmp_path / 'classes.png'), _BLUE)
+  # 4 classes, big 5 and old 4, dog 6, cat 2 and car 1; in each panel the scale
+  # is such that the longest bar is as long as in the others.
   longest = bars[0]
-  wanted = [1, 1, 2 / 3, 1 / 3, 1, 4 / 5, 1, 2 / 6, 1 / 6]
-  assert np.allclose(bars, longest * np.array(wanted), atol=3)
+  shares = [1, 1, 2 / 3, 1 / 3, 1, 4 / 5, 1, 2 / 6, 1 / 6]
+  assert np.allclose(bars, longest * np.array(shares), atol=3)
 
 
 def test_many_classes_are_a_curve_over_ranks(tmp_path):
@@ -395,193 +320,6 @@ def test_many_classes_are_a_curve_over_ranks(tmp_path):
     assert middle == pytest.approx(0.5, abs=0.03)
 
 
-# Counts.
-
-
-def _stats(tree, capsys, *flags):
-  return _printed([*tree, '--stats', *flags], capsys)
-
-
-def test_counts_of_the_tree(tree, tmp_path, capsys):
-  root = tmp_path / 'tree'
-  assert (
-    _stats(tree, capsys)
-    == f"""\
-training    {root}: train
-evaluation  {root}: validation
-classes     4 of 2 adjectives and 3 nouns
-
-                                      training   evaluation
-images                                       9            6
-smallest class                     1 (old_car)  0 (big_dog)
-middle class                       2 (big_cat)  1 (big_cat)
-largest class           3 (old_dog and 1 more)  3 (old_car)
-classes without images                       0            1
-no image in evaluation: big_dog
-
-adjectives  training  evaluation
-big                5           1
-old                4           5
-
-nouns  training  evaluation
-dog           6           2
-cat           2           1
-car           1           3
-
-classes  training  evaluation
-old_dog         3           2
-big_dog         3           0
-big_cat         2           1
-old_car         1           3""".splitlines()
-  )
-
-
-def test_counts_of_plain_classes(tmp_path, capsys):
-  names = [f'n{i}' for i in range(9)]
-  flags = _save_arrays(tmp_path / 'set.npz', [3, 3, 1, 2], [8] * 1234, names)
-  text = '\n'.join(_stats(flags, capsys))
-  assert 'classes     9\n' in text
-  assert 'no image in training: n0, n4, n5, n6, n7 and 1 more' in text
-  assert 'adjective' not in text and 'noun' not in text
-  rows = [line.split() for line in text.splitlines()]
-  assert ['images', '4', '1,234'] in rows
-  assert ['n8', '0', '1,234'] in rows
-  assert [r[0] for r in rows[-9:]] == [
-    'n3', 'n1', 'n2', 'n8', 'n0', 'n4', 'n5', 'n6', 'n7',
-  ]  # fmt: skip
-
-
-def test_equal_classes_are_not_told_apart(tmp_path, capsys):
-  flags = _save_arrays(tmp_path / 'set.npz', [0, 1, 1, 0], [1, 0], ['a', 'b'])
-  lines = [line.split() for line in _stats(flags, capsys)]
-  assert ['smallest', 'class', '2', '(all)', '1', '(all)'] in lines
-  assert ['largest', 'class', '2', '(all)', '1', '(all)'] in lines
-
-
-def test_records_that_cannot_be_read_do_not_count():
-  known = vocabulary.Vocabulary(('tall_tree', 'red_car')).with_pairs('yes')
-  counts = stats.count(_Labels(known, [1, 0, -1, -2, 1, 7]))
-  assert counts.images == 6
-  assert counts.classes.tolist() == [1, 2]
-  assert counts.adjectives.tolist() == [2, 1]  # red, tall
-  assert counts.nouns.tolist() == [2, 1]  # car, tree
-  lines = [line.split() for line in stats.balance([counts, counts])]
-  assert ['images', 'without', 'a', 'class', '3', '3'] in lines
-
-
-def test_every_record_may_be_damaged():
-  known = vocabulary.Vocabulary(('a', 'b'))
-  assert stats.count(_Labels(known, [-2])).classes.tolist() == [0, 0]
-
-
-def test_names_of_labels():
-  known = vocabulary.Vocabulary(('a', 'b'))
-  names = [stats.class_name(known, i) for i in (-1, 0, 1, 2)]
-  assert names == ['label -1', 'a', 'b', 'label 2']
-
-
-def test_names_do_not_break_lines():
-  assert stats.printable('a\nb\tc\udce9 é日') == 'a\\nb\\tc\\udce9 é日'
-
-
-# Lexicons.
-
-
-def test_sentiment(tree, tmp_path, capsys):
-  file = tmp_path / 'mvso.csv'
-  file.write_text('old_car,-1.5\nbig_cat,0.5\nbig_dog,2\nfar_away,-2\n')
-  lines = _stats(tree, capsys, f'--sentiment={file}')
-  start = lines.index('sentiment: of 3 of 4 classes')
-  # Training (-1.5 + 2 * 0.5 + 3 * 2) / 6, evaluation (3 * -1.5 + 0.5) / 4.
-  assert (
-    lines[start : start + 15]
-    == """\
-sentiment: of 3 of 4 classes
-not of old_dog
-
-                  training  evaluation
-mean over images    +0.917      -1.000
-
-most negative  sentiment  training  evaluation
-old_car           -1.500         1           3
-big_cat           +0.500         2           1
-big_dog           +2.000         3           0
-
-most positive  sentiment  training  evaluation
-big_dog           +2.000         3           0
-big_cat           +0.500         2           1
-old_car           -1.500         1           3
-""".splitlines()
-  )
-
-
-def test_only_the_five_most_are_named(tmp_path, capsys):
-  names = [f'adjective_n{i}' for i in range(12)]
-  flags = _save_arrays(tmp_path / 'set.npz', range(6), range(12), names)
-  file = tmp_path / 'vso.txt'
-  file.write_text(
-    '1. adjective [sentiment: 0.00] [#images: 1]\n'
-    + ''.join(f'\t{n} [sentiment: {-(i % 7) / 4}] [#imgs: 2]\n'
-              for i, n in enumerate(names))
-  )  # fmt: skip
-  lines = _stats(flags, capsys, f'--sentiment={file}')
-  assert 'sentiment: of 12 of 12 classes' in lines
-  assert not any(line.startswith('not of') for line in lines)
-  tables = [i for i, line in enumerate(lines) if line.startswith('most ')]
-  found = [[line.split()[0][10:] for line in lines[i + 1 : i + 6]]
-           for i in tables]  # fmt: skip
-  # Scores 0 to -6 quarters twice; equal ones in the order of the classes.
-  assert found == [
-    ['n6', 'n5', 'n4', 'n11', 'n3'],
-    ['n0', 'n7', 'n1', 'n8', 'n2'],
-  ]
-  assert all(lines[i + 6] == '' for i in tables)
-
-
-def test_emotions(tree, tmp_path, capsys):
-  file = tmp_path / 'emotions.csv'
-  names = [f'e{i}' for i in range(24)]
-  rows = [('ANP', *names)]
-  for pair, shares in (
-    ('big_cat', {3: 0.75, 5: 0.25}), ('old_car', {5: 1}), ('no_pair', {0: 1}),
-  ):  # fmt: skip
-    rows.append((pair, *(str(shares.get(i, 0)) for i in range(24))))
-  file.write_text('\n'.join(map(','.join, rows)))
-  lines = _stats(tree, capsys, f'--emotions={file}')
-  start = lines.index('emotions: of 2 of 4 classes')
-  assert lines[start + 1] == 'not of big_dog, old_dog'
-  # Training: big_cat 2 images, old_car 1. Evaluation: 1 and 3.
-  assert [line.split() for line in lines[start + 5 : start + 8]] == [
-    ['e3', '50.0%', '18.8%', '66.7%', '25.0%'],
-    ['e5', '50.0%', '81.2%', '33.3%', '75.0%'],
-    ['e0', '0.0%', '0.0%', '0.0%', '0.0%'],
-  ]
-  assert lines[start + 4].split('  ')[-3:] == [
-    'evaluation', 'strongest in training', 'strongest in evaluation',
-  ]  # fmt: skip
-  assert lines[start + 5 + 24] == ''
-
-
-def test_lexicon_of_other_pairs(tree, tmp_path, capsys):
-  file = tmp_path / 'mvso.csv'
-  file.write_text('far_away,-2\n')
-  lines = _stats(tree, capsys, f'--sentiment={file}')
-  start = lines.index('sentiment: of 0 of 4 classes')
-  assert lines[start + 1] == 'not of big_cat, big_dog, old_car, old_dog'
-  assert lines[start + 2 : start + 4] == [
-    '',
-    'adjectives  training  evaluation',
-  ]
-
-
-@pytest.mark.filterwarnings('error')
-def test_split_without_images_of_the_lexicon(tree, tmp_path, capsys):
-  file = tmp_path / 'mvso.csv'
-  file.write_text('big_dog,1\n')
-  lines = _stats(tree, capsys, f'--sentiment={file}')
-  assert 'mean over images    +1.000           -' in lines
-
-
 # The command.
 
 
@@ -589,22 +327,25 @@ def test_split_without_images_of_the_lexicon(tree, tmp_path, capsys):
   'flags, words',
   [
     (['--stats'], ['--config=FILE', 'missing', 'configs/']),
-    ([_CONFIG + 'y'], ["'tinyy'", "did you mean 'tiny'"]),
-    ([_CONFIG], ['synthetic', 'made on the device']),
-    ([_CONFIG, '--stats'], ['synthetic', 'made on the device']),
-    ([_CONFIG, '--config.sed=1'], ["did you mean 'seed'"]),
-    ([_CONFIG, '--config.seed'], ['--config.seed', 'expected a value']),
-    ([_CONFIG, '--stat'], ["'--stat'", "did you mean '--stats'"]),
-    ([_CONFIG, 'out'], ["'out'"]),
-    ([_CONFIG, '--count=0'], ['--count=0', '1 to 1000']),
-    ([_CONFIG, '--count=1001'], ['--count=1001', '1 to 1000']),
-    ([_CONFIG, '--count=many'], ['--count', "'many'"]),
-    ([_CONFIG, '--step=-1'], ['--step=-1', '0 or more']),
-    ([_CONFIG, '--stats', '--count=9'], ['--count', 'not for --stats']),
-    ([_CONFIG, '--stats', '--output=x'], ['--output', 'not for --stats']),
-    ([_CONFIG, '--stats', '--step=1'], ['--step', 'not for --stats']),
-    ([_CONFIG, '--sentiment=x'], ['--sentiment', 'for --stats']),
-    ([_CONFIG, '--emotions=x'], ['--emotions', 'for --stats']),
+    ([showing.CONFIG + 'y'], ["'tinyy'", "did you mean 'tiny'"]),
+    ([showing.CONFIG], ['synthetic', 'made on the device']),
+    ([showing.CONFIG, '--stats'], ['synthetic', 'made on the device']),
+    ([showing.CONFIG, '--config.sed=1'], ["did you mean 'seed'"]),
+    ([showing.CONFIG, '--config.seed'], ['--config.seed', 'expected a value']),
+    ([showing.CONFIG, '--stat'], ["'--stat'", "did you mean '--stats'"]),
+    ([showing.CONFIG, 'out'], ["'out'"]),
+    ([showing.CONFIG, '--count=0'], ['--count=0', '1 to 1000']),
+    ([showing.CONFIG, '--count=1001'], ['--count=1001', '1 to 1000']),
+    ([showing.CONFIG, '--count=many'], ['--count', "'many'"]),
+    ([showing.CONFIG, '--step=-1'], ['--step=-1', '0 or more']),
+    ([showing.CONFIG, '--stats', '--count=9'], ['--count', 'not for --stats']),
+    (
+      [showing.CONFIG, '--stats', '--output=x'],
+      ['--output', 'not for --stats'],
+    ),
+    ([showing.CONFIG, '--stats', '--step=1'], ['--step', 'not for --stats']),
+    ([showing.CONFIG, '--sentiment=x'], ['--sentiment', 'for --stats']),
+    ([showing.CONFIG, '--emotions=x'], ['--emotions', 'for --stats']),
   ],
 )
 def test_bad_input_is_one_clear_line(flags, words, capsys):
@@ -613,14 +354,12 @@ def test_bad_input_is_one_clear_line(flags, words, capsys):
 
 
 def _refused(capsys, *words):
-  out, err = capsys.readouterr()
-  assert out == ''
-  assert err.startswith('error: ') and err.count('\n') == 1, err
+  line = builders.error_line(capsys)
   for word in words:
-    assert str(word) in err
+    assert str(word) in line
 
 
-def test_files_that_are_not_there(tree, tmp_path, capsys):
+def test_missing_files_are_refused(tree, tmp_path, capsys):
   for name in ('sentiment', 'emotions'):
     missing = tmp_path / 'no.csv'
     assert show.main(['show', *tree, '--stats', f'--{name}={missing}']) == 2
@@ -636,7 +375,7 @@ def test_files_that_are_not_there(tree, tmp_path, capsys):
   assert not output.exists()
 
 
-def test_splits_of_different_classes(tmp_path, capsys):
+def test_splits_of_different_classes_are_refused(tmp_path, capsys):
   for split, pair in (('train', 'big_cat'), ('held', 'big_dog')):
     (tmp_path / split / pair).mkdir(parents=True)
     Image.new('RGB', (8, 8)).save(tmp_path / split / pair / '1.png')
@@ -644,7 +383,8 @@ def test_splits_of_different_classes(tmp_path, capsys):
     (tmp_path / f'{split}.txt').write_text('')
   (tmp_path / 'train.txt').write_text('train/big_cat/1.png 0\n')
   flags = [
-    _CONFIG, '--config.data.source=folder', f'--config.data.path={tmp_path}',
+    showing.CONFIG, '--config.data.source=folder',
+    f'--config.data.path={tmp_path}',
     '--config.data.train_split=train.txt', '--config.data.eval_split=held',
   ]  # fmt: skip
   assert show.main(['show', *flags]) == 2
@@ -662,13 +402,13 @@ def _run(*flags, **environment):
   )
 
 
-def test_command(tmp_path):
+def test_the_command_imports_no_heavy_library(tmp_path):
   """With modules that fail to import in jax's and TensorFlow's places."""
   heavy = tmp_path / 'heavy'
   heavy.mkdir()
   for name in ('jax', 'flax', 'tensorflow', 'tensorflow_datasets'):
     (heavy / f'{name}.py').write_text('raise SystemExit("heavy")')
-  flags = _save_arrays(tmp_path / 'set.npz', [0, 1, 1], [1, 0])
+  flags = showing.save_arrays(tmp_path / 'set.npz', [0, 1, 1], [1, 0])
   flags.append(f'--output={tmp_path / "out"}')
   done = _run(*flags, PYTHONPATH=str(heavy))
   assert (done.returncode, done.stderr) == (0, '')
@@ -677,7 +417,7 @@ def test_command(tmp_path):
     'training.png', 'evaluation.png', 'classes.png',
   ]  # fmt: skip
   assert all(p.parent == tmp_path / 'out' for p in paths)
-  assert _pixels(paths[0]).size
+  assert showing.pixels(paths[0]).size
 
   done = _run(*flags, '--cuont=3')
   assert (done.returncode, done.stdout) == (2, '')
@@ -686,9 +426,9 @@ def test_command(tmp_path):
   )
 
 
-def test_reader_that_has_seen_enough(tmp_path):
+def test_a_reader_may_close_the_output(tmp_path):
   names = [f'class_{i:06}' for i in range(20_000)]
-  flags = _save_arrays(tmp_path / 'set.npz', [0], [0], names)
+  flags = showing.save_arrays(tmp_path / 'set.npz', [0], [0], names)
   with subprocess.Popen(
     [sys.executable, '-m', 'anp_jax.data.show', *flags, '--stats'],
     cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -697,18 +437,3 @@ def test_reader_that_has_seen_enough(tmp_path):
     process.stdout.close()
     assert process.stderr.read() == b''
   assert process.returncode == 0
-
-
-@pytest.mark.skipif(
-  not _CLOTHING.is_dir(), reason='the photographs of clothing are not here'
-)
-def test_photographs(tmp_path, capsys):
-  flags = [
-    _CONFIG, '--config.data.source=folder', f'--config.data.path={_CLOTHING}',
-    '--config.data.eval_split=test',
-  ]  # fmt: skip
-  rows = [line.split() for line in _stats(flags, capsys)]
-  for name in os.listdir(_CLOTHING / 'test'):
-    files = [len(list((_CLOTHING / s / name).iterdir()))
-             for s in ('train', 'test')]  # fmt: skip
-    assert [name, *map(str, files)] in rows

@@ -49,3 +49,7 @@ def test_a_line_of_a_sheet_is_cut_and_printable(tmp_path):
   pixels = np.asarray(Image.open(tmp_path / 'a.png').convert('L'))
   rows, columns = np.nonzero(pixels[60:] < 255)
   assert columns.min() >= 20 and columns.max() <= 121 and rows.max() < 19
+
+
+def test_names_do_not_break_lines():
+  assert drawing.printable('a\nb\tc\udce9 é日') == 'a\\nb\\tc\\udce9 é日'

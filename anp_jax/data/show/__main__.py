@@ -37,7 +37,7 @@ _DRAWING, _PRINTING = ('output', 'count', 'step'), ('sentiment', 'emotions')
 
 @dataclasses.dataclass(frozen=True)
 class _OneBatch(batch_plan.BatchPlan):
-  """One batch and no more: nothing is read that is not shown."""
+  """A plan of a single batch: nothing is read that is not shown."""
 
   @property
   def steps(self):
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
 
 
 def examples(config, source, training: bool, count: int, step: int = 0) -> dict:
-  """Examples as the network gets them, before mean, std, mixup and cutmix.
+  """Returns examples as the network gets them, before normalisation and mixing.
 
   Args:
     config: the run's config.
@@ -89,8 +89,8 @@ def examples(config, source, training: bool, count: int, step: int = 0) -> dict:
     A batch of `pipeline.batches`: image (n, size, size, 3) uint8, label (n,)
     int32, weight (n,) float32, 0 where a damaged example was replaced.
   """
-  # The rows of a step and of those behind it are one stretch of the stream, so
-  # that a batch longer than a step's holds what several steps do.
+  # The rows of successive steps are one stretch of the stream, so that a batch
+  # longer than a step's holds what several steps do.
   rows = np.arange(count if training else min(count, len(source)))
   plan = _OneBatch(
     config, len(source), _batch_size(config), rows, training,
@@ -102,9 +102,9 @@ def examples(config, source, training: bool, count: int, step: int = 0) -> dict:
 
 
 def spread(seed: int, count: int, size: int) -> np.ndarray:
-  """Indices from all over a split: one of each of `count` equal stretches.
+  """Returns indices from all over a split, one of each of `count` stretches.
 
-  A random one, since every n-th of a set whose classes take turns may be all
+  They are random: every n-th example of a set whose classes take turns may be
   of one class.
 
   Args:
@@ -154,38 +154,26 @@ def _parser():
   add = parser.add_argument
   add('--config', metavar='FILE[:VARIANT]', help='see configs/')
   add(
-    '--output',
-    default='show',
-    metavar='DIR',
+    '--output', default='show', metavar='DIR',
     help='where the pictures go (default: %(default)s)',
-  )
+  )  # fmt: skip
   add(
-    '--count',
-    type=int,
-    default=36,
-    metavar='N',
+    '--count', type=int, default=36, metavar='N',
     help='examples on a sheet (default: %(default)s)',
-  )
+  )  # fmt: skip
   add(
-    '--step',
-    type=int,
-    default=0,
-    metavar='N',
+    '--step', type=int, default=0, metavar='N',
     help='of training, whose examples are shown (default: %(default)s)',
-  )
+  )  # fmt: skip
   add('--stats', action='store_true', help='print counts, draw nothing')
   add(
-    '--sentiment',
-    default='',
-    metavar='FILE',
+    '--sentiment', default='', metavar='FILE',
     help='VSO or MVSO: how positive the images are, for --stats',
-  )
+  )  # fmt: skip
   add(
-    '--emotions',
-    default='',
-    metavar='FILE',
+    '--emotions', default='', metavar='FILE',
     help='of MVSO: the emotions of the images, for --stats',
-  )
+  )  # fmt: skip
   return parser
 
 
@@ -207,7 +195,7 @@ def _open(config):
 
 
 def _stats(config, splits, flags):
-  """Lines of text; a lexicon's mistakes are told before the long count."""
+  """Lines of text; a lexicon is read, and refused, before the long count."""
   del config
   sentiments = emotions = None
   if flags.sentiment:
@@ -243,7 +231,7 @@ def _draw(config, splits, flags):
 
 
 def _title(config, source, training, step, batch):
-  """Lines above a sheet: what it shows of what."""
+  """The lines above a sheet, about its examples and their split."""
   d, count = config.data, len(batch['label'])
   side = f'{d.image_size} x {d.image_size} px'
   if not training:

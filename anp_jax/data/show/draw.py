@@ -19,7 +19,7 @@ _SMALL, _ENLARGED = 96, 128  # sides below the first are drawn at least so large
 _BARS = 60  # names that can be read one below the other
 _WIDE_RANGE = 50  # from the smallest to the largest; beyond it the axis is log
 _LOWEST = 0.5  # where a log axis begins, so that one image is seen
-_NAME = 26  # letters of a name beside an axis
+_NAME = 26  # letters of a name at an axis
 
 
 def sheet(
@@ -64,7 +64,7 @@ def sheet(
 
 
 def balance(path: str, counts: list[stats.Counts]) -> None:
-  """Writes how many images the classes, adjectives and nouns have.
+  """Writes a chart of how many images classes, adjectives and nouns have.
 
   Args:
     path: of the PNG.
@@ -78,15 +78,15 @@ def balance(path: str, counts: list[stats.Counts]) -> None:
     for part, row in zip(parts, axes):
       words = [drawing.printable(w) for w in counts[0].words(part)]
       numbers = [getattr(c, part) for c in counts]
-      for axis, split, own in zip(row, stats.SPLITS, numbers):
-        images = vocabulary.counted(int(own.sum()), 'image')
-        names = vocabulary.counted(len(own), stats.PARTS[part])
-        axis.set_title(f'{split}: {images} of {names}')
+      for axis, split, images in zip(row, stats.SPLITS, numbers):
+        total = vocabulary.counted(int(images.sum()), 'image')
+        names = vocabulary.counted(len(images), stats.PARTS[part])
+        axis.set_title(f'{split}: {total} of {names}')
       (_bars if len(words) <= _BARS else _ranks)(row, words, numbers)
 
 
 def _height(names):
-  """Of a row of panels, in inches."""
+  """The height of a row of panels in inches."""
   return 0.8 + 0.17 * max(names, 4) if names <= _BARS else 3.2
 
 
@@ -94,11 +94,11 @@ def _bars(row, words, numbers):
   """Every name with its bar, in the order of training for both panels."""
   ranked = np.lexsort([-n for n in reversed(numbers)])
   places = np.arange(len(words))
-  for axis, color, own in zip(row, _COLORS, numbers):
-    left = _scale(axis, 'x', own)
-    own = own[ranked]
-    axis.barh(places, np.maximum(own - left, 0), 0.72, left, color=color)
-    for place, n in zip(places, own):
+  for axis, color, images in zip(row, _COLORS, numbers):
+    left = _scale(axis, 'x', images)
+    images = images[ranked]
+    axis.barh(places, np.maximum(images - left, 0), 0.72, left, color=color)
+    for place, n in zip(places, images):
       axis.annotate(
         f'{n:,}', (max(n, left), place), (3, 0), textcoords='offset points',
         va='center', fontsize=7, color=_INK if n else _RED,
@@ -114,37 +114,37 @@ def _bars(row, words, numbers):
 def _ranks(row, words, numbers):
   """Images over ranks, with the names at both ends."""
   names = [drawing.fitted(word, _NAME, len) for word in words]
-  for axis, color, own in zip(row, _COLORS, numbers):
-    lowest = _scale(axis, 'y', own)
-    curve = np.maximum(np.sort(own)[::-1], lowest)
-    ranks = np.arange(1, len(own) + 1)
+  for axis, color, images in zip(row, _COLORS, numbers):
+    lowest = _scale(axis, 'y', images)
+    curve = np.maximum(np.sort(images)[::-1], lowest)
+    ranks = np.arange(1, len(images) + 1)
     axis.fill_between(ranks, curve, lowest, step='mid', color=color, lw=0)
-    smallest, middle, largest = stats.extremes(names, own)
+    smallest, middle, largest = stats.extremes(names, images)
     axis.text(
       0.98, 0.97,
       f'largest: {largest}\nmiddle: {middle}\nsmallest: {smallest}',
       transform=axis.transAxes, ha='right', va='top', linespacing=1.5,
       bbox={'facecolor': 'white', 'edgecolor': 'none', 'alpha': 0.8},
     )  # fmt: skip
-    axis.set_xlim(0.5, len(own) + 0.5)
+    axis.set_xlim(0.5, len(images) + 0.5)
     axis.set_xlabel('rank')
     axis.grid(axis='y')
 
 
 def _scale(axis, name, numbers):
-  """Makes an axis of counts; where it begins."""
-  both = {'x': axis.xaxis, 'y': axis.yaxis}[name]
-  some = numbers[numbers > 0]
-  wide = some.size and some.max() > _WIDE_RANGE * some.min()
+  """Makes the x or y axis one of counts; returns where it begins."""
+  ticks = {'x': axis.xaxis, 'y': axis.yaxis}[name]
+  positive = numbers[numbers > 0]
+  wide = positive.size and positive.max() > _WIDE_RANGE * positive.min()
   lowest = _LOWEST if wide else 0
   if wide:
     getattr(axis, f'set_{name}scale')('log')
-    both.set_major_locator(matplotlib.ticker.LogLocator(numticks=6))
-    both.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    both.set_major_formatter(lambda value, _: f'{value:,.0f}')
+    ticks.set_major_locator(matplotlib.ticker.LogLocator(numticks=6))
+    ticks.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    ticks.set_major_formatter(lambda value, _: f'{value:,.0f}')
   else:
-    drawing.counts(both, 6)
-  # Room for the number beside the longest bar.
+    drawing.counts(ticks, 6)
+  # Room for the number after the longest bar.
   most = max(numbers.max(initial=0), 1)
   limit = most * (most / lowest) ** 0.12 if wide else most * 1.12
   getattr(axis, f'set_{name}lim')(lowest, limit)

@@ -1,7 +1,7 @@
 """Counts of a data set's images by class, adjective and noun, as text.
 
-Every function that returns lines takes the counts of training and of
-evaluation, which have the same classes.
+The functions that return lines take the counts of training and of evaluation,
+which have the same classes.
 """
 
 import dataclasses
@@ -10,6 +10,8 @@ from absl import logging
 import numpy as np
 
 from anp_jax.data import vocabulary
+from anp_jax.system import drawing
+from anp_jax.system import markdown
 
 SPLITS = ('training', 'evaluation')
 PARTS = {'classes': 'class', 'adjectives': 'adjective', 'nouns': 'noun'}
@@ -19,12 +21,12 @@ _FIRST = 5  # names given where there may be many
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-  """Images of a split.
+  """The number of images of a split, in all and by class.
 
   Attributes:
     name: of the split, as messages call it.
     vocabulary: of its labels.
-    images: of the split, also those in none of the counts below.
+    images: of the split, those without a class among them.
     classes: (classes,) int64 images of each.
     adjectives: (adjectives,) int64 images of each; empty for plain classes.
     nouns: (nouns,) int64, likewise.
@@ -38,43 +40,36 @@ class Counts:
   nouns: np.ndarray
 
   def words(self, part: str) -> tuple[str, ...]:
-    """The names that belong to the counts of one of PARTS."""
+    """Returns the names that belong to the counts of one of PARTS."""
     part = 'names' if part == 'classes' else part
     return getattr(self.vocabulary, part)
 
 
 def count(source) -> Counts:
-  """Counts a split; may take a pass over it.
+  """Counts the images of a split; may take a pass over it.
 
-  An example whose label cannot be read, or is no class, counts in none.
+  An example whose label cannot be read, or is no class, counts for no class.
   """
-  known = source.vocabulary
+  classes = source.vocabulary
   labels = _labels(source)
-  labels = labels[(labels >= 0) & (labels < len(known))]
-  classes = np.bincount(labels, minlength=len(known))
-  parts = []
-  for ids, words in (
-    (known.adjective_ids(), known.adjectives), (known.noun_ids(), known.nouns),
-  ):  # fmt: skip
-    parts.append(np.zeros(len(words), np.int64))
-    np.add.at(parts[-1], ids, classes[: len(ids)])  # no ids: plain classes
-  return Counts(source.name, known, len(source), classes, *parts)
+  labels = labels[(labels >= 0) & (labels < len(classes))]
+  images = np.bincount(labels, minlength=len(classes))
+  return Counts(
+    source.name, classes, len(source), images,
+    _sum_by(classes.adjective_ids(), len(classes.adjectives), images),
+    _sum_by(classes.noun_ids(), len(classes.nouns), images),
+  )  # fmt: skip
 
 
-def printable(name: str) -> str:
-  """A class's name without what would break a line or cannot be drawn."""
-  return ''.join(
-    c if c.isprintable() else c.encode('unicode_escape').decode() for c in name
-  )
-
-
-def class_name(known: vocabulary.Vocabulary, label: int) -> str:
-  """The name of a label; some published sets give -1 where it is secret."""
-  return known.names[label] if 0 <= label < len(known) else f'label {label}'
+def class_name(classes: vocabulary.Vocabulary, label: int) -> str:
+  """Returns the name of a label; published sets have -1 for a secret one."""
+  if 0 <= label < len(classes):
+    return classes.names[label]
+  return f'label {label}'
 
 
 def extremes(names: tuple[str, ...], numbers: np.ndarray) -> list[str]:
-  """The smallest, middle and largest number, each with its name.
+  """Returns the smallest, middle and largest number, each with its name.
 
   Args:
     names: n of them.
@@ -83,41 +78,41 @@ def extremes(names: tuple[str, ...], numbers: np.ndarray) -> list[str]:
   ranked = np.argsort(numbers, kind='stable')
   result = []
   for i in ranked[[0, (len(ranked) - 1) // 2, -1]]:
-    others = int((numbers == numbers[i]).sum()) - 1
-    whose = printable(names[i])
-    if others:
-      whose = (
-        'all' if others == len(names) - 1 else f'{whose} and {others:,} more'
-      )
-    result.append(f'{numbers[i]:,} ({whose})')
+    ties = int((numbers == numbers[i]).sum()) - 1
+    name = drawing.printable(names[i])
+    if ties:
+      name = 'all' if ties == len(names) - 1 else f'{name} and {ties:,} more'
+    result.append(f'{numbers[i]:,} ({name})')
   return result
 
 
 def balance(counts: list[Counts]) -> list[str]:
-  """How many images, how many classes, how they are divided."""
-  known = counts[0].vocabulary
+  """Returns lines on how many images and classes there are, and the balance."""
+  classes = counts[0].vocabulary
   lines = [f'{s:<10}  {c.name}' for s, c in zip(SPLITS, counts)]
-  lines += [f'classes     {len(known):,}{known.factors_text()}', '']
+  lines += [f'classes     {len(classes):,}{classes.factors_text()}', '']
   empty = [np.flatnonzero(c.classes == 0) for c in counts]
-  lost = [c.images - int(c.classes.sum()) for c in counts]
-  lines += _table([
+  unlabelled = [c.images - int(c.classes.sum()) for c in counts]
+  rows = [
     ('', *SPLITS),
     ('images', *(f'{c.images:,}' for c in counts)),
     *zip(
       ('smallest class', 'middle class', 'largest class'),
-      *(extremes(known.names, c.classes) for c in counts),
+      *(extremes(classes.names, c.classes) for c in counts),
     ),
     ('classes without images', *(f'{len(ids):,}' for ids in empty)),
-    *([('images without a class', *(f'{n:,}' for n in lost))] * any(lost)),
-  ])  # fmt: skip
+  ]
+  if any(unlabelled):
+    rows.append(('images without a class', *(f'{n:,}' for n in unlabelled)))
+  lines += _table(rows)
   for split, ids in zip(SPLITS, empty):
     if len(ids):
-      lines.append(f'no image in {split}: {_listed(known.names, ids)}')
+      lines.append(f'no image in {split}: {_listed(classes.names, ids)}')
   return lines
 
 
 def sentiment(counts: list[Counts], scores: dict[str, float]) -> list[str]:
-  """How positive the images are.
+  """Returns lines on how positive the images are.
 
   Args:
     counts: of the splits.
@@ -148,7 +143,7 @@ def sentiment(counts: list[Counts], scores: dict[str, float]) -> list[str]:
 def emotions(
   counts: list[Counts], names: tuple[str, ...], shares: dict[str, np.ndarray]
 ) -> list[str]:
-  """Which emotions the images show, the most frequent in training first.
+  """Returns lines on the emotions of the images, the most frequent first.
 
   Args:
     counts: of the splits.
@@ -175,7 +170,7 @@ def emotions(
 
 
 def tables(counts: list[Counts]) -> list[str]:
-  """All adjectives, nouns and classes, most training images first."""
+  """Returns tables of all adjectives, nouns and classes, most images first."""
   lines = []
   for part in ('adjectives', 'nouns', 'classes'):
     words = counts[0].words(part)
@@ -203,22 +198,29 @@ def _labels(source):
   return np.concatenate([np.zeros(0, np.int32), *labels])
 
 
+def _sum_by(ids, size, images):
+  """Sums the images of classes by their ids; plain classes have no ids."""
+  result = np.zeros(size, np.int64)
+  np.add.at(result, ids, images[: len(ids)])
+  return result
+
+
 def _images(counts, part, i):
   return (f'{getattr(c, part)[i]:,}' for c in counts)
 
 
 def _listed(names, ids):
   """The first names, and that there are more."""
-  shown = ', '.join(printable(names[i]) for i in ids[:_FIRST])
+  first = ', '.join(drawing.printable(names[i]) for i in ids[:_FIRST])
   more = len(ids) - _FIRST
-  return f'{shown} and {more:,} more' if more > 0 else shown
+  return f'{first} and {more:,} more' if more > 0 else first
 
 
 def _coverage(title, counts, lexicon):
   """Ids of the classes that a lexicon has, and lines about them."""
   names = counts[0].vocabulary.names
-  has = np.array([name in lexicon for name in names])
-  covered, missing = np.flatnonzero(has), np.flatnonzero(~has)
+  is_covered = np.array([name in lexicon for name in names])
+  covered, missing = np.flatnonzero(is_covered), np.flatnonzero(~is_covered)
   classes = vocabulary.counted(len(names), 'class')
   lines = [f'{title}: of {len(covered):,} of {classes}']
   if len(missing):
@@ -238,12 +240,5 @@ def _number(value, form):
 
 def _table(rows):
   """Lines of columns, the first to the left and all others to the right."""
-  rows = [[printable(cell) for cell in row] for row in rows]
-  widths = [max(map(len, column)) for column in zip(*rows)]
-  return [
-    '  '.join([
-      row[0].ljust(widths[0]),
-      *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:])),
-    ]).rstrip()
-    for row in rows
-  ]  # fmt: skip
+  rows = [[drawing.printable(cell) for cell in row] for row in rows]
+  return markdown.plain(rows, 'lr').splitlines()
