@@ -23,7 +23,7 @@ from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import checksums
 from anp_jax.checkpoint import reader
-from anp_jax.reporting import telemetry
+from anp_jax.training import metric_labels
 
 NEWEST = 'checkpoints'
 BEST = 'best'
@@ -63,7 +63,7 @@ class Checkpoints:
     self._reader = reader.Reader(
       self._workdir, config, fingerprint, like, gather
     )
-    self._metric = telemetry.key(config.checkpoint.best_metric)
+    self._metric = metric_labels.key(config.checkpoint.best_metric)
     self._managers = {
       NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     }
@@ -374,8 +374,8 @@ def check_best_metric(config, names) -> None:
     ConfigError: naming the metric and the nearest there is.
   """
   chosen = config.checkpoint.best_metric
-  if telemetry.key(chosen) not in names:
-    names = telemetry.names(names).values()
+  if metric_labels.key(chosen) not in names:
+    names = metric_labels.names(names).values()
     raise config_lib.ConfigError(
       f'config.checkpoint.best_metric={chosen!r}: evaluation of this data set '
       f'gives {", ".join(names)}{config_lib.nearest(chosen, names)}'

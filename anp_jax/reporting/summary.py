@@ -19,6 +19,7 @@ from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import page as evaluation_page
 from anp_jax.system import cores as cores_lib
 from anp_jax.system import drawing
+from anp_jax.training import metric_labels
 
 _NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
 
@@ -145,8 +146,8 @@ def print_scores(step: int, scores: dict, weights: str = '') -> None:
   if jax.process_index() == 0:
     what = f'weights of {weights}' if weights else f'checkpoint of step {step}'
     print(f'{what}, {vocabulary_lib.counted(scores["examples"], "image")}')
-    known = (*telemetry_lib.LABELS, *evaluation_page.LABELS)
-    names = telemetry_lib.names(scores)
+    known = (*metric_labels.LABELS, *evaluation_page.LABELS)
+    names = metric_labels.names(scores)
     width = max(len(names[key]) for key in known if key in scores)
     for key in known:
       if key in scores:

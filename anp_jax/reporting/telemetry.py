@@ -9,16 +9,9 @@ import sys
 import time
 
 from anp_jax.system import progress
+from anp_jax.training import metric_labels
 
 # Scores in the order people read them: the parts stand beside their pair.
-LABELS = {
-  'loss': 'loss', 'anp_top1': 'ANP top-1', 'adjective_top1': 'adjective',
-  'noun_top1': 'noun', 'anp_top5': 'ANP top-5', 'anp_top10': 'ANP top-10',
-  'anp_top100': 'ANP top-100',
-}  # fmt: skip
-
-# What the keys of LABELS may also be called; files have those of LABELS.
-_ALIAS = re.compile('class_(?=top)')
 
 # Dense (not 2:4 sparse) peak TFLOP/s of one JAX device: (pattern in its
 # device_kind, bfloat16, float32); the first match wins. float32 is what JAX's
@@ -107,39 +100,6 @@ def elapsed(seconds: float) -> str:
   minutes, second = divmod(round(seconds), 60)
   hour, minute = divmod(minutes, 60)
   return f'{hour}:{minute:02}:{second:02}' if hour else f'{minute}:{second:02}'
-
-
-def key(name: str) -> str:
-  """The metric that files know by `name` or have an alias of: anp_top1."""
-  return _ALIAS.sub('anp_', name)
-
-
-def names(keys) -> dict[str, str]:
-  """What the metrics of a run are called where people type or read a key.
-
-  Args:
-    keys: of all its metrics. Only pairs have some of adjective and noun; of
-      plain classes anp_top1 is called class_top1.
-  """
-  if _has_pairs(keys):
-    return {k: k for k in keys}
-  return {k: k.replace('anp_', 'class_') for k in keys}
-
-
-def labels(keys) -> dict[str, str]:
-  """LABELS of those among the metrics of a run, which say class, not ANP.
-
-  Args:
-    keys: as of `names`.
-  """
-  word = 'ANP' if _has_pairs(keys) else 'class'
-  return {
-    k: label.replace('ANP', word) for k, label in LABELS.items() if k in keys
-  }
-
-
-def _has_pairs(keys):
-  return 'adjective_top1' in keys or 'noun_top1' in keys
 
 
 def score(name: str, value: float) -> str:
@@ -239,7 +199,8 @@ class Telemetry:
     self._record('validation', step, metrics)
     epoch = step / self._steps_per_epoch
     scores = ', '.join(
-      f'{label} {score(k, metrics[k])}' for k, label in labels(metrics).items()
+      f'{label} {score(k, metrics[k])}'
+      for k, label in metric_labels.labels(metrics).items()
     )
     self.note(f'validation at step {step} (epoch {epoch:.2f}): {scores}')
 
@@ -314,7 +275,9 @@ class Telemetry:
     }
     for name in ('loss', 'anp_top1', 'adjective_top1', 'noun_top1'):
       if name in values:
-        fields[name] = f'{labels(values)[name]} {score(name, values[name])}'
+        fields[name] = (
+          f'{metric_labels.labels(values)[name]} {score(name, values[name])}'
+        )
     if 'images_per_second' in values:
       fields['rate'] = f'{values["images_per_second"]:.0f} images/s'
       fields['input'] = f'input wait {100 * values["input_wait"]:.1f}%'

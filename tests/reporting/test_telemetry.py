@@ -11,6 +11,7 @@ import time
 import pytest
 
 from anp_jax.reporting import telemetry
+from anp_jax.training import metric_labels
 from tests import event_files
 
 _ERASE = '\r\x1b[2K'  # back to the start of the line, and erase it
@@ -254,16 +255,16 @@ def test_a_plain_class_set_has_no_parts(tmp_path):
 
 def test_names_of_metrics():
   plain, pairs = ['loss', 'anp_top1', 'anp_top10'], ['anp_top1', 'noun_top1']
-  assert list(telemetry.names(plain).values()) == [
+  assert list(metric_labels.names(plain).values()) == [
     'loss', 'class_top1', 'class_top10',
   ]  # fmt: skip
-  assert telemetry.names(pairs) == {k: k for k in pairs}
-  assert list(telemetry.labels(plain).values()) == [
+  assert metric_labels.names(pairs) == {k: k for k in pairs}
+  assert list(metric_labels.labels(plain).values()) == [
     'loss', 'class top-1', 'class top-10',
   ]  # fmt: skip
-  assert telemetry.labels(pairs)['anp_top1'] == 'ANP top-1'
+  assert metric_labels.labels(pairs)['anp_top1'] == 'ANP top-1'
   for key in (*plain, *pairs):
-    assert telemetry.key(telemetry.names(plain).get(key, key)) == key
+    assert metric_labels.key(metric_labels.names(plain).get(key, key)) == key
 
 
 @pytest.mark.parametrize('columns', [1, 20, 40, 80, 120, 200])

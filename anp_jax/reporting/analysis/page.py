@@ -6,6 +6,7 @@ import os
 from anp_jax.data import vocabulary
 from anp_jax.reporting import telemetry
 from anp_jax.system import markdown
+from anp_jax.training import metric_labels
 
 FOLDER = 'evaluation'  # in a workdir, with a folder for each
 # Of an evaluation's folder.
@@ -46,7 +47,7 @@ def load(folder: str) -> dict:
 def lines(scores: dict) -> list[tuple[str, str]]:
   """(label, value) of an evaluation's scores, as people read them."""
   found = []
-  for name, label in (telemetry.labels(scores) | LABELS).items():
+  for name, label in (metric_labels.labels(scores) | LABELS).items():
     if scores.get(name) is not None:
       found.append((label, score(name, scores[name])))
   return found

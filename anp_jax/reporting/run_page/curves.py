@@ -3,8 +3,8 @@
 import math
 import statistics
 
-from anp_jax.reporting import telemetry
 from anp_jax.system import drawing
+from anp_jax.training import metric_labels
 
 _SCORES = (
   ('anp_top5', drawing.ORANGE, 's'), ('noun_top1', drawing.PURPLE, 'D'),
@@ -52,7 +52,7 @@ def _plot_accuracy(axis, train, validation):
   """Validation scores; training's where there was no evaluation."""
   axis.set_title('Accuracy, ' + ('validation' if validation else 'training'))
   drawing.percent(axis.yaxis)
-  labels = telemetry.labels(set().union(*train[-1:], *validation))
+  labels = metric_labels.labels(set().union(*train[-1:], *validation))
   for name, color, marker in _SCORES:
     label = labels.get(name)
     if validation:

@@ -4,6 +4,7 @@ import math
 import statistics
 
 from anp_jax.reporting import telemetry
+from anp_jax.training import metric_labels
 
 
 def load(workdir: str) -> tuple[list[dict], list[dict]]:
@@ -22,7 +23,7 @@ def scores(train: list[dict], validation: list[dict]) -> list[list[str]]:
   """Rows of the table of scores, the first one its head; [] if none."""
   have = set().union(*train[-1:], *validation)
   rows = []
-  for name, label in telemetry.labels(have).items():
+  for name, label in metric_labels.labels(have).items():
     best = _best(name, validation)
     row = [label, _value(name, best), _where(best)]
     row += [_value(name, _last(name, lines)) for lines in (validation, train)]

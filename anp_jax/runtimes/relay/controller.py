@@ -11,6 +11,7 @@ from anp_jax.reporting import telemetry
 from anp_jax.runtimes.relay import ensemble
 from anp_jax.runtimes.relay import leaderboard as board_lib
 from anp_jax.runtimes.relay import worker as station_lib
+from anp_jax.training import metric_labels
 
 _OPEN = (board_lib.GO_ON, board_lib.WAIT)
 
@@ -249,5 +250,5 @@ def _note(text: str) -> None:
 def _text(scores):
   return ', '.join(
     f'{label} {telemetry.score(n, scores[n])}'
-    for n, label in telemetry.labels(scores).items()
+    for n, label in metric_labels.labels(scores).items()
   )

@@ -7,6 +7,7 @@ import os
 import time
 
 from anp_jax.reporting import telemetry
+from anp_jax.training import metric_labels
 
 LOG = 'relay.jsonl'
 PAGE = 'leaderboard.md'
@@ -64,7 +65,7 @@ class Board:
     self._candidates = candidates
     self._laps = laps
     self._halving = config.strategy.halving
-    self._metric = telemetry.key(config.checkpoint.best_metric)
+    self._metric = metric_labels.key(config.checkpoint.best_metric)
     self._scores = {}  # (model, laps done) to its record
     self._failed = {}
     for record in _records(os.path.join(workdir, LOG)):
@@ -145,7 +146,7 @@ class Board:
   def table(self) -> str:
     """The leaderboard as Markdown, best first."""
     rows = [(self._candidates[m], self.scores(m)) for m in self._ranked()]
-    labels = telemetry.labels(set().union(*(found for _, found in rows)))
+    labels = metric_labels.labels(set().union(*(found for _, found in rows)))
     names = list(labels)
     head = ['', 'model', 'what differs', 'laps', 'state']
     head += labels.values()
