@@ -32,19 +32,14 @@ import time
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SERVER = 'anp_jax.runtimes.server.'
-_WIRE = 'anp_jax.runtimes.transport'
+_TRANSPORT = 'anp_jax.runtimes.transport'
 # Module, class, method, and whether it has done its work when the end comes.
 _CALLS = {
-  'pull': (_WIRE, 'Client', 'get', True),  # of one server's slice
+  'pull': (_TRANSPORT, 'Client', 'get', True),  # of one server's slice
   'compute': (_SERVER + 'worker', 'Worker', 'compute', False),
-  'push': (_WIRE, 'Client', 'put', True),  # to one server of two
-  'apply': (_SERVER + 'shard', 'Shard', 'apply', False),
-  'save': (
-    'anp_jax.checkpoint.manager',
-    'Checkpoints',
-    'save',
-    True,
-  ),  # it is written
+  'push': (_TRANSPORT, 'Client', 'put', True),  # to one server of two
+  'apply': (_SERVER + 'slice_optimizer', 'SliceOptimizer', 'apply', False),
+  'save': ('anp_jax.checkpoint.manager', 'Checkpoints', 'save', True),
 }
 _PAUSE = 0.3  # seconds
 
@@ -52,10 +47,10 @@ _PAUSE = 0.3  # seconds
 def _kill_in_phase(cluster):
   log = pathlib.Path(os.environ['ANP_KILL_LOG'])
   done = log.read_text().count('\n') if log.exists() else 0
-  wanted = os.environ['ANP_KILL'].split(';')[done:]
-  if not wanted:
+  kills = os.environ['ANP_KILL'].split(';')[done:]
+  if not kills:
     return
-  rank, phase, count, name = wanted[0].split()
+  rank, phase, count, name = kills[0].split()
   left = int(count)
   real = cluster.Processes.heartbeat
 
@@ -85,20 +80,20 @@ def _kill_in_phase(cluster):
 
 def _kill_in_call(rank):
   log = pathlib.Path(os.environ['ANP_KILL_LOG'])
-  wanted = os.environ['ANP_KILL_CALL'].split(';')
+  kills = os.environ['ANP_KILL_CALL'].split(';')
   lock, counted = threading.Lock(), {}
 
   def strike(name):
     with lock:
       done = log.read_text().count('\n') if log.exists() else 0
-      if done == len(wanted):
+      if done == len(kills):
         return False
-      which, call, count = wanted[done].split()
+      which, call, count = kills[done].split()
       if (which, call) == (rank, name):
         counted[done] = counted.get(done, 0) + 1
       if counted.get(done) == int(count):
         with log.open('a') as f:
-          f.write(f'{wanted[done]}\n')
+          f.write(f'{kills[done]}\n')
         os.kill(os.getpid(), signal.SIGKILL)
       return True
 
@@ -106,10 +101,10 @@ def _kill_in_call(rank):
     def call(*args, **kwargs):
       if not late and strike(name) and name == 'compute':
         time.sleep(_PAUSE)
-      found = real(*args, **kwargs)
+      result = real(*args, **kwargs)
       if late:
         strike(name)
-      return found
+      return result
 
     return call
 
@@ -187,8 +182,8 @@ if __name__ == '__main__':
 
     _kill_in_phase(cluster)
   if os.environ.get('ANP_KILL_CALL'):
-    (mine,) = (a for a in sys.argv if a.startswith('--process_id='))
-    _kill_in_call(mine.partition('=')[2])
+    (process_id,) = (a for a in sys.argv if a.startswith('--process_id='))
+    _kill_in_call(process_id.partition('=')[2])
   if os.environ.get('ANP_STALL'):
     _stall()
   if os.environ.get('ANP_BAD_READ'):

@@ -7,7 +7,9 @@ import jax
 
 from anp_jax import cluster
 from anp_jax.cluster import cluster_env
+from anp_jax.cluster import process_info
 from anp_jax.reporting import telemetry
+from anp_jax.runtimes.server import rendezvous
 from anp_jax.runtimes.server import run as server_run
 
 TINY = {
@@ -19,7 +21,7 @@ TINY = {
 
 
 def config_of(config, **keys):
-  """A copy of a config with these keys."""
+  """Returns a copy of a config with these keys."""
   return _changed(config, {**TINY, **keys})
 
 
@@ -35,45 +37,45 @@ def _changed(config, keys):
 
 
 def on_devices(monkeypatch, count):
-  """Each process of a run sees this many devices."""
+  """Lets each process of a run see this many devices."""
   devices = jax.devices()[:count]
   monkeypatch.setattr(jax, 'local_devices', lambda **_: devices)
   monkeypatch.setattr(jax, 'local_device_count', lambda: count)
 
 
 def run(config, workdir, count=1, changes=None):
-  """A run of `count` processes; the scores of process 0.
+  """Trains in `count` processes; returns the scores of process 0.
 
   Args:
     config: of all.
     workdir: of the run.
     count: of processes.
-    changes: by process, keys that differ there.
+    changes: keys that differ in a process, by its index.
 
   Raises:
     Whatever a process raises.
   """
   errors = []
 
-  def one(index):
-    place = cluster_env.ClusterEnv('test', index, count, num_hosts=1)
-    mine = _changed(config, (changes or {}).get(index, {}))
-    with cluster.Processes(mine, place) as processes:
-      return server_run.run(mine, str(workdir), processes)
+  def run_process(index):
+    env = cluster_env.ClusterEnv('test', index, count, num_hosts=1)
+    process_config = _changed(config, (changes or {}).get(index, {}))
+    with cluster.Processes(process_config, env) as processes:
+      return server_run.run(process_config, str(workdir), processes)
 
-  def other(index):
+  def run_thread(index):
     try:
-      one(index)
+      run_process(index)
     except BaseException as e:  # noqa: BLE001 - raised below
       errors.append(e)
 
   threads = [
-    threading.Thread(target=other, args=(i,), daemon=True)
+    threading.Thread(target=run_thread, args=(i,), daemon=True)
     for i in range(1, count)
   ]
   for thread in threads:
     thread.start()
-  scores = one(0)
+  scores = run_process(0)
   end = time.monotonic() + 20
   for thread in threads:
     thread.join(max(end - time.monotonic(), 0))
@@ -83,7 +85,14 @@ def run(config, workdir, count=1, changes=None):
   return scores
 
 
+def participant(config, folder, index=0, count=1, launched=0.0):
+  """Returns one process of a run, as the others see it."""
+  env = cluster_env.ClusterEnv('test', index, count, num_hosts=1)
+  process = process_info.collect(env, config, {})
+  return rendezvous.Participant(config, str(folder), env, process, launched)
+
+
 def losses(workdir):
-  """Kind and step to loss, of metrics.jsonl."""
+  """Returns {(kind, step): loss} of metrics.jsonl."""
   lines = telemetry.read(str(workdir))
   return {(r['kind'], r['step']): r['loss'] for r in lines}

@@ -5,12 +5,13 @@ import os
 import tempfile
 
 
-def write_atomic(path: str, content: str | bytes) -> None:
+def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
   """Writes a file that a reader, or a crash, never sees half written.
 
   Args:
     path: of the file; one that exists is replaced.
     content: text, which is written as UTF-8, or bytes.
+    mode: permissions, less the umask: 0o600 for a secret.
 
   Raises:
     OSError: if it cannot be written; what was at the path stays.
@@ -22,8 +23,8 @@ def write_atomic(path: str, content: str | bytes) -> None:
   try:
     with open(handle, 'wb') as file:
       file.write(data)
-    # mkstemp's files are for their owner alone; these are for all who may read.
-    os.chmod(temporary, 0o666 & ~_umask())
+    # mkstemp's files are for their owner alone.
+    os.chmod(temporary, mode & ~_umask())
     os.replace(temporary, path)
   except BaseException:
     os.unlink(temporary)

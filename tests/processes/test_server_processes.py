@@ -1,4 +1,4 @@
-"""The server strategy over real processes, some of which are killed."""
+"""The server strategy over real processes; some are killed."""
 
 import json
 import os
@@ -66,13 +66,13 @@ def _whole(folder, total):
   assert [u['order'] for u in updates] == list(range(total))
   tickets = [p['ticket'] for u in updates for p in u['parts']]
   assert sorted(tickets) == [[s, 0] for s in range(total)]
-  found = subprocess.run(
+  result = subprocess.run(
     [sys.executable, '-m', 'anp_jax.runtimes.server.replay',
      str(folder / 'run')],
     cwd=launching.ROOT, capture_output=True, text=True,
   )  # fmt: skip
-  assert found.returncode == 0, found.stdout + found.stderr
-  assert f'{total} updates, the same bits' in found.stdout
+  assert result.returncode == 0, result.stdout + result.stderr
+  assert f'{total} updates, the same bits' in result.stdout
 
 
 def _kill(ranks, rank):

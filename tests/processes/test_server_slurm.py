@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope='module')
 def cluster():
-  with slurm_cluster.found() as found:
-    yield found
-    found.cancel_all()
+  with slurm_cluster.found() as slurm:
+    yield slurm
+    slurm.cancel_all()
 
 
 def test_two_nodes_and_their_replay(cluster, tmp_path):
@@ -36,13 +36,13 @@ def test_two_nodes_and_their_replay(cluster, tmp_path):
   cluster.wait(job)
   logs = tmp_path / 'run' / 'logs'
   text = (logs / f'{job}-0.log').read_text()
-  assert 'async: 2 workers, 2 servers beside them' in text, text
+  assert 'async: 2 workers, 2 of them servers' in text, text
   records = log_lib.read(str(tmp_path / 'run'))
   tickets = [r['parts'][0]['ticket'][0] for r in records if 'order' in r]
   assert sorted(tickets) == list(range(300))
-  found = subprocess.run(
+  result = subprocess.run(
     [sys.executable, '-m', 'anp_jax.runtimes.server.replay',
      str(tmp_path / 'run')],
     cwd=launching.ROOT, capture_output=True, text=True,
   )  # fmt: skip
-  assert found.returncode == 0, found.stdout + found.stderr
+  assert result.returncode == 0, result.stdout + result.stderr

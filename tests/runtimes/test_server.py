@@ -1,4 +1,4 @@
-"""The server strategy equals what it must equal, in one process of threads."""
+"""The server strategy equals its references, in one process of threads."""
 
 import contextlib
 import json
@@ -11,10 +11,10 @@ import pytest
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax import train
-from anp_jax.runtimes.server import chief as lead_lib
+from anp_jax.runtimes.server import chief as chief_lib
 from anp_jax.runtimes.server import log as log_lib
 from anp_jax.runtimes.server import replay
-from anp_jax.runtimes.server import shard as shard_lib
+from anp_jax.runtimes.server import slice_optimizer
 from tests import launching
 from tests import serving
 
@@ -89,14 +89,14 @@ def test_one_worker_is_sync(tmp_path, config, one_device, monkeypatch):
   scores = serving.run(alone, tmp_path / 'server')
   monkeypatch.setattr(jax, 'devices', jax.local_devices)
   sync = serving.config_of(config, **_FULL, **{'strategy.name': 'sync'})
-  wanted = train.run(sync, str(tmp_path / 'sync'))
+  reference = train.run(sync, str(tmp_path / 'sync'))
   # The gradient and the update are two programs, which XLA rounds elsewhere:
   # 2^-24 an operation, over 12 steps.
   _close(_weights(tmp_path / 'sync'), _weights(tmp_path / 'server'), 2e-5)
-  assert scores['loss'] == pytest.approx(wanted['loss'], rel=1e-5)
-  found = serving.losses(tmp_path / 'server')
+  assert scores['loss'] == pytest.approx(reference['loss'], rel=1e-5)
+  losses = serving.losses(tmp_path / 'server')
   for key, loss in serving.losses(tmp_path / 'sync').items():
-    assert found[key] == pytest.approx(loss, rel=1e-5), key
+    assert losses[key] == pytest.approx(loss, rel=1e-5), key
   assert _tickets(tmp_path / 'server') == [[s, 0] for s in range(12)]
 
 
@@ -110,8 +110,8 @@ def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
       'strategy.lanes': 1,
       'optimizer.name': 'adamw',
     }
-    cut = serving.config_of(config, **_FULL, **keys)
-    serving.run(cut, tmp_path / str(servers), servers + 1)
+    server_config = serving.config_of(config, **_FULL, **keys)
+    serving.run(server_config, tmp_path / str(servers), servers + 1)
     runs.append(_weights(tmp_path / str(servers)))
   _same_bits(runs[0], runs[1])
   _same_bits(runs[0], runs[2])
@@ -181,18 +181,18 @@ def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
     assert set(stale) == {0}
 
 
-def test_failure_is_told_while_slices_are_fetched(
+def test_failure_ends_the_run_while_slices_are_fetched(
   tmp_path, config, one_device, monkeypatch
 ):  # fmt: skip
-  """Of a server that waits for a version which another cannot make."""
-  real = shard_lib.Shard.apply
+  """One server waits for a version which the other cannot make."""
+  real = slice_optimizer.SliceOptimizer.apply
 
   def apply(self, state, *more):
-    made, finite = real(self, state, *more)
-    return made, finite and (self.stats_size > 0 or int(made.step) != 4)
+    new, finite = real(self, state, *more)
+    return new, finite and (self.stats_size > 0 or int(new.step) != 4)
 
-  monkeypatch.setattr(shard_lib.Shard, 'apply', apply)
-  monkeypatch.setattr(lead_lib, '_PARTING', 1.0)
+  monkeypatch.setattr(slice_optimizer.SliceOptimizer, 'apply', apply)
+  monkeypatch.setattr(chief_lib, '_FAREWELL', 1.0)
   keys = {'strategy.servers': 2, 'strategy.dedicated': True}
   config = serving.config_of(
     config, **_FULL, **keys, **{'checkpoint.every': '4 steps'}
@@ -204,7 +204,7 @@ def test_failure_is_told_while_slices_are_fetched(
 def test_dedicated_server_of_another_config_ends_the_run(
   tmp_path, config, one_device, monkeypatch
 ):  # fmt: skip
-  monkeypatch.setattr(lead_lib, '_PARTING', 1.0)
+  monkeypatch.setattr(chief_lib, '_FAREWELL', 1.0)
   keys = {'strategy.servers': 2, 'strategy.dedicated': True}
   config = serving.config_of(config, **_FULL, **keys)
   with pytest.raises(cluster.Failed, match=r'config\.optimizer\.momentum 0\.5'):
@@ -214,7 +214,7 @@ def test_dedicated_server_of_another_config_ends_the_run(
 def test_replay_divides_a_stale_update_by_its_staleness(
   config, one_device, monkeypatch
 ):  # fmt: skip
-  """Of one batch and one version read, each update is a part of the first."""
+  """All have one batch and one version read: each is a part of the first."""
   config = serving.config_of(
     config,
     **{
@@ -233,14 +233,14 @@ def test_replay_divides_a_stale_update_by_its_staleness(
   part = {'ticket': [3, 0], 'worker': 'a', 'reads': [0],
           'weight': float(config.batch_size)}  # fmt: skip
   records = [start, *({'order': n, 'parts': [part]} for n in range(5))]
-  real, weights = shard_lib.Shard.apply, []
+  real, weights = slice_optimizer.SliceOptimizer.apply, []
 
   def apply(self, *arguments):
-    made = real(self, *arguments)
-    weights.append(np.concatenate(self.weights(made[0])))
-    return made
+    result = real(self, *arguments)
+    weights.append(np.concatenate(self.weights(result[0])))
+    return result
 
-  monkeypatch.setattr(shard_lib.Shard, 'apply', apply)
+  monkeypatch.setattr(slice_optimizer.SliceOptimizer, 'apply', apply)
   replay.replay(config, records, 5)
   moves = np.diff(weights, axis=0)
   assert np.abs(moves[0]).max() > 1e-3
@@ -262,7 +262,7 @@ def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
 
 
 def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
-  """Which wrote no duration, and knew of no weights that are ahead."""
+  """It wrote no duration, and knew of no weights that are ahead."""
   keys = {**_FULL, **_COSINE}
   config = serving.config_of(config, **keys, duration='3 steps')
   serving.run(config, tmp_path)
@@ -275,18 +275,18 @@ def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
 def test_replays_a_run_of_another_versions_keys(
   tmp_path, config, monkeypatch, capsys
 ):  # fmt: skip
-  """One that there is no more, and one that came later."""
+  """One key is gone, and one was added later."""
   config = serving.config_of(config, **_FULL)
   config.optimizer.multipliers = (('norm', 0.5), ('conv', 0.25))
   saved = json.loads(config_lib.to_json(config))
   saved['strategy.gone'] = 3
   del saved['optimizer.clip_value']
   (tmp_path / 'config.json').write_text(json.dumps(saved))
-  log_lib.Log(str(tmp_path), 0, {}).append(0, 1, [])
-  seen = []
+  log_lib.UpdateLog(str(tmp_path), 0, {}).append(0, 1, [])
+  configs = []
 
   def replayed(config, records, version):
-    seen.append(config)
+    configs.append(config)
     return {'step': np.array(version)}
 
   monkeypatch.setattr(replay, 'replay', replayed)
@@ -294,8 +294,8 @@ def test_replays_a_run_of_another_versions_keys(
   monkeypatch.setattr(jax.config, 'update', lambda *_: None)
   assert replay.main([str(tmp_path)]) == 0
   assert capsys.readouterr().out.startswith('1 updates, the same bits in all 1')
-  have, want = (config_lib.golden(c) for c in (*seen, config))
-  assert have == want
+  (replayed_config,) = configs
+  assert config_lib.golden(replayed_config) == config_lib.golden(config)
 
 
 @pytest.mark.slow
@@ -303,17 +303,21 @@ def test_an_evaluation_makes_no_gradient_stale(
   tmp_path, config, one_device, monkeypatch
 ):  # fmt: skip
   """Another worker goes on while process 0 scores, which then reads again."""
-  real, apply, scored = lead_lib.Lead._score, shard_lib.Shard.apply, []
+  real, apply, scored = (
+    chief_lib.Chief._score,
+    slice_optimizer.SliceOptimizer.apply,
+    [],
+  )
 
-  def score(self, version, state, idle):
+  def score(self, version, state, pause):
     @contextlib.contextmanager
     def longer():
-      with idle:
-        desk = self._term.desk
-        end = min(desk.version + 12, desk.limit)
-        while desk.version < end:
+      with pause:
+        scheduler = self._session.scheduler
+        end = min(scheduler.version + 12, scheduler.limit)
+        while scheduler.version < end:
           time.sleep(0.01)
-        scored.append(desk.version)
+        scored.append(scheduler.version)
         yield
 
     real(self, version, state, longer())
@@ -322,8 +326,8 @@ def test_an_evaluation_makes_no_gradient_stale(
     time.sleep(0.05)
     return apply(self, *arguments)
 
-  monkeypatch.setattr(lead_lib.Lead, '_score', score)
-  monkeypatch.setattr(shard_lib.Shard, 'apply', slowly)
+  monkeypatch.setattr(chief_lib.Chief, '_score', score)
+  monkeypatch.setattr(slice_optimizer.SliceOptimizer, 'apply', slowly)
   keys = {'eval.every': '16 steps', 'checkpoint.every': '99 steps',
           'duration': '48 steps'}  # fmt: skip
   config = serving.config_of(config, **_FULL, **keys)

@@ -1,11 +1,11 @@
-"""The desk of the server strategy: tickets, staleness and order, by itself."""
+"""The ticket scheduler alone: tickets, staleness and order."""
 
 import random
 
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.runtimes.server import scheduler as desk_lib
+from anp_jax.runtimes.server import scheduler as scheduler_lib
 
 
 class _Clock:
@@ -15,199 +15,217 @@ class _Clock:
     return self.now
 
 
-def _desk(mode='async', total=6, workers=1, version=0, used=(), **keys):
+def _scheduler(mode='async', total=6, workers=1, version=0, used=(), **keys):
   config = config_lib.base()
   config.strategy.mode = mode
   config.strategy.ticket_timeout = 10.0
   config.strategy.update(keys)
   clock = _Clock()
-  desk = desk_lib.Desk(config, total, version, set(used), workers, clock)
-  return desk, clock
+  scheduler = scheduler_lib.TicketScheduler(
+    config, total, version, set(used), workers, clock
+  )
+  return scheduler, clock
 
 
-def _part(version, weight=4.0):
+def _contribution(version, weight=4.0):
   return {'reads': [version], 'weight': weight}
 
 
-def _compute(desk, worker, ticket):
-  version = desk.begin(worker, ticket)
-  return desk.commit(worker, ticket, _part(version))
+def _compute(scheduler, worker, ticket):
+  version = scheduler.begin_read(worker, ticket)
+  return scheduler.commit(worker, ticket, _contribution(version))
 
 
 def test_one_worker_gets_each_step_once_and_in_order():
-  desk, _ = _desk()
+  scheduler, _ = _scheduler()
   steps = []
-  while (ticket := desk.take('a')) != desk_lib.OVER:
+  while (ticket := scheduler.take('a')) != scheduler_lib.OVER:
     steps.append(ticket)
-    assert desk.begin('a', ticket) == len(steps) - 1
-    assert len(desk.commit('a', ticket, _part(len(steps) - 1))) == 1
+    assert scheduler.begin_read('a', ticket) == len(steps) - 1
+    assert (
+      len(scheduler.commit('a', ticket, _contribution(len(steps) - 1))) == 1
+    )
   assert steps == [(s, 0) for s in range(6)]
-  assert desk.version == 6
+  assert scheduler.version == 6
 
 
 def test_goes_on_with_the_steps_that_were_not_used():
-  desk, _ = _desk(version=3, used={0, 1, 4})
-  taken = []
-  while (ticket := desk.take('a')) != desk_lib.OVER:
-    taken.append(ticket[0])
-    _compute(desk, 'a', ticket)
-  assert taken == [2, 3, 5]
+  scheduler, _ = _scheduler(version=3, used={0, 1, 4})
+  steps = []
+  while (ticket := scheduler.take('a')) != scheduler_lib.OVER:
+    steps.append(ticket[0])
+    _compute(scheduler, 'a', ticket)
+  assert steps == [2, 3, 5]
 
 
 def test_silent_workers_ticket_goes_to_another_and_counts_once():
-  desk, clock = _desk()
-  lost = desk.take('dead')
-  assert desk.begin('dead', lost) == 0
+  scheduler, clock = _scheduler()
+  lost = scheduler.take('dead')
+  assert scheduler.begin_read('dead', lost) == 0
   clock.now = 10.5
-  desk.look()
-  assert desk.take('b') == lost
-  assert len(_compute(desk, 'b', lost)) == 1
+  scheduler.expire_leases()
+  assert scheduler.take('b') == lost
+  assert len(_compute(scheduler, 'b', lost)) == 1
   # It was only slow: what it computed is not counted again.
-  assert desk.commit('dead', lost, _part(0)) == desk_lib.DROP
-  assert desk.version == 1
+  assert scheduler.commit('dead', lost, _contribution(0)) == scheduler_lib.DROP
+  assert scheduler.version == 1
 
 
 def test_slow_worker_that_is_still_first_counts():
-  desk, clock = _desk()
-  ticket = desk.take('slow')
-  desk.begin('slow', ticket)
+  scheduler, clock = _scheduler()
+  ticket = scheduler.take('slow')
+  scheduler.begin_read('slow', ticket)
   clock.now = 11
-  desk.look()
-  assert len(desk.commit('slow', ticket, _part(0))) == 1
-  assert desk.take('b') == (1, 0)
+  scheduler.expire_leases()
+  assert len(scheduler.commit('slow', ticket, _contribution(0))) == 1
+  assert scheduler.take('b') == (1, 0)
 
 
 @pytest.mark.parametrize('updates, counts', [(2, True), (3, False)])
 def test_given_up_worker_is_dropped_beyond_the_bound(updates, counts):
-  """Nobody waits for its reading, though its ticket is still free."""
-  desk, clock = _desk('bounded', max_staleness=2)
-  late = desk.take('late')
-  tickets = [desk.take('quick') for _ in range(updates)]
-  assert desk.begin('late', late) == 0
+  """No worker waits for its reading, though its ticket is still free."""
+  scheduler, clock = _scheduler('bounded', max_staleness=2)
+  late = scheduler.take('late')
+  tickets = [scheduler.take('quick') for _ in range(updates)]
+  assert scheduler.begin_read('late', late) == 0
   clock.now = 9
-  assert desk.begin('quick', tickets[0]) == 0
+  assert scheduler.begin_read('quick', tickets[0]) == 0
   clock.now = 10.5
-  desk.look()  # only `late` has been silent for more than ten seconds
+  scheduler.expire_leases()  # only `late` was silent for so long
   for ticket in tickets:
-    assert len(_compute(desk, 'quick', ticket)) == 1
-  answer = desk.commit('late', late, _part(0))
+    assert len(_compute(scheduler, 'quick', ticket)) == 1
+  answer = scheduler.commit('late', late, _contribution(0))
   if counts:
-    assert len(answer) == 1 and desk.version == updates + 1
+    assert len(answer) == 1 and scheduler.version == updates + 1
     return
-  assert answer == desk_lib.DROP and desk.version == updates
+  assert answer == scheduler_lib.DROP and scheduler.version == updates
   # Another computes it, of the weights of now.
-  assert desk.take('quick') == late
-  assert desk.begin('quick', late) == updates
+  assert scheduler.take('quick') == late
+  assert scheduler.begin_read('quick', late) == updates
 
 
 def test_last_tickets_are_given_twice():
-  desk, _ = _desk(total=2)
-  first, second = desk.take('slow'), desk.take('b')
-  _compute(desk, 'b', second)
-  assert desk.take('b') == first
-  assert desk.take('c') == desk_lib.WAIT  # twice is enough
-  _compute(desk, 'b', first)
-  assert desk.begin('slow', first) == desk_lib.DROP
-  assert desk.take('slow') == desk_lib.OVER
+  scheduler, _ = _scheduler(total=2)
+  first, second = scheduler.take('slow'), scheduler.take('b')
+  _compute(scheduler, 'b', second)
+  assert scheduler.take('b') == first
+  assert scheduler.take('c') == scheduler_lib.WAIT  # twice is enough
+  _compute(scheduler, 'b', first)
+  assert scheduler.begin_read('slow', first) == scheduler_lib.DROP
+  assert scheduler.take('slow') == scheduler_lib.OVER
 
 
 def test_stop_ends_at_the_present_version():
-  desk, _ = _desk()
-  _compute(desk, 'a', desk.take('a'))
-  ticket = desk.take('a')
-  version = desk.begin('a', ticket)
-  desk.stop()
-  assert desk.commit('a', ticket, _part(version)) == desk_lib.DROP
-  assert desk.take('a') == desk_lib.OVER
-  assert desk.limit == desk.version == 1
+  scheduler, _ = _scheduler()
+  _compute(scheduler, 'a', scheduler.take('a'))
+  ticket = scheduler.take('a')
+  version = scheduler.begin_read('a', ticket)
+  scheduler.stop()
+  assert (
+    scheduler.commit('a', ticket, _contribution(version)) == scheduler_lib.DROP
+  )
+  assert scheduler.take('a') == scheduler_lib.OVER
+  assert scheduler.limit == scheduler.version == 1
 
 
 def test_quick_worker_waits_for_the_bound_of_a_slow_one():
-  desk, _ = _desk('bounded', max_staleness=2, total=20)
-  slow = desk.take('slow')
-  assert desk.begin('slow', slow) == 0
+  scheduler, _ = _scheduler('bounded', max_staleness=2, total=20)
+  slow = scheduler.take('slow')
+  assert scheduler.begin_read('slow', slow) == 0
   for version in range(2):
-    assert len(_compute(desk, 'quick', desk.take('quick'))) == 1
-    assert desk.version == version + 1
-  ticket = desk.take('quick')
-  read = desk.begin('quick', ticket)
+    assert len(_compute(scheduler, 'quick', scheduler.take('quick'))) == 1
+    assert scheduler.version == version + 1
+  ticket = scheduler.take('quick')
+  read = scheduler.begin_read('quick', ticket)
   # A third would leave the slow one, which read version 0, three behind.
-  assert desk.commit('quick', ticket, _part(read)) == desk_lib.WAIT
-  assert len(desk.commit('slow', slow, _part(0))) == 1
-  assert len(desk.commit('quick', ticket, _part(read))) == 1
+  assert (
+    scheduler.commit('quick', ticket, _contribution(read)) == scheduler_lib.WAIT
+  )
+  assert len(scheduler.commit('slow', slow, _contribution(0))) == 1
+  assert len(scheduler.commit('quick', ticket, _contribution(read))) == 1
 
 
 @pytest.mark.parametrize('bound', [0, 1, 2, 3, 5])
 def test_bound_holds_and_nobody_waits_for_ever(bound):
-  """Random workers of random speed, some of which die."""
+  """Workers of random speed run, and some of them die."""
   rng = random.Random(bound)
-  desk, clock = _desk('bounded', max_staleness=bound, total=200)
+  scheduler, clock = _scheduler('bounded', max_staleness=bound, total=200)
   hands, used = {}, []
-  worker, names, asked = 0, list(range(5)), 0
-  while desk.version < 200:
-    asked += 1
-    assert asked < 20000, 'nothing moves'
+  worker, names, calls = 0, list(range(5)), 0
+  while scheduler.version < 200:
+    calls += 1
+    assert calls < 20000, 'nothing moves'
     clock.now += 0.1
-    desk.look()
+    scheduler.expire_leases()
     worker = rng.choice(names)
     ticket, read = hands.get(worker, (None, None))
     if rng.random() < 0.01:
       names.remove(worker)
       names.append(max(names) + 1)
     elif ticket is None:
-      found = desk.take(worker)
-      if isinstance(found, tuple):
-        hands[worker] = found, None
+      answer = scheduler.take(worker)
+      if isinstance(answer, tuple):
+        hands[worker] = answer, None
     elif read is None:
-      found = desk.begin(worker, ticket)
-      if found == desk_lib.DROP:
+      answer = scheduler.begin_read(worker, ticket)
+      if answer == scheduler_lib.DROP:
         del hands[worker]
-      elif found != desk_lib.WAIT:
-        hands[worker] = ticket, found
+      elif answer != scheduler_lib.WAIT:
+        hands[worker] = ticket, answer
     else:
-      found = desk.commit(worker, ticket, _part(read))
-      if found != desk_lib.WAIT:
+      answer = scheduler.commit(worker, ticket, _contribution(read))
+      if answer != scheduler_lib.WAIT:
         del hands[worker]
-      if isinstance(found, list):
+      if isinstance(answer, list):
         used.append(ticket)
-        assert desk.version - 1 - read <= bound
+        assert scheduler.version - 1 - read <= bound
   assert sorted(used) == [(s, 0) for s in range(200)]
 
 
-def test_synchronous_update_is_made_of_one_part_a_worker():
-  desk, _ = _desk('synchronous', workers=3, total=2)
-  taken = {w: desk.take(w) for w in 'abc'}
-  assert sorted(taken.values()) == [(0, 0), (0, 1), (0, 2)]
-  assert desk.take('a') == desk_lib.WAIT  # one in hand at a time
-  assert _compute(desk, 'c', taken['c']) == []
-  assert _compute(desk, 'a', taken['a']) == []
-  assert desk.take('a') == desk_lib.WAIT  # the next step has not begun
-  parts = desk.commit('b', taken['b'], _part(desk.begin('b', taken['b']), 7.0))
-  assert [p['weight'] for p in parts] == [4.0, 7.0, 4.0]  # by shard
-  assert desk.take('b') == (1, 0)
+def test_synchronous_update_is_made_of_one_shard_a_worker():
+  scheduler, _ = _scheduler('synchronous', workers=3, total=2)
+  tickets = {w: scheduler.take(w) for w in 'abc'}
+  assert sorted(tickets.values()) == [(0, 0), (0, 1), (0, 2)]
+  assert scheduler.take('a') == scheduler_lib.WAIT  # one in hand at a time
+  assert _compute(scheduler, 'c', tickets['c']) == []
+  assert _compute(scheduler, 'a', tickets['a']) == []
+  assert (
+    scheduler.take('a') == scheduler_lib.WAIT
+  )  # the next step has not begun
+  contributions = scheduler.commit(
+    'b',
+    tickets['b'],
+    _contribution(scheduler.begin_read('b', tickets['b']), 7.0),
+  )
+  assert [p['weight'] for p in contributions] == [4.0, 7.0, 4.0]  # by shard
+  assert scheduler.take('b') == (1, 0)
 
 
 def test_backup_worker_stands_in_for_the_slowest():
-  desk, _ = _desk('synchronous', workers=3, total=3, backup_workers=1)
-  assert desk.shards == 2
-  slow, quick, backup = desk.take('slow'), desk.take('quick'), desk.take('back')
+  scheduler, _ = _scheduler('synchronous', workers=3, total=3, backup_workers=1)
+  assert scheduler.data_shards == 2
+  slow, quick, backup = (
+    scheduler.take('slow'),
+    scheduler.take('quick'),
+    scheduler.take('back'),
+  )
   assert (slow, quick, backup) == ((0, 0), (0, 1), (0, 0))
-  desk.begin('slow', slow)
-  assert _compute(desk, 'quick', quick) == []
-  assert len(_compute(desk, 'back', backup)) == 2
-  assert desk.version == 1
+  scheduler.begin_read('slow', slow)
+  assert _compute(scheduler, 'quick', quick) == []
+  assert len(_compute(scheduler, 'back', backup)) == 2
+  assert scheduler.version == 1
   # The others go on, and what the slow one brings is dropped.
-  assert [desk.take('quick'), desk.take('back')] == [(1, 0), (1, 1)]
-  assert desk.commit('slow', slow, _part(0)) == desk_lib.DROP
+  assert [scheduler.take('quick'), scheduler.take('back')] == [(1, 0), (1, 1)]
+  assert scheduler.commit('slow', slow, _contribution(0)) == scheduler_lib.DROP
 
 
 def test_as_many_backup_workers_as_workers_are_refused():
   with pytest.raises(config_lib.ConfigError, match='backup_workers=2'):
-    _desk('synchronous', workers=2, backup_workers=2)
+    _scheduler('synchronous', workers=2, backup_workers=2)
 
 
 @pytest.mark.parametrize(
-  'keys, workers, want',
+  'keys, workers, horizon',
   [
     ({}, 1, 0.0),
     ({}, 4, 3.0),
@@ -218,8 +236,10 @@ def test_as_many_backup_workers_as_workers_are_refused():
     ({'mode': 'synchronous'}, 4, 0.0),
   ],
 )
-def test_weights_are_ahead_by_the_gradients_of_the_others(keys, workers, want):
+def test_weights_are_ahead_by_the_gradients_of_the_others(
+  keys, workers, horizon
+):
   config = config_lib.base()
   config.strategy.weight_prediction = 1.0
   config.strategy.update(keys)
-  assert desk_lib.ahead(config, workers) == want
+  assert scheduler_lib.prediction_horizon(config, workers) == horizon

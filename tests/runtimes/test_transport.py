@@ -1,4 +1,4 @@
-"""What travels between processes: where they are found, memory used again."""
+"""The transport: which address a host gives, how memory is used again."""
 
 import gc
 import socket
@@ -37,15 +37,15 @@ class _Route:
 
 
 @pytest.mark.parametrize(
-  'shown',
+  'token',
   ['', 'Bearer', 'Bearer ', 'secret', 'Bearer secre', 'Bearer secret1',
    'Bearer secreT', 'bearer secret', ' Bearer secret', 'Bearer  secret'],
 )  # fmt: skip
-def test_the_whole_token_is_compared(shown):
+def test_the_whole_token_is_compared(token):
   gate = transport.Gate('secret')
   gate.start_call(None, {'authorization': ['Bearer secret']})
   with pytest.raises(flight.FlightUnauthenticatedError, match='wrong token'):
-    gate.start_call(None, {'authorization': [shown]})
+    gate.start_call(None, {'authorization': [token]})
   with pytest.raises(flight.FlightUnauthenticatedError, match='wrong token'):
     gate.start_call(None, {})
 
@@ -55,7 +55,7 @@ def test_the_whole_token_is_compared(shown):
 def test_a_name_that_means_loopback_is_not_told_to_other_hosts(
   monkeypatch, hosts, name
 ):
-  """As in Debian's own /etc/hosts; or it does not resolve."""
+  """Debian's /etc/hosts has such a name; or it does not resolve."""
 
   def resolved(_):
     if not name:
@@ -75,9 +75,11 @@ def test_a_name_that_means_loopback_is_not_told_to_other_hosts(
   ])  # fmt: skip
   with pytest.raises(config_lib.ConfigError) as e:
     transport.own_address('', place)
-  said = str(e.value)
-  assert said.startswith("config.strategy.bind='': gpu2, the name of this host")
-  assert 'coordinator gpu1:4321' in said and '\n' not in said
+  message = str(e.value)
+  assert message.startswith(
+    "config.strategy.bind='': gpu2, the name of this host"
+  )
+  assert 'coordinator gpu1:4321' in message and '\n' not in message
   # Processes of one host find each other there.
   assert transport.own_address('', place._replace(num_hosts=1)) == '127.0.0.1'
 
@@ -99,14 +101,14 @@ def test_memory_is_used_again_once_nothing_is_made_of_it():
   first[:] = 7
   where = _address(first)
   part = first.view(np.float32)[10:20].reshape(2, 5)
-  kept = part.copy()
+  copy = part.copy()
   del first
   gc.collect()
   # A part of it, of another dtype and shape, is still in use.
   second = buffers.take(4096)
   assert _address(second) != where
   second[:] = 0
-  np.testing.assert_array_equal(part, kept)
+  np.testing.assert_array_equal(part, copy)
   del part
   gc.collect()
   assert _address(buffers.take(4096)) == where
@@ -127,8 +129,8 @@ def test_memory_that_a_device_may_share_is_not_written_to():
 
 def test_no_more_than_a_few_wait():
   buffers = transport._Buffers()
-  taken = [buffers.take(64) for _ in range(3 * transport._SPARE)]
-  assert len({_address(a) for a in taken}) == len(taken)
-  del taken
+  arrays = [buffers.take(64) for _ in range(3 * transport._SPARE)]
+  assert len({_address(a) for a in arrays}) == len(arrays)
+  del arrays
   gc.collect()
   assert len(buffers._free[64]) == transport._SPARE

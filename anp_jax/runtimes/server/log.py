@@ -1,24 +1,26 @@
-"""The run's log: which gradient was read from where, and applied when.
+"""The run's log: from which version a gradient was read, and when applied.
 
-One JSON object a line. {"start": n, ...} begins a part of the run at version n
-and holds the settings that a replay needs; {"order": n, "devices": of a worker,
-"parts": [...]} is the update from version n to n + 1, made of parts {"ticket":
-[step, shard], "worker": name, "reads": [version read from each server],
-"weight": examples}.
+One JSON object a line. {"start": n, ...} begins a session of the run at version
+n and holds the settings that a replay needs; {"order": n, "devices": of a
+worker, "parts": [...]} is the update from version n to n + 1, made of
+contributions {"ticket": [step, data shard], "worker": name, "reads": [version
+read from each server], "weight": examples}.
 """
 
 import collections
 import json
 import os
 
+from anp_jax.system import files
+
 NAME = 'server.jsonl'
 
 
-class Log:
+class UpdateLog:
   """Appends to the log of a workdir."""
 
   def __init__(self, workdir: str, version: int, settings: dict):
-    """Takes back what is at or after `version`, and begins a part there.
+    """Drops the records at or after `version`, and begins a session there.
 
     Args:
       workdir: of the run.
@@ -26,18 +28,16 @@ class Log:
       settings: JSON values.
     """
     path = os.path.join(workdir, NAME)
-    kept = [
+    records = [
       r for r in read(workdir) if r.get('start', r.get('order')) < version
     ]
-    with open(path + '.new', 'w') as f:
-      for record in [*kept, {'start': version, **settings}]:
-        f.write(json.dumps(record) + '\n')
-    os.replace(path + '.new', path)
+    lines = map(json.dumps, [*records, {'start': version, **settings}])
+    files.write_atomic(path, '\n'.join(lines) + '\n')
     self._file = open(path, 'a')
 
-  def append(self, order: int, devices: int, parts: list[dict]) -> None:
+  def append(self, order: int, devices: int, contributions: list[dict]) -> None:
     """Writes one update; a crash tears the last line at most."""
-    record = {'order': order, 'devices': devices, 'parts': parts}
+    record = {'order': order, 'devices': devices, 'parts': contributions}
     self._file.write(json.dumps(record) + '\n')
     self._file.flush()
 
@@ -51,18 +51,12 @@ class Log:
 
 
 def read(workdir: str) -> list[dict]:
-  """The records of a workdir's log, in order; a torn last line left out."""
-  path = os.path.join(workdir, NAME)
-  if not os.path.exists(path):
-    return []
-  with open(path) as f:
-    lines = f.read().split('\n')
-  # What follows the last newline was not written to its end.
-  return [json.loads(line) for line in lines[:-1] if line]
+  """Returns the records of a workdir's log, in order, without a torn line."""
+  return files.read_json_lines(os.path.join(workdir, NAME))
 
 
-def applied(records: list[dict], version: int) -> set[int]:
-  """Steps whose batches the first `version` updates have used.
+def used_steps(records: list[dict], version: int) -> set[int]:
+  """Returns the steps whose batches the first `version` updates have used.
 
   An update that is not in the log was made by a strategy that takes the batch
   of step n for update n.
@@ -74,14 +68,14 @@ def applied(records: list[dict], version: int) -> set[int]:
 
 
 def staleness(records: list[dict]) -> collections.Counter:
-  """How many gradients were how stale, on server 0.
+  """Counts gradients by their staleness on server 0.
 
   Returns:
-    {updates applied between reading and applying: parts}.
+    {updates applied between reading and applying: gradients}.
   """
   return collections.Counter(
-    r['order'] - part['reads'][0]
+    r['order'] - contribution['reads'][0]
     for r in records
     if 'order' in r
-    for part in r['parts']
+    for contribution in r['parts']
   )

@@ -10,121 +10,119 @@ import numpy as np
 _SNAPSHOTS = 2
 
 
-class Unfit(ValueError):
-  """A message that is not what it should be; nothing was changed by it."""
+class InvalidMessage(ValueError):
+  """A message that was refused, and has changed nothing."""
 
 
-class Keeper:
-  """Applies updates in the desk's order, by a thread of its own.
+class ParameterStore:
+  """Applies updates in the scheduler's order, in a thread of its own.
 
-  A gradient waits here until the desk has given its ticket a place; what other
+  A gradient is pending until the scheduler has ordered its ticket; what other
   workers computed for the same ticket is dropped then. Weights are immutable
   arrays: a reader keeps the version that it began with.
+
+  Attributes:
+    optimizer: of the slice.
+    error: why no more updates are applied; '' while they are.
   """
 
-  def __init__(self, shard, state, is_due, most: int):
+  def __init__(self, optimizer, state, is_snapshot, max_pending: int):
     """Starts the thread.
 
     Args:
-      shard: `shard.Shard`.
+      optimizer: `slice_optimizer.SliceOptimizer`.
       state: SliceState to begin with.
-      is_due: version -> whether its state is to be kept until fetched.
-      most: gradients that may wait, of all workers.
+      is_snapshot: version -> whether its state is kept until it is fetched.
+      max_pending: gradients that may be pending, of all workers.
     """
-    self._shard = shard
+    self.optimizer = optimizer
     self._state = state
     self._version = int(state.step)
-    self._is_due = is_due
-    self._most = most
-    self._staged = {}  # (ticket, worker) -> gradient, term
+    self._is_snapshot = is_snapshot
+    self._max_pending = max_pending
+    self._pending = {}  # (ticket, worker) -> gradient, stats_delta
     self._used = set()  # tickets of what was applied
-    self._entries = collections.deque()
+    self._updates = collections.deque()
     self._snapshots = {}  # version -> SliceState, not fetched yet
-    self._fetched = None, None  # the last of them that was
-    self._over = False
-    self.error = ''  # why no more updates are applied
+    self._fetched = None, None  # the last version that was, and its state
+    self._closed = False
+    self.error = ''
     self._changed = threading.Condition()
-    threading.Thread(target=self._run, name='keeper', daemon=True).start()
+    threading.Thread(
+      target=self._run, name='parameter store', daemon=True
+    ).start()
 
   @property
   def version(self) -> int:
     """Updates applied."""
     return self._version
 
-  def stage(self, ticket, worker: str, gradient, term) -> None:
-    """Holds a gradient until it is its turn; one of a used ticket is dropped.
+  def enqueue_gradient(self, ticket, worker: str, gradient, stats_delta):
+    """Holds a gradient until its update; drops one of a used ticket.
 
     Args:
-      ticket: (step, shard).
+      ticket: (step, data shard).
       worker: that computed it.
       gradient: (n,) in the wire's dtype.
-      term: (m,) of the statistics.
+      stats_delta: (m,) of the statistics.
 
     Raises:
-      Unfit: if it is not finite, or too many wait.
+      InvalidMessage: if it is not finite, or too many are pending.
     """
-    for name, array in (('gradient', gradient), ('statistics', term)):
+    for name, array in (('gradient', gradient), ('statistics', stats_delta)):
       # A sum is quicker to look at; it may overflow where no element does.
       total = np.add.reduce(array, dtype=np.float64)
       if not np.isfinite(total) and not np.isfinite(array).all():
-        raise Unfit(f'{name} of ticket {ticket} are not finite')
+        raise InvalidMessage(f'{name} of ticket {ticket} are not finite')
     with self._changed:
       if ticket in self._used:
         return
-      if len(self._staged) >= self._most:
-        raise Unfit(f'{len(self._staged)} gradients wait already')
-      self._staged[ticket, worker] = gradient, term
+      if len(self._pending) >= self._max_pending:
+        raise InvalidMessage(f'{len(self._pending)} gradients wait already')
+      self._pending[ticket, worker] = gradient, stats_delta
 
-  def holds(self, ticket, worker: str) -> bool:
-    """Whether a gradient is here, or has been, or another of its ticket."""
+  def has_gradient(self, ticket, worker: str) -> bool:
+    """Whether a gradient is pending, or its ticket was used."""
     with self._changed:
-      return ticket in self._used or (ticket, worker) in self._staged
+      return ticket in self._used or (ticket, worker) in self._pending
 
-  def submit(self, order: int, parts: list[dict]) -> None:
-    """The next update of the desk's order; all of it is staged here."""
+  def submit(self, order: int, contributions: list[dict]) -> None:
+    """Queues the next update in order; all its gradients are pending here."""
     with self._changed:
-      self._entries.append((order, parts))
+      self._updates.append((order, contributions))
       self._changed.notify_all()
 
   def read(self, at_least: int, timeout: float):
-    """(version, SliceState), not older than version `at_least`.
+    """Returns (version, SliceState), not older than version `at_least`.
 
     Raises:
       TimeoutError: if it is not there in time.
     """
     with self._changed:
-      if not self._changed.wait_for(
-        lambda: self._version >= at_least or self._over, timeout
-      ):
-        raise TimeoutError(f'version {at_least} is not there yet')
+      self._wait_for_version(at_least, timeout)
       return self._version, self._state
 
-  def due(self) -> int | None:
-    """The oldest version whose state waits to be fetched."""
+  def next_snapshot(self) -> int | None:
+    """Returns the oldest version whose snapshot waits to be fetched."""
     with self._changed:
       return min(self._snapshots, default=None)
 
   def snapshot(self, version: int, timeout: float):
-    """The SliceState of a version that was due, or of the last one.
+    """Returns the SliceState of a snapshot, or of the newest version.
 
-    It can be had again until a later one is asked for: it may be lost on its
-    way.
+    It can be fetched again until a later one is: an answer may be lost.
 
     Raises:
       TimeoutError: if it is not there in time.
-      Unfit: if it is not kept.
+      InvalidMessage: if it is not kept.
     """
     with self._changed:
-      self._changed.wait_for(
-        lambda: self._version >= version or self._over, timeout
-      )
-      if self._version < version:
-        raise TimeoutError(f'version {version} is not there yet')
+      self._wait_for_version(version, timeout)
       if version != self._fetched[0]:
-        is_last = version == self._version
-        state = self._state if is_last else self._snapshots.get(version)
+        is_newest = version == self._version
+        state = self._state if is_newest else self._snapshots.get(version)
         if state is None:
-          raise Unfit(f'version {version} is not kept here')
+          raise InvalidMessage(f'version {version} is not kept here')
         self._fetched = version, state
         self._snapshots = {
           v: s for v, s in self._snapshots.items() if v > version
@@ -135,8 +133,15 @@ class Keeper:
   def close(self) -> None:
     """Ends the thread."""
     with self._changed:
-      self._over = True
+      self._closed = True
       self._changed.notify_all()
+
+  def _wait_for_version(self, version, timeout):
+    self._changed.wait_for(
+      lambda: self._version >= version or self._closed, timeout
+    )
+    if self._version < version:
+      raise TimeoutError(f'version {version} is not there yet')
 
   def _run(self):
     error = ''
@@ -144,14 +149,15 @@ class Keeper:
       with self._changed:
         self._changed.wait_for(
           lambda: (
-            self._over or (self._entries and len(self._snapshots) < _SNAPSHOTS)
+            self._closed
+            or (self._updates and len(self._snapshots) < _SNAPSHOTS)
           )
         )
-        if self._over:
+        if self._closed:
           return
-        order, parts = self._entries.popleft()
+        order, contributions = self._updates.popleft()
       try:
-        error = self._apply(order, parts)
+        error = self._apply(order, contributions)
       except Exception as e:  # noqa: BLE001 - else all would wait for this thread
         logging.exception('update %d cannot be applied', order)
         error = f'update {order} cannot be applied: {type(e).__name__}: {e}'
@@ -159,26 +165,26 @@ class Keeper:
       self.error = error
       self._changed.notify_all()
 
-  def _apply(self, order, parts):
-    """Makes one update; says why not, where it is not finite."""
-    keys = [(tuple(p['ticket']), p['worker']) for p in parts]
+  def _apply(self, order, contributions):
+    """Makes one update; returns why not, where it is not finite."""
+    keys = [(tuple(c['ticket']), c['worker']) for c in contributions]
     with self._changed:
-      staged = [self._staged[key] for key in keys]
-    state, finite = self._shard.apply(
+      gradients, stats_deltas = zip(*(self._pending[key] for key in keys))
+    state, finite = self.optimizer.apply(
       self._state,
-      [gradient for gradient, _ in staged],
-      [term for _, term in staged],
-      [part['weight'] for part in parts],
-      order - parts[0]['reads'][0],
+      gradients,
+      stats_deltas,
+      [c['weight'] for c in contributions],
+      order - contributions[0]['reads'][0],
     )
     if not finite:
       return f'update {order} is not finite; nothing of it was saved'
     with self._changed:
       self._state, self._version = state, order + 1
-      if self._is_due(self._version):
+      if self._is_snapshot(self._version):
         self._snapshots[self._version] = state
       self._used.update(ticket for ticket, _ in keys)
-      for key in [k for k in self._staged if k[0] in self._used]:
-        del self._staged[key]
+      for key in [k for k in self._pending if k[0] in self._used]:
+        del self._pending[key]
       self._changed.notify_all()
     return ''

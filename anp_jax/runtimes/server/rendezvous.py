@@ -1,5 +1,6 @@
 """How the processes of a run find server 0: by a file in the workdir."""
 
+import dataclasses
 import json
 import os
 import secrets
@@ -9,15 +10,16 @@ from anp_jax import cluster
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import service as service_lib
+from anp_jax.system import files
 
 NAME = 'server0.json'
 
 
-class Over(OSError):
+class RunEnded(OSError):
   """The run that was last in this workdir has ended.
 
   Attributes:
-    failed: why it could not go on; '' if it ended well.
+    failed: why it could not continue; '' if it ended well.
     when: it did, in seconds since 1970.
   """
 
@@ -28,92 +30,100 @@ class Over(OSError):
     )
 
 
-def launched() -> float:
-  """When this process's run was started, in seconds since 1970.
+def launch_time() -> float:
+  """Returns when this process's run was started, in seconds since 1970.
 
-  A process that `scripts/again.sh` starts again is of the run that it was of.
+  A process that `scripts/again.sh` restarts belongs to the run of its first
+  start.
   """
   return float(os.environ.get('ANP_LAUNCHED') or time.time())
 
 
-def is_over(error: Exception, since: float) -> bool:
-  """Whether an error says that a run which was there at `since` is over.
+@dataclasses.dataclass(frozen=True)
+class Participant:
+  """One process of a run, and how it reaches the others.
 
-  Args:
-    error: of a call.
-    since: seconds since 1970.
-
-  Raises:
-    cluster.Failed: if that run could not go on.
-  """
-  if not isinstance(error, Over) or error.when < since:
-    return False
-  if error.failed:
-    raise cluster.Failed(error.failed) from error
-  return True
-
-
-def open_service(config, place: cluster_env.ClusterEnv, workdir: str):
-  """Opens this server's port; server 0 writes down where it is.
-
-  The file holds the run's token too, and only its owner may read it.
-
-  Args:
+  Attributes:
     config: the run's config.
-    place: of this process.
     workdir: that all processes see.
-
-  Returns:
-    `service.Service`.
-
-  Raises:
-    ConfigError: if the port cannot be opened.
+    env: of this process.
+    process: this process, as server 0 compares it; see `cluster.process_info`.
+    launched: see `launch_time`.
   """
-  token = read(workdir)[1] if place.index else secrets.token_hex(32)
-  service = service_lib.Service(config, place, token)
-  if not place.index:
-    _write(workdir, {'address': service.address, 'token': token})
-  return service
+
+  config: object
+  workdir: str
+  env: cluster_env.ClusterEnv
+  process: dict
+  launched: float
+
+  def open_service(self) -> service_lib.Service:
+    """Opens this server's port; server 0 writes its address to the workdir.
+
+    Raises:
+      ConfigError: if the port cannot be opened.
+    """
+    is_chief = self.env.index == 0
+    token = secrets.token_hex(32) if is_chief else read_address(self.workdir)[1]
+    service = service_lib.Service(self.config, self.env, token)
+    if is_chief:
+      _write(self.workdir, {'address': service.address, 'token': token})
+    return service
+
+  def connect(self, address: str | None = None) -> transport.Client:
+    """Returns a client of a server, by default of server 0.
+
+    Raises:
+      OSError: where server 0 has not started yet.
+    """
+    chief, token = read_address(self.workdir)
+    return transport.connect(self.config, address or chief, token)
+
+  def is_over(self, error: Exception, has_joined: bool) -> bool:
+    """Whether a call's error says that this process's run has ended.
+
+    Args:
+      error: of the call.
+      has_joined: whether this process has met server 0. One that has just been
+        started waits: the file may be of the run before.
+
+    Raises:
+      cluster.Failed: if that run could not continue.
+    """
+    since = 0 if has_joined else self.launched
+    if not isinstance(error, RunEnded) or error.when < since:
+      return False
+    if error.failed:
+      raise cluster.Failed(error.failed) from error
+    return True
 
 
-def close(workdir: str, failed: str) -> None:
-  """Leaves word for those who come back late that the run has ended.
+def announce_end(workdir: str, failed: str) -> None:
+  """Leaves word for processes that return late that the run has ended.
 
   Args:
     workdir: of the run.
-    failed: why it could not go on; '' if it ended well.
+    failed: why it could not continue; '' if it ended well.
   """
   _write(workdir, {'over': failed, 'when': time.time()})
 
 
-def read(workdir: str) -> tuple[str, str]:
-  """(address, token) of server 0.
+def read_address(workdir: str) -> tuple[str, str]:
+  """Returns (address, token) of server 0.
 
   Raises:
-    OSError: where it has not come yet; Over, which is one, where it has left.
+    OSError: where it has not started yet; RunEnded, which is one, where the run
+      has ended.
   """
   with open(os.path.join(workdir, NAME)) as f:
-    found = json.load(f)
-  if 'over' in found:
-    raise Over(found['over'], found.get('when', 0.0))
-  return found['address'], found['token']
+    record = json.load(f)
+  if 'over' in record:
+    raise RunEnded(record['over'], record.get('when', 0.0))
+  return record['address'], record['token']
 
 
-def connect(
-  config, workdir: str, address: str | None = None
-) -> transport.Client:
-  """A client of a server, by default of server 0.
-
-  Raises:
-    OSError: where server 0 has not come yet.
-  """
-  first, token = read(workdir)
-  return transport.connect(config, address or first, token)
-
-
-def _write(workdir, content):
-  path = os.path.join(workdir, NAME)
-  new = f'{path}.{os.getpid()}'
-  with open(os.open(new, os.O_WRONLY | os.O_CREAT, 0o600), 'w') as f:
-    json.dump(content, f)
-  os.replace(new, path)
+def _write(workdir, record):
+  # The token is a secret: only its owner may read it.
+  files.write_atomic(
+    os.path.join(workdir, NAME), json.dumps(record), mode=0o600
+  )

@@ -3,7 +3,7 @@
   python -m anp_jax.runtimes.server.replay WORKDIR
 
 computes every gradient again from the versions that its worker read, applies
-them in the order in which they were applied, and compares the weights with the
+them in the logged order, and compares the weights with the
 workdir's newest checkpoint: bit for bit, on a CPU of the kind that trained.
 """
 
@@ -21,7 +21,7 @@ from anp_jax.system import xla_flags
 
 
 def replay(config, records: list[dict], version: int):
-  """The state after the first `version` updates of a log.
+  """Returns the state after the first `version` updates of a log.
 
   Args:
     config: of the run.
@@ -32,11 +32,10 @@ def replay(config, records: list[dict], version: int):
     TrainState of NumPy arrays.
 
   Raises:
-    ConfigError: if the log does not tell all of that.
+    ConfigError: if the log has not all of these updates.
   """
   # Heavy: only once the input is known to be good.
   from anp_jax.runtimes.server import setup as setup_lib
-  from anp_jax.runtimes.server import shard as shard_lib
 
   updates = {r['order']: r for r in records if 'order' in r}
   missing = next((n for n in range(version) if n not in updates), None)
@@ -46,104 +45,113 @@ def replay(config, records: list[dict], version: int):
       'not a run that another strategy began, or one whose log was cut'
     )
   state = None
-  for part, stop in _terms(records, version):
-    # Logs of earlier versions do not tell: there was none.
-    setup = setup_lib.create(_settled(config, part), part.get('ahead', 0.0))
+  for session, stop in _sessions(records, version):
+    # Logs of earlier versions do not say: there was none.
+    horizon = session.get('ahead', 0.0)
+    setup = setup_lib.create(_session_config(config, session), horizon)
     if state is None:
-      state = jax.device_get(setup.start()[0])
+      state = jax.device_get(setup.initial_state()[0])
     first = int(state.step)
-    taken = [updates[n] for n in range(first, stop)]
-    states = _replayed(setup, part['shards'], state, taken)
-    state = shard_lib.whole(setup.flats, setup.shards, states, setup.parts.like)
+    state = _replay_session(
+      setup, session, state, [updates[n] for n in range(first, stop)]
+    )
   return state
 
 
-def _terms(records, version):
-  """The settings of each part of a run, and the version where it ends."""
+def _sessions(records, version):
+  """The settings of each session of a run, and the version where it ends."""
   starts = [r for r in records if 'start' in r and r['start'] < version]
   stops = [*(r['start'] for r in starts[1:]), version]
   return zip(starts, stops)
 
 
-def _settled(config, part):
-  """The config as it was in a part of the run."""
+def _session_config(config, session):
+  """The config as it was in a session of the run."""
   config = config.copy_and_resolve_references()
-  # Schedules end with the run. Logs of earlier versions do not tell when.
-  config.duration = part.get('duration', config.duration)
-  config.batch_size = part['batch_size']
-  config.strategy.servers = part['servers']
-  config.strategy.wire_dtype = part['wire_dtype']
-  config.strategy.compensation = part['compensation']
+  # Schedules end with the run. Logs of earlier versions do not say when.
+  config.duration = session.get('duration', config.duration)
+  config.batch_size = session['batch_size']
+  # One server makes the same weights as several: no bit depends on the number.
+  config.strategy.servers = 1
+  config.strategy.wire_dtype = session['wire_dtype']
+  config.strategy.compensation = session['compensation']
   return config
 
 
-def _replayed(setup, shards, state, updates):
-  """SliceStates after the updates of one term."""
-  now = [shard.start(state) for shard in setup.shards]
-  version = int(state.step)
-  program = setup.program(shards)
-  last = _last_reads(updates, len(now))
-  # By server: version -> what a worker may still read of it.
-  kept = [{version: s} for s in now]
-  tickets = [part['ticket'] for u in updates for part in u['parts']]
-  rows = np.arange(setup.config.batch_size).reshape(shards, -1)
+def _replay_session(setup, session, state, updates):
+  """The state after the updates of one session."""
+  from anp_jax.runtimes.server import slice_optimizer
 
-  def where(count):
+  (optimizer,), data_shards = setup.optimizers, session['shards']
+  slices = setup.layout.params.slices(session['servers'])
+  state, version = optimizer.start(state), int(state.step)
+  program = setup.gradient_program(data_shards)
+  last_reads = _last_reads(updates)
+  # Version -> weights and statistics that a worker may still read.
+  sent = {version: _sent(optimizer, state)}
+  feed = _feed(setup, data_shards, updates)
+  try:
+    for update in updates:
+      contributions, results = update['parts'], []
+      for contribution in contributions:
+        reads = contribution['reads']
+        weights = np.concatenate(
+          [sent[read][0][part] for part, read in zip(slices, reads)]
+        )
+        results.append(
+          program(
+            weights, sent[reads[0]][1], contribution['ticket'][0], next(feed)
+          )
+        )
+      gradients, stats_deltas, _ = zip(*results)
+      state, _ = optimizer.apply(
+        state,
+        gradients,
+        stats_deltas,
+        [c['weight'] for c in contributions],
+        version - contributions[0]['reads'][0],
+      )
+      version += 1
+      sent[version] = _sent(optimizer, state)
+      sent = {v: s for v, s in sent.items() if last_reads.get(v, 0) >= version}
+  finally:
+    feed.close()
+  return slice_optimizer.join(setup.layout, [optimizer], [state])
+
+
+def _sent(optimizer, state):
+  """The weights and statistics that servers send of a state."""
+  return np.concatenate(optimizer.weights(state)), np.asarray(state.stats)
+
+
+def _feed(setup, data_shards, updates):
+  """The batches of a session's gradients, in the order of the log."""
+  tickets = [c['ticket'] for update in updates for c in update['parts']]
+  rows = np.arange(setup.config.batch_size).reshape(data_shards, -1)
+
+  def step_and_rows(count):
     step, shard = tickets[min(count, len(tickets) - 1)]
     return step, rows[shard]
 
-  feed = setup.feed(where, shards)
-  try:
-    for update in updates:
-      parts = update['parts']
-      made = []
-      for part in parts:
-        read = [k[v] for k, v in zip(kept, part['reads'], strict=True)]
-        weights = np.concatenate(
-          [
-            part
-            for shard, of in zip(setup.shards, read, strict=True)
-            for part in shard.weights(of)
-          ]
-        )
-        gradient, term, _ = program(
-          weights, np.asarray(read[0].stats), part['ticket'][0], next(feed)
-        )
-        made.append((gradient, term))
-      for i, shard in enumerate(setup.shards):
-        cut = slice(shard.part.start, shard.part.stop)
-        now[i], _ = shard.apply(
-          now[i],
-          [gradient[cut] for gradient, _ in made],
-          [term[: shard.stats_size] for _, term in made],
-          [part['weight'] for part in parts],
-          version - parts[0]['reads'][0],
-        )
-        kept[i][version + 1] = now[i]
-        kept[i] = {v: k for v, k in kept[i].items() if last[i].get(v, version)
-                   > version or v == version + 1}  # fmt: skip
-      version += 1
-  finally:
-    feed.close()
-  return now
+  return setup.feed(step_and_rows, data_shards)
 
 
-def _last_reads(updates, servers):
-  """By server: version -> the last update of which a part read it."""
-  last = [{} for _ in range(servers)]
-  for update in updates:
-    for part in update['parts']:
-      for i, version in enumerate(part['reads']):
-        last[i][version] = update['order']
-  return last
+def _last_reads(updates):
+  """Version -> the last update that has a gradient of its weights."""
+  return {
+    read: update['order']
+    for update in updates
+    for contribution in update['parts']
+    for read in contribution['reads']
+  }
 
 
 def main(argv: list[str]) -> int:
-  """Returns the exit status: 0 the same bits, 1 others, 2 bad input."""
+  """Returns the exit status: 0 the same bits, 1 other bits, 2 bad input."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('workdir', help='of the run, or its ' + log_lib.NAME)
-  given = parser.parse_args(argv).workdir
-  workdir = os.path.dirname(given) if given.endswith('.jsonl') else given
+  path = parser.parse_args(argv).workdir
+  workdir = os.path.dirname(path) if path.endswith('.jsonl') else path
   try:
     return _compare(workdir)
   except config_lib.ConfigError as e:
@@ -167,24 +175,24 @@ def _compare(workdir):
   config = config_lib.from_flat(workdir_lib.saved_config(workdir))
   version, saved = _newest(workdir)
   state = replay(config, records, version)
-  found = {
+  leaves = {
     mesh_lib.path_name(path): np.asarray(leaf)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state)
   }
-  for name, leaf in found.items():
+  for name, leaf in leaves.items():
     if leaf.tobytes() != saved[name].tobytes():
       worst = np.abs(leaf.astype(float) - saved[name].astype(float)).max()
       print(f'{name} differs after {version} updates, by up to {worst:.3g}')
       return 1
-  stale = log_lib.staleness(records)
-  text = ', '.join(f'{s}: {stale[s]}' for s in sorted(stale))
-  print(f'{version} updates, the same bits in all {len(found)} leaves')
+  counts = log_lib.staleness(records)
+  text = ', '.join(f'{s}: {counts[s]}' for s in sorted(counts))
+  print(f'{version} updates, the same bits in all {len(leaves)} leaves')
   print(f'staleness of gradients: {text}')
   return 0
 
 
 def _newest(workdir):
-  """(version, leaves by name) of the newest checkpoint."""
+  """The newest checkpoint's version and leaves by name."""
   import orbax.checkpoint as ocp
 
   from anp_jax.checkpoint import manager

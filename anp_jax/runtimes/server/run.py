@@ -10,25 +10,26 @@ import jax
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.cluster import process_info
-from anp_jax.runtimes.server import chief as lead_lib
+from anp_jax.runtimes import transport
+from anp_jax.runtimes.server import chief as chief_lib
 from anp_jax.runtimes.server import rendezvous
-from anp_jax.runtimes.server import scheduler as desk_lib
+from anp_jax.runtimes.server import scheduler
 from anp_jax.runtimes.server import secondary
 from anp_jax.runtimes.server import setup as setup_lib
 from anp_jax.runtimes.server import worker as worker_lib
 from anp_jax.system import compile_cache
 
 _POLL = 0.05  # seconds
-_PARTING = 5.0  # seconds
+_FAREWELL = 5.0  # seconds
 _REPEAT = 1.0  # seconds between two requests to stop
 
 
 def run(config, workdir: str, processes: cluster.Processes) -> dict:
-  """Trains, or goes on with, the run of a workdir, together with others.
+  """Trains, or continues, the run of a workdir, together with other processes.
 
   The first config.strategy.servers processes are servers; unless these are
-  dedicated, they train as well. Server 0's process is the one that scores,
-  saves and says how it goes.
+  dedicated, they train as well. Server 0's process is the chief: it scores,
+  saves and reports.
 
   Args:
     config: resolved and valid.
@@ -56,53 +57,53 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     jax.config.update('jax_platforms', 'cpu')
   compile_cache.enable(config)
   os.makedirs(workdir, exist_ok=True)
-  launched = rendezvous.launched()
-  card = process_info.collect(processes.env, config, {})
-  # Before config.batch_size is filled in: the cards are compared.
+  participant = rendezvous.Participant(
+    config=config,
+    workdir=workdir,
+    env=processes.env,
+    # Before config.batch_size is filled in: the configs are compared.
+    process=process_info.collect(processes.env, config, {}),
+    launched=rendezvous.launch_time(),
+  )
   with contextlib.ExitStack() as stack:
 
-    def connect(address=None):
-      return rendezvous.connect(config, workdir, address)
-
-    def prepare(said):
-      config.batch_size = said['batch_size']
-      return setup_lib.create(config, desk_lib.ahead(config, workers))
+    def prepare(settings):
+      config.batch_size = settings['batch_size']
+      return setup_lib.create(
+        config, scheduler.prediction_horizon(config, workers)
+      )
 
     worker = None
     if index >= s.servers or not s.dedicated:
-      worker = worker_lib.Worker(
-        index, config, connect, card, prepare, launched
-      )
+      worker = worker_lib.Worker(participant, prepare)
       stack.callback(worker.close)
     if index == 0:
-      return _lead(config, workdir, processes, card, workers, worker)
+      return _run_chief(participant, processes, workers, worker)
     jobs = [_Job(worker.run, 'worker')] if worker else []
     if index < s.servers:
-      follower = secondary.Follower(
-        index, config, workdir, processes.env, card, launched
-      )
-      stack.callback(follower.close)
-      jobs.append(_Job(lambda: follower.run(connect, prepare), 'follower'))
+      server = secondary.SecondaryServer(participant, prepare)
+      stack.callback(server.close)
+      jobs.append(_Job(server.run, 'server'))
     with processes.handling_signals():
-      _attend(processes, jobs, worker or follower, connect)
+      _wait_for_jobs(processes, jobs, worker or server, participant.connect)
   return {}
 
 
-def _lead(config, workdir, processes, card, workers, worker):
-  """Process 0, term after term."""
-  lead = lead_lib.Lead(config, workdir, processes, card, workers)
+def _run_chief(participant, processes, workers, worker):
+  """Process 0, session after session."""
+  chief = chief_lib.Chief(participant, processes, workers)
   job = worker and _Job(worker.run, 'worker')
   try:
-    with processes.handling_signals(lead.expected_save_seconds):
-      lead.begin()
-      while not lead.attend(job, worker):
-        lead.begin()
-      return lead.finish()
+    with processes.handling_signals(chief.expected_save_seconds):
+      chief.begin_session()
+      while not chief.supervise(job, worker):
+        chief.begin_session()
+      return chief.finish()
   except (cluster.Failed, config_lib.ConfigError) as e:
-    lead.fail(str(e))
+    chief.fail(str(e))
     raise
   finally:
-    lead.close()
+    chief.close()
     if worker:
       worker.close()
       job.join()
@@ -131,7 +132,7 @@ class _Job:
     A thread that is within Arrow's code when Python shuts down takes the
     process down.
     """
-    self._thread.join(_PARTING)
+    self._thread.join(_FAREWELL)
 
   def _run(self):
     try:
@@ -140,18 +141,25 @@ class _Job:
       self._error = e
 
 
-def _attend(processes, jobs, living, connect):
-  """Until all jobs are done: looks whether they live, and passes signals on."""
-  seen, asked = -1, -_REPEAT
+def _wait_for_jobs(processes, jobs, member, connect):
+  """Waits until all jobs are done; passes heartbeats and signals on.
+
+  Args:
+    processes: this one among all.
+    jobs: threads of this process.
+    member: `Worker` or `SecondaryServer` whose progress shows that it lives.
+    connect: () -> `transport.Client` of server 0.
+  """
+  progress, last_request = -1, -_REPEAT
   while not all([job.done() for job in jobs]):
-    if living.done != seen:
-      seen = living.done
-      processes.heartbeat('step', seen)
-    # Until the end: server 0 may be on its way to its first term, or to another
-    # that knows nothing of what the one before was asked.
-    if processes.vote() and time.monotonic() - asked > _REPEAT:
-      with contextlib.suppress(*worker_lib.BROKEN):
-        with contextlib.closing(connect()) as desk:
-          desk.ask('stop')
-      asked = time.monotonic()
+    if member.progress != progress:
+      progress = member.progress
+      processes.heartbeat('step', progress)
+    # Until the end: server 0 may not have begun its first session, or may begin
+    # another, which knows nothing of the request to the one before.
+    if processes.vote() and time.monotonic() - last_request > _REPEAT:
+      with contextlib.suppress(*transport.CONNECTION_ERRORS):
+        with contextlib.closing(connect()) as chief:
+          chief.ask('stop')
+      last_request = time.monotonic()
     time.sleep(_POLL)

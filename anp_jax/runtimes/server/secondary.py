@@ -10,142 +10,132 @@ from pyarrow import flight
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.server import parameter_store as keeper_lib
+from anp_jax.runtimes.server import parameter_store
 from anp_jax.runtimes.server import rendezvous
 from anp_jax.runtimes.server import service as service_lib
-from anp_jax.runtimes.server import worker as worker_lib
 
 _RETRY = 0.3  # seconds between two attempts to reach server 0
+_SILENCE = 5.0  # seconds without server 0 before its session counts as lost
 
 
-class Follower:
+class SecondaryServer:
   """Server k > 0: gets its slice from server 0, and then the order.
 
   Attributes:
-    done: answers heard: while it grows, this server lives.
+    progress: answers received; grows while this server lives.
   """
 
-  def __init__(
-    self, index: int, config, workdir: str, place, card: dict, launched: float
-  ):  # fmt: skip
-    """Makes it; `run` opens the port.
+  def __init__(self, participant: rendezvous.Participant, prepare):
+    """Prepares the server; `run` opens the port.
 
     Args:
-      index: of the server.
-      config: the run's config.
-      workdir: of the run.
-      place: of this process.
-      card: of this process, see `cluster.process_info`.
-      launched: see `meeting.launched`.
+      participant: this process; its index is the server's.
+      prepare: server 0's settings -> `setup.Setup`.
     """
-    self.done = 0
-    self._index = index
-    self._config = config
-    self._workdir = workdir
-    self._place = place
-    self._card = card
-    self._launched = launched
+    self.progress = 0
+    self._index = participant.env.index
+    self._participant = participant
+    self._prepare = prepare
     self._closed = threading.Event()
-    self._shard = None
+    self._optimizer = None
 
   def close(self) -> None:
-    """Serves no more."""
+    """Makes `run` return soon."""
     self._closed.set()
 
-  def run(self, connect, prepare) -> None:
+  def run(self) -> None:
     """Serves until the run is over.
 
-    Args:
-      connect: () -> `wire.Client` of server 0.
-      prepare: what server 0 says -> `setup.Setup`.
-
     Raises:
-      ConfigError: if this process does not go with server 0.
+      ConfigError: if this process's config or code is not server 0's.
       cluster.Lost: if server 0 has not answered for
         config.cluster.rendezvous_timeout.
       cluster.Failed: if the run has failed.
     """
-    # However this ends: who called a port that is left open while Python shuts
+    # However this ends: a caller of a port that is left open while Python shuts
     # down would take the process down.
     with contextlib.ExitStack() as ports:
-      self._follow(connect, prepare, ports)
+      self._run(ports)
 
-  def _follow(self, connect, prepare, ports):
-    """Term after term."""
+  def _run(self, ports):
+    """Serves session after session."""
     service, token = None, None
-    patience = self._config.cluster.rendezvous_timeout
-    heard = time.monotonic()
+    participant = self._participant
+    timeout = participant.config.cluster.rendezvous_timeout
+    last_answer = time.monotonic()
     while not self._closed.is_set():
       try:
-        desk = connect()
-        current = rendezvous.read(self._workdir)[1]
-        if token != current:  # server 0 has been started again
+        chief = participant.connect()
+        current = rendezvous.read_address(participant.workdir)[1]
+        if token != current:  # server 0 has been restarted
           ports.close()
-          service = rendezvous.open_service(
-            self._config, self._place, self._workdir
-          )
+          service = participant.open_service()
           ports.callback(service.shutdown)
           token = current
-        said = desk.ask(
-          'join', server=self._index, address=service.address, card=self._card
-        )
-        heard = time.monotonic()
-        self.done += 1
-        if 'problem' in said:
-          raise config_lib.ConfigError(said['problem'])
-        if 'term' in said:
-          self._serve(service, desk, said, prepare)
+        answer = chief.ask(
+          'join', server=self._index, address=service.address,
+          process=participant.process,
+        )  # fmt: skip
+        last_answer = time.monotonic()
+        self.progress += 1
+        if 'problem' in answer:
+          raise config_lib.ConfigError(answer['problem'])
+        if 'session' in answer:
+          self._serve(service, chief, answer)
           return
-      except worker_lib.BROKEN as e:
-        # One that has just been started waits: that was the run before.
-        if rendezvous.is_over(e, 0 if self._shard else self._launched):
+      except transport.CONNECTION_ERRORS as e:
+        if participant.is_over(e, has_joined=self._optimizer is not None):
           return
-        if time.monotonic() - heard > patience:
+        if time.monotonic() - last_answer > timeout:
           raise cluster.Lost(
-            f'server {self._index}: nothing from server 0 for {patience:g} s: '
-            f'{worker_lib.line(e)}'
+            f'server {self._index}: nothing from server 0 for {timeout:g} s: '
+            f'{transport.describe_error(e)}'
           ) from e
       time.sleep(_RETRY)
 
-  def _serve(self, service, desk, said, prepare):
-    """One term; raises when it is broken off."""
-    name = said['term']
-    if self._shard is None:
-      self._shard = prepare(said).shards[self._index]
-    like = self._shard.like
-    _, data = desk.get('start', term=name, server=self._index)
-    leaves = transport.split(data, jax.tree.leaves(like))
-    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    keeper = keeper_lib.Keeper(
-      self._shard,
-      jax.device_put(state, self._shard.device),
-      service_lib.is_due(said),
-      said['most'],
+  def _serve(self, service, chief, settings):
+    """Serves one session; raises when it is broken off."""
+    session = settings['session']
+    if self._optimizer is None:
+      self._optimizer = self._prepare(settings).optimizers[self._index]
+    store = parameter_store.ParameterStore(
+      self._optimizer,
+      self._fetch_start(chief, session),
+      service_lib.snapshot_test(settings),
+      settings['max_pending'],
     )
-    service.term = service_lib.Term(name, self._shard, keeper)
-    version = keeper.version
+    service.session = service_lib.Session(session, store)
+    version = store.version
     try:
       while not self._closed.is_set():
-        found = self._entries(desk, name, version)
-        self.done += 1
-        for order, parts in found['entries']:
-          keeper.submit(order, parts)
+        answer = self._fetch_updates(chief, session, version)
+        self.progress += 1
+        for order, contributions in answer['updates']:
+          store.submit(order, contributions)
           version = order + 1
-        if keeper.error:
-          desk.ask('fail', term=name, text=keeper.error)
-        if found['ended']:
+        if store.error:
+          chief.ask('fail', session=session, text=store.error)
+        if answer['ended']:
           return
     finally:
-      service.term = None
-      keeper.close()
+      service.session = None
+      store.close()
 
-  def _entries(self, desk, name, version):
-    """What follows; a moment's silence of server 0 is not its end."""
-    deadline = time.monotonic() + 5
+  def _fetch_start(self, chief, session):
+    """The SliceState that server 0 begins the session with."""
+    _, data = chief.get('start', session=session, server=self._index)
+    state = service_lib.unpack_state(self._optimizer, data)
+    return jax.device_put(state, self._optimizer.device)
+
+  def _fetch_updates(self, chief, session, version):
+    """The updates from a version on; server 0 may be silent for a moment."""
+    deadline = time.monotonic() + _SILENCE
     while True:
       try:
-        return desk.ask('entries', term=name, since=version, server=self._index)
+        return chief.ask(
+          'updates', session=session, since=version, server=self._index
+        )
       except flight.FlightUnavailableError as e:
-        if 'another term' in str(e) or time.monotonic() > deadline:
+        if 'another session' in str(e) or time.monotonic() > deadline:
           raise
         time.sleep(_RETRY)

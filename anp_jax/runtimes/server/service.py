@@ -1,6 +1,7 @@
-"""A server as others see it: Flight calls onto its keeper and its desk."""
+"""A server's port: Flight calls onto its parameter store and its scheduler."""
 
 import collections
+import dataclasses
 import json
 import threading
 import time
@@ -11,262 +12,285 @@ from pyarrow import flight
 
 from anp_jax.cluster import process_info
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.server import parameter_store as keeper_lib
-from anp_jax.runtimes.server import scheduler as desk_lib
+from anp_jax.runtimes.server import parameter_store
+from anp_jax.runtimes.server import scheduler as scheduler_lib
 
-# Seconds that a call waits for what is not there yet; then it is asked again.
+# Seconds that a call waits for what is not there yet; then it is made again.
 PATIENCE = 2.0
-_ACTIONS = ('hello', 'join', 'take', 'commit', 'entries', 'stop', 'fail')
+_ACTIONS = ('hello', 'join', 'take', 'commit', 'updates', 'stop', 'fail')
 
 
-class Term:
-  """What a server has between one start, or fall-back, and the next.
+class Session:
+  """A server's time between one start, or roll-back, and the next.
 
   Attributes:
-    name: that every request must show; of no other term.
-    shard, keeper: of this server's slice.
+    name: that every request must show; no other session has it.
+    store: of this server's slice.
   """
 
-  def __init__(self, name: str, shard, keeper):
+  def __init__(self, name: str, store: parameter_store.ParameterStore):
     self.name = name
-    self.shard = shard
-    self.keeper = keeper
+    self.store = store
 
 
-def is_due(settings: dict):
-  """Tells of a version whether its state is to be scored or saved."""
-  return lambda version: any(version % every == 0 for every in settings['due'])
-
-
-class Lead(Term):
-  """Server 0's term: the order, and who takes part.
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+  """What all sessions of a run have in common.
 
   Attributes:
-    desk: of the tickets.
-    lost: whether a server has lost its slice, so that all must fall back.
-    failed: why the run cannot go on.
-    finished: whether the last version is scored and saved.
-    updates: (seconds, version, parts) that nobody has read yet, for telemetry.
+    address: of server 0.
+    process: its process, see `cluster.process_info`.
+    settings: for each process that joins, JSON values.
+    metric_names: of the values that are reported with each gradient.
   """
 
-  def __init__(
-    self, name, shard, keeper, desk, log, starts, address, card, settings,
-    measured,
-  ):  # fmt: skip
-    """Makes it.
+  address: str
+  process: dict
+  settings: dict
+  metric_names: tuple[str, ...]
+
+
+def snapshot_test(settings: dict):
+  """Returns version -> whether its state is to be scored or saved."""
+  return lambda version: any(
+    version % every == 0 for every in settings['snapshot_every']
+  )
+
+
+def unpack_state(optimizer, data):
+  """Returns the SliceState that a server has sent.
+
+  Args:
+    optimizer: `slice_optimizer.SliceOptimizer` of the server.
+    data: (n,) uint8.
+  """
+  leaves, structure = jax.tree.flatten(optimizer.abstract_state)
+  return jax.tree.unflatten(structure, transport.split(data, leaves))
+
+
+class ChiefSession(Session):
+  """Server 0's session: the order, and which processes take part.
+
+  Attributes:
+    scheduler: of the tickets.
+    lost: whether a server has lost its slice, so that all must roll back.
+    failed: why the run cannot continue.
+    finished: whether the last version is scored and saved.
+    applied: (seconds, version, contributions) of updates that telemetry has not
+      read yet.
+    starts: SliceState that each server begins with.
+    addresses: of the servers that have joined, by index.
+  """
+
+  def __init__(self, name, store, scheduler, log, starts, run: RunInfo):
+    """Opens the session for the other processes.
 
     Args:
-      name: of the term.
-      shard: of slice 0.
-      keeper: of slice 0.
-      desk: `desk.Desk`.
-      log: `log.Log`.
+      name: of the session.
+      store: of slice 0.
+      scheduler: `scheduler.TicketScheduler`.
+      log: `log.UpdateLog`.
       starts: SliceState that each server begins with.
-      address: of this server.
-      card: of this process, see `cluster.process_info`.
-      settings: what each worker is told when it comes, JSON values.
-      measured: names of what is told with each gradient, see `readings`.
+      run: what is the same in all sessions.
     """
-    super().__init__(name, shard, keeper)
-    self.desk = desk
+    super().__init__(name, store)
+    self.scheduler = scheduler
     self.lost = self.finished = self._closed = False
     self.failed = ''
-    self.updates = collections.deque()
+    self.applied = collections.deque()
     self._log = log
-    self._starts = starts
-    self._card = card
-    self._settings = settings
-    self._measured = measured
+    self.starts = starts
+    self._run = run
     self._devices = None  # of a worker
-    self._addresses = {0: address}  # by server
-    self._gone = set()  # workers by name, servers by number
-    self._entries = []  # for the other servers
-    self._first = desk.version  # version of the first entry
-    self.changed = threading.Condition()
+    self.addresses = {0: run.address}
+    self._left = set()  # workers by name, servers by number
+    self._updates = []  # for the other servers
+    self._first = scheduler.version  # version of the first of them
+    self._changed = threading.Condition()
 
-  def join(self, server: int, address: str, card: dict) -> dict:
-    """A server comes, for its slice of the start."""
+  def join(self, server: int, address: str, process: dict) -> dict:
+    """Admits another server, which then fetches its slice of the start."""
     # Its devices may be others: a server computes on its CPU.
-    problem = process_info.run_mismatch(card, self._card)
-    with self.changed:
+    problem = process_info.run_mismatch(process, self._run.process)
+    with self._changed:
       if problem:
-        self.fail(problem)  # nothing goes on without this server
+        self.fail(problem)  # the run needs this server
         return {'problem': problem}
-      if self.lost or server in self._addresses:
-        # It has come anew, without what it had: all begin another term.
+      if self.lost or server in self.addresses:
+        # It has restarted, and lost its slice: all begin another session.
         self.lost = True
-        self.changed.notify_all()
+        self._changed.notify_all()
         return {'wait': True}
-      self._addresses[server] = address
-      self.changed.notify_all()
-      return {'term': self.name, **self._settings}
+      self.addresses[server] = address
+      self._changed.notify_all()
+      return {'session': self.name, **self._run.settings}
 
-  def start_of(self, server: int):
-    """The SliceState that a server begins with."""
-    return self._starts[server]
-
-  def hello(self, worker: str, card: dict, devices: int) -> dict:
-    """A worker comes, or comes again."""
-    problem = process_info.first_mismatch([self._card, {**card, 'index': 1}])
+  def hello(self, worker: str, process: dict, devices: int) -> dict:
+    """Admits a worker, or the same worker after a lost connection."""
+    problem = process_info.first_mismatch(
+      [self._run.process, {**process, 'index': 1}]
+    )
     if self._devices not in (None, devices):
       problem = (
         f'{devices} devices, but the first worker has {self._devices}: '
         'a replay needs them alike'
       )
-    with self.changed:
+    with self._changed:
       if problem:
         return {'problem': problem}
       self._devices = devices
-      self.desk.leave(worker)
-      servers = [self._addresses.get(i) for i in range(len(self._starts))]
+      self.scheduler.release(worker)
+      servers = [self.addresses.get(i) for i in range(len(self.starts))]
       if not all(servers):
         return {'wait': True}
-      return {'term': self.name, 'servers': servers, **self._settings}
+      return {'session': self.name, 'servers': servers, **self._run.settings}
 
   def take(self, worker: str) -> dict:
-    """A ticket, the end, or nothing yet."""
-    found = self._when(lambda: self.desk.take(worker))
+    """Answers with a ticket, the end, or nothing yet."""
+    answer = self._wait_for(lambda: self.scheduler.take(worker))
     if self.failed:
-      found = desk_lib.OVER
-    if found == desk_lib.OVER:
-      self._went(worker)
+      answer = scheduler_lib.OVER
+    if answer == scheduler_lib.OVER:
+      self._note_left(worker)
     if self.failed:
       return {'failed': self.failed}
-    return {found: True} if isinstance(found, str) else {'ticket': found}
+    return {answer: True} if isinstance(answer, str) else {'ticket': answer}
 
-  def begin(self, worker: str, ticket):
-    """The version to read for a ticket, WAIT or DROP."""
-    return self._when(lambda: self.desk.begin(worker, ticket))
+  def begin_read(self, worker: str, ticket):
+    """Returns the version to read for a ticket, WAIT or DROP."""
+    return self._wait_for(lambda: self.scheduler.begin_read(worker, ticket))
 
-  def commit(self, worker: str, part: dict) -> dict:
-    """A gradient that all servers hold."""
-    part = self._checked(worker, part)
-    ticket = tuple(part['ticket'])
-    found = self._when(lambda: self._commit(worker, ticket, part))
-    return {found: True} if isinstance(found, str) else {}
+  def commit(self, worker: str, contribution: dict) -> dict:
+    """Accepts a gradient that all servers hold."""
+    contribution = self._checked(worker, contribution)
+    answer = self._wait_for(lambda: self._commit(worker, contribution))
+    return {answer: True} if isinstance(answer, str) else {}
 
-  def entries(self, since: int, server: int) -> dict:
-    """The updates from version `since` on, for another server."""
-    with self.changed:
-      self.changed.wait_for(
-        lambda: self.desk.version > since or self._ended(), PATIENCE
+  def updates(self, since: int, server: int) -> dict:
+    """Answers another server with the updates from version `since` on."""
+    with self._changed:
+      self._changed.wait_for(
+        lambda: self.scheduler.version > since or self._ended(), PATIENCE
       )
       if self._ended():
-        self._went(server)
+        self._note_left(server)
       return {
-        'entries': self._entries[since - self._first :][:64],
+        'updates': self._updates[since - self._first :][:64],
         'ended': self._ended(),
       }
 
   def stop(self) -> None:
     """Ends the run at its present version."""
-    with self.changed:
-      self.desk.stop()
-      self.changed.notify_all()
+    with self._changed:
+      self.scheduler.stop()
+      self._changed.notify_all()
 
   def fail(self, text: str) -> None:
     """Ends the run in an error."""
-    with self.changed:
+    with self._changed:
       self.failed = self.failed or text
-      self.changed.notify_all()
+      self._changed.notify_all()
 
   def finish(self) -> None:
-    """Lets everyone go: the last version is scored and saved."""
-    with self.changed:
+    """Lets all processes end: the last version is scored and saved."""
+    with self._changed:
       self.finished = True
-      self.changed.notify_all()
+      self._changed.notify_all()
 
   def wait_until_alone(self, count: int, timeout: float) -> None:
-    """Returns when `count` others have heard of the end, or after a while."""
-    with self.changed:
-      self.changed.wait_for(lambda: len(self._gone) >= count, timeout)
+    """Waits until `count` processes have heard of the end, or a while."""
+    with self._changed:
+      self._changed.wait_for(lambda: len(self._left) >= count, timeout)
 
   def close(self) -> None:
-    """Gives and takes nothing any more: who asks comes anew."""
-    with self.changed:
+    """Refuses all calls from now on: their processes reconnect."""
+    with self._changed:
       self._closed = True
-      self.keeper.close()
+      self.store.close()
       self._log.close()
-      self.changed.notify_all()
-
-  def address_of(self, server: int) -> str:
-    """Of another server, which has come."""
-    return self._addresses[server]
+      self._changed.notify_all()
 
   def _ended(self):
     return self.finished or bool(self.failed)
 
-  def _went(self, who):
-    with self.changed:
-      self._gone.add(who)
-      self.changed.notify_all()
+  def _note_left(self, process):
+    with self._changed:
+      self._left.add(process)
+      self._changed.notify_all()
 
-  def _checked(self, worker, part):
-    """A commit's part: it goes to the log and to all servers."""
-    reads = [int(v) for v in part['reads']]
-    weight = float(part['weight'])
+  def _checked(self, worker, contribution):
+    """A commit's contribution: it goes to the log and to all servers."""
+    reads = [int(v) for v in contribution['reads']]
+    weight = float(contribution['weight'])
     if not 0 <= weight < np.inf:
-      raise keeper_lib.Unfit(f'weight {weight}')
-    good = all(0 <= v <= self.desk.version for v in reads)
-    if len(reads) != len(self._starts) or not good:
-      raise keeper_lib.Unfit(f'reads {reads}')
-    given = part['values']
-    values = {name: float(given.get(name, np.nan)) for name in self._measured}
+      raise parameter_store.InvalidMessage(f'weight {weight}')
+    are_versions = all(0 <= v <= self.scheduler.version for v in reads)
+    if len(reads) != len(self.starts) or not are_versions:
+      raise parameter_store.InvalidMessage(f'reads {reads}')
+    reported, names = contribution['values'], self._run.metric_names
+    values = {name: float(reported.get(name, np.nan)) for name in names}
     if not np.isfinite(list(values.values())).all():
-      raise keeper_lib.Unfit(
-        f'values {given}, expected finite ones of {", ".join(self._measured)}'
+      raise parameter_store.InvalidMessage(
+        f'values {reported}, expected finite ones of {", ".join(names)}'
       )
     return {
-      'ticket': list(_ticket(part)),
+      'ticket': list(_ticket(contribution)),
       'worker': str(worker),
       'reads': reads,
       'weight': weight,
       'values': values,
     }
 
-  def _commit(self, worker, ticket, part):
-    if not self.keeper.holds(ticket, worker):
-      raise keeper_lib.Unfit(f'no gradient of {worker} for ticket {ticket}')
-    version = self.desk.version
-    parts = self.desk.commit(worker, ticket, part)
-    if isinstance(parts, list) and parts:
+  def _commit(self, worker, contribution):
+    ticket = tuple(contribution['ticket'])
+    if not self.store.has_gradient(ticket, worker):
+      raise parameter_store.InvalidMessage(
+        f'no gradient of {worker} for ticket {ticket}'
+      )
+    version = self.scheduler.version
+    contributions = self.scheduler.commit(worker, ticket, contribution)
+    if isinstance(contributions, list) and contributions:
       logged = [
-        {k: p[k] for k in ('ticket', 'worker', 'reads', 'weight')}
-        for p in parts
+        {k: c[k] for k in ('ticket', 'worker', 'reads', 'weight')}
+        for c in contributions
       ]
       self._log.append(version, self._devices, logged)
-      if len(self._starts) > 1:
-        self._entries.append((version, logged))
-      self.updates.append((time.monotonic(), version, parts))
-      self.keeper.submit(version, logged)
-    return parts
+      if len(self.starts) > 1:
+        self._updates.append((version, logged))
+      self.applied.append((time.monotonic(), version, contributions))
+      self.store.submit(version, logged)
+    return contributions
 
-  def _when(self, ask):
-    """The answer, or WAIT if it stays that for a while."""
+  def _wait_for(self, request):
+    """The scheduler's answer, or WAIT if it stays that for a while."""
     deadline = time.monotonic() + PATIENCE
-    with self.changed:
+    with self._changed:
       while True:
         if self._closed:  # since the request came
-          raise _another_term()
-        self.desk.look()
-        found = ask()
+          raise _another_session()
+        self.scheduler.expire_leases()
+        answer = request()
         left = deadline - time.monotonic()
-        if found != desk_lib.WAIT or left <= 0 or self.failed:
-          self.changed.notify_all()
-          return found
-        self.changed.wait(min(left, 0.5))
+        if answer != scheduler_lib.WAIT or left <= 0 or self.failed:
+          self._changed.notify_all()
+          return answer
+        self._changed.wait(min(left, 0.5))
 
 
 class Service(transport.Port):
-  """The Flight calls of one server."""
+  """The Flight calls of one server.
+
+  Attributes:
+    session: that calls are of; None between two.
+  """
 
   def __init__(self, config, place, token: str):
-    """As `wire.Port`."""
-    self.term = None
+    """Opens the port; arguments are those of `transport.Port`."""
+    self.session = None
     super().__init__(config, place, token, 'a server')
 
   def do_action(self, context, action):
-    """Small requests; see the methods of `Lead`."""
+    """Answers small requests; see the methods of `ChiefSession`."""
     del context
     with transport.answering():
       request = json.loads(action.body.to_pybytes())
@@ -274,84 +298,91 @@ class Service(transport.Port):
     return [json.dumps(answer).encode()]
 
   def do_get(self, context, ticket):
-    """Weights for a worker, or a slice for another server."""
+    """Sends weights to a worker, or a slice to another server."""
     del context
     with transport.answering():
       request = json.loads(ticket.ticket)
       name = request['name']
-      term = self._known(request)
+      session = self._session_of(request)
       if name == 'start':
-        return transport.stream({}, _arrays(term.start_of(request['server'])))
+        return _state_stream(session.starts[request['server']])
       if name == 'snapshot':
-        state = term.keeper.snapshot(request['version'], PATIENCE)
-        return transport.stream({}, _arrays(state))
+        return _state_stream(
+          session.store.snapshot(request['version'], PATIENCE)
+        )
       if name == 'weights':
-        return self._weights(term, request)
-      raise keeper_lib.Unfit(f'nothing is called {name!r}')
+        return _weights_stream(session, request)
+      raise parameter_store.InvalidMessage(f'nothing is called {name!r}')
 
   def do_put(self, context, descriptor, reader, writer):
-    """A gradient."""
+    """Receives a gradient."""
     del context
     with transport.answering():
       request = json.loads(descriptor.command)
-      term = self._known(request)
-      likes = (term.shard.gradient_like, term.shard.like.stats)
-      if request['dtype'] != str(likes[0].dtype):
-        raise keeper_lib.Unfit(
-          f'a gradient in {request["dtype"]}, expected {likes[0].dtype}'
+      session = self._session_of(request)
+      optimizer = session.store.optimizer
+      shapes = (optimizer.abstract_gradient, optimizer.abstract_state.stats)
+      if request['dtype'] != str(shapes[0].dtype):
+        raise parameter_store.InvalidMessage(
+          f'a gradient in {request["dtype"]}, expected {shapes[0].dtype}'
         )
-      want = sum(transport.nbytes(like) for like in likes)
-      if request['bytes'] != want:
-        raise keeper_lib.Unfit(f'{request["bytes"]} bytes, expected {want}')
-      gradient, stats = transport.split(
-        transport.read_bytes(reader, want), likes
+      size = sum(map(transport.nbytes, shapes))
+      if request['bytes'] != size:
+        raise parameter_store.InvalidMessage(
+          f'{request["bytes"]} bytes, expected {size}'
+        )
+      arrays = transport.split(transport.read_bytes(reader, size), shapes)
+      session.store.enqueue_gradient(
+        _ticket(request), request['worker'], *arrays
       )
-      term.keeper.stage(_ticket(request), request['worker'], gradient, stats)
       writer.write(b'taken')
 
-  def _known(self, request):
-    term = self.term
-    if term is None or request.get('term') != term.name:
-      raise _another_term()
-    return term
+  def _session_of(self, request):
+    session = self.session
+    if session is None or request.get('session') != session.name:
+      raise _another_session()
+    return session
 
   def _act(self, name, request):
-    if name in ('hello', 'join', 'stop'):  # of no term yet
-      if self.term is None:
+    if name in ('hello', 'join', 'stop'):  # of no session yet
+      if self.session is None:
         return {'wait': True}
-      term = self.term
+      session = self.session
     else:
-      term = self._known(request)
-    request.pop('term', None)
-    if name not in _ACTIONS or not isinstance(term, Lead):
-      raise keeper_lib.Unfit(f'nothing is called {name!r} here')
-    return getattr(term, name)(**request) or {}
-
-  def _weights(self, term, request):
-    if isinstance(term, Lead):
-      at_least = term.begin(request['worker'], _ticket(request))
-      if isinstance(at_least, str):
-        return transport.stream({at_least: True}, [])
-    else:
-      at_least = int(request['at_least'])
-    try:
-      version, state = term.keeper.read(at_least, PATIENCE)
-    except TimeoutError:
-      return transport.stream({'wait': True}, [])
-    return transport.stream(
-      {'version': version},
-      [*term.shard.weights(state), np.asarray(state.stats)],
-    )
+      session = self._session_of(request)
+    request.pop('session', None)
+    if name not in _ACTIONS or not isinstance(session, ChiefSession):
+      raise parameter_store.InvalidMessage(f'nothing is called {name!r} here')
+    return getattr(session, name)(**request) or {}
 
 
-def _another_term():
-  return flight.FlightUnavailableError('of another term: come anew')
+def _weights_stream(session, request):
+  if isinstance(session, ChiefSession):
+    at_least = session.begin_read(request['worker'], _ticket(request))
+    if isinstance(at_least, str):
+      return transport.stream({at_least: True}, [])
+  else:
+    at_least = int(request['at_least'])
+  try:
+    version, state = session.store.read(at_least, PATIENCE)
+  except TimeoutError:
+    return transport.stream({'wait': True}, [])
+  return transport.stream(
+    {'version': version},
+    [*session.store.optimizer.weights(state), np.asarray(state.stats)],
+  )
+
+
+def _state_stream(state):
+  return transport.stream(
+    {}, [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+  )
+
+
+def _another_session():
+  return flight.FlightUnavailableError('of another session: reconnect')
 
 
 def _ticket(request):
   step, shard = request['ticket']
   return int(step), int(shard)
-
-
-def _arrays(state):
-  return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]

@@ -12,8 +12,8 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.parallel import strategies
 from anp_jax.runtimes.server import gradient as gradient_lib
-from anp_jax.runtimes.server import layout
-from anp_jax.runtimes.server import shard as shard_lib
+from anp_jax.runtimes.server import layout as layout_lib
+from anp_jax.runtimes.server import slice_optimizer
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import optimizer as optimizer_lib
@@ -21,17 +21,16 @@ from anp_jax.training import optimizer as optimizer_lib
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-  """A process's share in a run.
+  """What a process trains and serves with.
 
   Attributes:
     config: the run's config.
     mesh: of this process's own devices.
     source: of the training examples.
     objective: `objective.Objective`.
-    parts: `assembly.Assembly` over the mesh.
-    flats: (params, stats) as `layout.Flat`.
-    slices: of the weights, by server.
-    shards: `shard.Shard` of each server.
+    program: `build.Assembly` over the mesh.
+    layout: `layout.Layout` of the weights.
+    optimizers: `slice_optimizer.SliceOptimizer` of each server.
     schedule: update to learning rate.
   """
 
@@ -39,14 +38,13 @@ class Setup:
   mesh: jax.sharding.Mesh
   source: sources.Source
   objective: objective_lib.Objective
-  parts: build.Assembly
-  flats: tuple[layout.Flat, layout.Flat]
-  slices: list[layout.Slice]
-  shards: list[shard_lib.Shard]
+  program: build.Assembly
+  layout: layout_lib.Layout
+  optimizers: list[slice_optimizer.SliceOptimizer]
   schedule: object
 
-  def start(self, folder: str = ''):
-    """A new state, and lines about the weights that it begins with.
+  def initial_state(self, folder: str = ''):
+    """Returns a new state, and lines about the weights that it begins with.
 
     Args:
       folder: see `weights.initial.load`.
@@ -54,40 +52,40 @@ class Setup:
     Raises:
       ConfigError: if what config.init names does not fit.
     """
-    parts = self.parts
-    given, lines = initial.load(
-      self.config, parts, self.objective, self.source.vocabulary, folder
+    program = self.program
+    weights, lines = initial.load(
+      self.config, program, self.objective, self.source.vocabulary, folder
     )
-    return state_lib.create(parts.init, parts.like, given), lines
+    return state_lib.create(program.init, program.like, weights), lines
 
-  def program(self, shards: int) -> gradient_lib.Program:
-    """The compiled gradient of one of `shards` parts of a batch.
+  def gradient_program(self, data_shards: int) -> gradient_lib.GradientProgram:
+    """Returns the compiled gradient of one of `data_shards` parts of a batch.
 
     Raises:
       ConfigError: if that does not divide over this process's devices.
     """
-    size = self.config.batch_size // shards
+    size = self.config.batch_size // data_shards
     strategies.check_batch(self.config, size, self.mesh)
-    return gradient_lib.Program(
-      self.config, self.parts, self.flats, self.mesh, size
+    return gradient_lib.GradientProgram(
+      self.config, self.program, self.layout, self.mesh, size
     )
 
   def stream(self) -> stream_lib.Stream:
-    """Device batches for this process."""
+    """Returns the device batches for this process."""
     return stream_lib.Stream(self.config, mesh_lib.batch_sharding(self.mesh))
 
-  def feed(self, where, shards: int):
-    """Batches by ticket; see `stream.Stream.tickets`."""
+  def feed(self, where, data_shards: int):
+    """Returns batches by ticket; see `stream.Stream.tickets`."""
     size = self.config.batch_size
-    return self.stream().tickets(self.source, size, size // shards, where)
+    return self.stream().tickets(self.source, size, size // data_shards, where)
 
 
-def create(config, ahead: float) -> Setup:
-  """Puts it together; nothing is compiled and no array made yet.
+def create(config, horizon: float) -> Setup:
+  """Returns the setup; nothing is compiled and no array made yet.
 
   Args:
     config: the run's config, with its batch size.
-    ahead: see `desk.ahead`.
+    horizon: see `scheduler.prediction_horizon`.
 
   Raises:
     ConfigError: for what a config alone does not show.
@@ -98,27 +96,21 @@ def create(config, ahead: float) -> Setup:
     source.vocabulary, config, balance.class_weights(config, source)
   )
   size, examples = config.batch_size, len(source)
-  parts = build.create(config, mesh, objective, size, examples)
-  dtype = config.model.param_dtype
-  flats = (
-    layout.Flat(parts.like.params, dtype),
-    layout.Flat(parts.like.stats, dtype),
-  )
-  slices = flats[0].slices(config.strategy.servers)
+  program = build.create(config, mesh, objective, size, examples)
+  layout = layout_lib.Layout(config, program.like)
   optimizer = optimizer_lib.create(
-    config, size, examples, parts.total, whole=False
+    config, size, examples, program.total, whole=False
   )
   return Setup(
     config=config,
     mesh=mesh,
     source=source,
     objective=objective,
-    parts=parts,
-    flats=flats,
-    slices=slices,
-    shards=[
-      shard_lib.Shard(config, optimizer, flats, part, not i, ahead)
-      for i, part in enumerate(slices)
+    program=program,
+    layout=layout,
+    optimizers=[
+      slice_optimizer.SliceOptimizer(config, optimizer, layout, index, horizon)
+      for index in range(config.strategy.servers)
     ],
-    schedule=optimizer_lib.schedule(config, size, examples, parts.total),
+    schedule=optimizer_lib.schedule(config, size, examples, program.total),
   )

@@ -1,4 +1,4 @@
-"""A worker: takes tickets, pulls weights, pushes gradients."""
+"""A worker: leases tickets, pulls weights, pushes gradients."""
 
 from concurrent import futures
 import contextlib
@@ -8,53 +8,48 @@ import time
 from absl import logging
 import jax
 import numpy as np
-from pyarrow import flight
 
 from anp_jax import cluster
 from anp_jax import config as config_lib
+from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import rendezvous
 
 _RETRY = 0.3  # seconds between two attempts to reach the servers
 _STARTED = time.time_ns()
-# What a call raises when a server is gone, or has begun another term.
-BROKEN = (flight.FlightError, OSError, EOFError)
 
 
-def line(e: Exception) -> str:
-  """What it is, for a log."""
-  text = str(e).strip().splitlines()
-  return f'{type(e).__name__}: {text[0] if text else ""}'[:300]
-
-
-class Tickets:
+class BatchQueue:
   """The tickets of a worker, by count, as its data stream asks for them."""
 
-  def __init__(self, take, shards: int, batch_size: int, ahead: int | None):
-    """Makes it; nothing is asked for yet.
+  def __init__(
+    self, take, data_shards: int, batch_size: int, limit: int | None
+  ):
+    """Starts without tickets; none is leased yet.
 
     Args:
-      take: () -> (step, shard), None at the end.
-      shards: of a batch.
+      take: () -> (step, data shard), None at the end.
+      data_shards: of a batch.
       batch_size: images of a batch.
-      ahead: tickets that may be in hand at a time; None: as the stream likes.
+      limit: tickets that may be leased at a time; None: the stream's read-ahead
+        decides.
     """
     self._take = take
-    self._rows = np.arange(batch_size).reshape(shards, -1)
-    self._ahead = ahead
+    self._rows = np.arange(batch_size).reshape(data_shards, -1)
+    self._limit = limit
     self._tickets = []
     self._finished = 0
     self._closed = False
     self._changed = threading.Condition()
     self._taking = threading.Lock()
 
-  def where(self, count: int) -> tuple[int, np.ndarray]:
-    """Step and rows of a batch; of step 0 after the end: nobody takes it."""
-    step, shard = self.at(count) or (0, 0)
+  def step_and_rows(self, count: int) -> tuple[int, np.ndarray]:
+    """Returns a batch's step and rows; after the end any, which nobody uses."""
+    step, shard = self.ticket(count) or (0, 0)
     return step, self._rows[shard]
 
-  def at(self, count: int):
-    """The ticket of this count; None after the end."""
-    # One that is known is told also while the next is waited for.
+  def ticket(self, count: int):
+    """Returns the ticket of this count; None after the end."""
+    # A leased ticket is returned also while the next is waited for.
     if count >= len(self._tickets):
       with self._taking:
         while len(self._tickets) <= count:
@@ -66,232 +61,227 @@ class Tickets:
     return self._tickets[count]
 
   def finish(self) -> None:
-    """One of the tickets is done with."""
+    """Marks one of the tickets as finished."""
     with self._changed:
       self._finished += 1
       self._changed.notify_all()
 
   def close(self) -> None:
-    """Asks for no more."""
+    """Leases no more tickets."""
     with self._changed:
       self._closed = True
       self._changed.notify_all()
 
   def _may_take(self):
-    in_hand = len(self._tickets) - self._finished
-    return self._ahead is None or in_hand < self._ahead
+    leased = len(self._tickets) - self._finished
+    return self._limit is None or leased < self._limit
 
 
 class Worker:
-  """Computes until the run is over, whoever else comes or goes.
+  """Computes gradients until the run is over, whichever processes come or go.
 
   Attributes:
     name: of this start of its process: when that is gone, others take over.
-    done: answers heard and gradients computed: while it grows, this one lives.
+    progress: answers received and gradients computed; grows while it lives.
+    closed: whether it is to end.
   """
 
-  def __init__(self, rank: int, config, connect, card: dict, prepare, launched):
-    """Makes the worker.
+  def __init__(self, participant: rendezvous.Participant, prepare):
+    """Prepares the worker; `run` connects.
 
     Args:
-      rank: of this process in its run.
-      config: the run's config.
-      connect: address, or None for server 0 -> `wire.Client`; OSError where
-        there is none yet.
-      card: of this process, see `cluster.process_info`.
-      prepare: what server 0 says -> `setup.Setup`.
-      launched: see `meeting.launched`.
+      participant: this process.
+      prepare: server 0's settings -> `setup.Setup`.
     """
-    self.name = f'{rank}.{_STARTED:x}'
-    self.done = 0
+    self.name = f'{participant.env.index}.{_STARTED:x}'
+    self.progress = 0
     self.closed = threading.Event()
-    self._config = config
-    self._connect = connect
-    self._card = card
+    self._participant = participant
     self._prepare = prepare
-    self._launched = launched
     self._computing = threading.Lock()
-    self._rest = threading.Lock()
-    self._rests = 0
+    self._pausing = threading.Lock()
+    self._pauses = 0
     self._setup = self._program = None
-    self._has_met = False  # server 0, in this run
+    self._has_joined = False  # this run
 
   def run(self) -> None:
-    """Works until the run is over, or `close`.
+    """Computes until the run is over, or `close`.
 
     Raises:
-      ConfigError: if this process does not go with server 0.
+      ConfigError: if this process's config or code is not server 0's.
       cluster.Lost: if no server has answered for
         config.cluster.rendezvous_timeout.
-      cluster.Failed: if the run has failed, or a server refuses what it gets.
+      cluster.Failed: if the run has failed, or a server refuses a request.
     """
     while not self.closed.is_set():
-      hello, servers = self._come()
+      hello, servers = self._join()
       if hello is None:
         return
       try:
         if self._program is None:
           self._setup = self._prepare(hello)
-          self._program = self._setup.program(hello['shards'])
-        _Turn(self, hello, servers, self._setup, self._program).run()
+          self._program = self._setup.gradient_program(hello['data_shards'])
+        _WorkerSession(self, hello, servers, self._setup, self._program).run()
         return
-      except BROKEN as e:
+      except transport.CONNECTION_ERRORS as e:
         if 'refused:' in str(e):
-          raise cluster.Failed(line(e)) from e
-        logging.warning('worker %s comes anew: %s', self.name, line(e))
+          raise cluster.Failed(transport.describe_error(e)) from e
+        logging.warning(
+          'worker %s reconnecting: %s', self.name, transport.describe_error(e)
+        )
         time.sleep(_RETRY)
       finally:
         for server in servers:
           server.close()
 
   def close(self) -> None:
-    """Works no more; `run` returns soon."""
+    """Makes `run` return soon."""
     self.closed.set()
 
   @contextlib.contextmanager
-  def idle(self):
-    """In here, no gradient is computed in this process.
+  def paused(self):
+    """Within it, no gradient is computed in this process.
 
     Those that follow are of weights that are read after it.
     """
-    with self._rest, self._computing:
-      self._rests += 1
+    with self._pausing, self._computing:
+      self._pauses += 1
       yield
 
   def compute(self, pull, step, batch):
-    """One gradient, of weights that were read since the last `idle`.
+    """Computes a gradient, of weights that were read since the last pause.
 
     No lock is held while weights are waited for: they may need updates that
-    wait for the thread which is about to enter `idle`.
+    wait for the thread which is about to enter `paused`.
 
     Args:
       pull: () -> (versions read, weights, statistics), or None.
       step: of the ticket.
-      batch: see `gradient.Program`.
+      batch: see `gradient.GradientProgram`.
 
     Returns:
-      What `pull` gave and what `gradient.Program` did; None where it gave none.
+      The results of `pull` and of `gradient.GradientProgram`; None where `pull`
+      returned none.
     """
     while True:
-      with self._rest:
-        rests = self._rests
+      with self._pausing:
+        pauses = self._pauses
       pulled = pull()
       if pulled is None:
         return None
       with self._computing:
-        if rests != self._rests:
+        if pauses != self._pauses:
           continue
-        made = self._program(*pulled[1:], step, batch)
-      self.done += 1
-      return pulled, made
+        result = self._program(*pulled[1:], step, batch)
+      self.progress += 1
+      return pulled, result
 
-  def _come(self):
+  def _join(self):
     """Says hello until all servers are there."""
     start = time.monotonic()
-    patience = self._config.cluster.rendezvous_timeout
-    why = ''
-    while time.monotonic() - start < patience:
+    timeout = self._participant.config.cluster.rendezvous_timeout
+    reason = ''
+    while time.monotonic() - start < timeout:
       if self.closed.is_set():
         return None, []
       try:
-        desk = self._connect(None)
-        hello = desk.ask(
-          'hello', worker=self.name, card=self._card,
+        chief = self._participant.connect()
+        hello = chief.ask(
+          'hello', worker=self.name, process=self._participant.process,
           devices=jax.local_device_count(),
         )  # fmt: skip
         if 'problem' in hello:
           raise config_lib.ConfigError(hello['problem'])
-        self.done += 1
-        self._has_met = True
-        if 'term' in hello:
-          others = [self._connect(a) for a in hello['servers'][1:]]
-          return hello, [desk, *others]
-        desk.close()
-        why = 'not all servers are there'
-      except BROKEN as e:
-        # One that has just been started waits: that was the run before.
-        if rendezvous.is_over(e, 0 if self._has_met else self._launched):
+        self.progress += 1
+        self._has_joined = True
+        if 'session' in hello:
+          addresses = hello['servers'][1:]
+          return hello, [chief, *map(self._participant.connect, addresses)]
+        chief.close()
+        reason = 'not all servers are there'
+      except transport.CONNECTION_ERRORS as e:
+        if self._participant.is_over(e, self._has_joined):
           return None, []
-        why = line(e)
+        reason = transport.describe_error(e)
       time.sleep(_RETRY)
     raise cluster.Lost(
-      f'worker {self.name}: nothing to do for {patience:g} s: {why}'
+      f'worker {self.name}: nothing to do for {timeout:g} s: {reason}'
     )
 
 
-class _Turn:
-  """A worker's time with the servers, until they begin another term."""
+class _WorkerSession:
+  """A worker's time with the servers, until they begin another session."""
 
   def __init__(self, worker, hello, servers, setup, program):
     self._worker = worker
-    self._term = hello['term']
+    self._name = hello['session']
     self._servers = servers
-    self._cuts = [slice(part.start, part.stop) for part in setup.slices]
+    self._layout = setup.layout
     self._program = program
     synchronous = setup.config.strategy.mode == 'synchronous'
-    self._lanes = 1 if synchronous else setup.config.strategy.lanes
-    self._tickets = Tickets(
+    self._in_flight = 1 if synchronous else setup.config.strategy.lanes
+    self._queue = BatchQueue(
       self._take,
-      hello['shards'],
+      hello['data_shards'],
       setup.config.batch_size,
-      # One that is still at work on what others have done must not hold a part
-      # of the next update.
+      # A worker that still computes what others have finished must not hold a
+      # part of the next update.
       1 if synchronous else None,
     )
-    self._ended = False
+    self._closed = False
     self._errors = []
     self._count = 0
     self._taking = threading.Lock()
-    self._travel = futures.ThreadPoolExecutor(self._lanes * len(servers))
+    self._transfers = futures.ThreadPoolExecutor(self._in_flight * len(servers))
     # Last: it asks for tickets at once.
-    self._feed = setup.feed(self._tickets.where, hello['shards'])
+    self._feed = setup.feed(self._queue.step_and_rows, hello['data_shards'])
 
   def run(self):
-    """Lanes side by side; raises what one of them raises."""
-    lanes = [
-      threading.Thread(target=self._lane, name=f'lane {i}', daemon=True)
-      for i in range(self._lanes)
+    """Runs a thread for each gradient in flight; raises their first error."""
+    threads = [
+      threading.Thread(target=self._run, name=f'gradient {i}', daemon=True)
+      for i in range(self._in_flight)
     ]
-    for lane in lanes:
-      lane.start()
+    for thread in threads:
+      thread.start()
     try:
-      for lane in lanes:
-        lane.join()
+      for thread in threads:
+        thread.join()
     finally:
-      self._end()
+      self._close()
       self._feed.close()
-      self._travel.shutdown(wait=False)
+      self._transfers.shutdown(wait=False)
     if self._errors:
       raise self._errors[0]
 
-  def _end(self):
-    self._ended = True
-    self._tickets.close()
+  def _close(self):
+    self._closed = True
+    self._queue.close()
 
-  def _over(self):
-    return self._ended or self._worker.closed.is_set()
+  def _is_over(self):
+    return self._closed or self._worker.closed.is_set()
 
-  def _lane(self):
+  def _run(self):
     try:
-      while not self._over():
-        found = self._next()
-        if found is None:
+      while not self._is_over():
+        ticket, batch, waited = self._next()
+        if ticket is None:
           return
-        self._one(*found)
-        self._tickets.finish()
+        self._process(ticket, batch, waited)
+        self._queue.finish()
     except BaseException as e:  # noqa: BLE001 - raised by `run`
       self._errors.append(e)
-      self._end()
+      self._close()
 
   def _take(self):
-    while not self._over():
-      found = self._ask('take', worker=self._worker.name)
-      if 'failed' in found:
-        raise cluster.Failed(found['failed'])
-      if 'over' in found:
+    while not self._is_over():
+      answer = self._ask('take', worker=self._worker.name)
+      if 'failed' in answer:
+        raise cluster.Failed(answer['failed'])
+      if 'over' in answer:
         return None
-      if 'ticket' in found:
-        return tuple(found['ticket'])
+      if 'ticket' in answer:
+        return tuple(answer['ticket'])
     return None
 
   def _next(self):
@@ -299,15 +289,16 @@ class _Turn:
     with self._taking:
       before = self._feed.waited
       batch = next(self._feed)
-      ticket = self._tickets.at(self._count)
+      ticket = self._queue.ticket(self._count)
       self._count += 1
-    return ticket and (ticket, batch, self._feed.waited - before)
+    return ticket, batch, self._feed.waited - before
 
-  def _one(self, ticket, batch, waited):
-    made = self._worker.compute(lambda: self._pull(ticket), ticket[0], batch)
-    if made is None:
+  def _process(self, ticket, batch, waited):
+    """Pulls weights, computes a ticket's gradient, pushes and commits it."""
+    result = self._worker.compute(lambda: self._pull(ticket), ticket[0], batch)
+    if result is None:
       return
-    (reads, weights, stats), (gradient, term, values) = made
+    (reads, weights, stats), (gradient, stats_delta, values) = result
     del values['vote']
     if not values.pop('finite'):
       weight = max(values['weight'], 1)
@@ -318,72 +309,77 @@ class _Turn:
         'nothing of it was applied',
       )
       return
-    self._push(ticket, gradient, term)
-    moved = weights.nbytes + stats.nbytes + gradient.nbytes + term.nbytes
-    part = {
+    self._push(ticket, gradient, stats_delta)
+    arrays = (weights, stats, gradient, stats_delta)
+    contribution = {
       'ticket': ticket,
       'reads': reads,
       'weight': values.pop('weight'),
-      'values': {**values, 'waited': waited, 'bytes': moved},
-    }
-    while not self._over():
-      found = self._ask('commit', worker=self._worker.name, part=part)
-      if 'wait' not in found:
+      'values': {
+        **values, 'waited': waited, 'bytes': sum(a.nbytes for a in arrays)
+      },
+    }  # fmt: skip
+    while not self._is_over():
+      answer = self._ask(
+        'commit', worker=self._worker.name, contribution=contribution
+      )
+      if 'wait' not in answer:
         return
 
   def _pull(self, ticket):
     """Versions read, weights, statistics; None for a ticket that is used."""
-    first = self._weights(
+    answer = self._weights(
       self._servers[0], worker=self._worker.name, ticket=ticket
     )
-    if first is None:
+    if answer is None:
       return None
-    version, data = first
-    found = [
-      self._travel.submit(self._weights, server, at_least=version)
+    version, data = answer
+    jobs = [
+      self._transfers.submit(self._weights, server, at_least=version)
       for server in self._servers[1:]
     ]
-    cut = self._cuts[0].stop * self._program.wire.itemsize
-    reads, parts = [version], [data[:cut]]
-    for one in found:
-      if one.result() is None:
-        return None
-      reads.append(one.result()[0])
-      parts.append(one.result()[1])
-    whole = np.concatenate(parts) if found else parts[0]
-    stats = data[cut:].view(self._program.dtype)
-    return reads, whole.view(self._program.wire), stats
+    answers = [job.result() for job in jobs]
+    if None in answers:
+      return None
+    wire = self._layout.wire_dtype
+    size = self._layout.slices[0].stop * wire.itemsize
+    weights, stats = data[:size], data[size:].view(self._layout.stats.dtype)
+    if answers:
+      weights = np.concatenate([weights, *(data for _, data in answers)])
+    reads = [version, *(version for version, _ in answers)]
+    return reads, weights.view(wire), stats
 
   def _weights(self, server, **request):
     """(version, bytes) of a server's slice; None if they are not wanted."""
-    while not self._over():
-      said, data = server.get('weights', term=self._term, **request)
-      self._worker.done += 1
-      if 'version' in said:
-        return said['version'], data
-      if 'drop' in said:
+    while not self._is_over():
+      answer, data = server.get('weights', session=self._name, **request)
+      self._worker.progress += 1
+      if 'version' in answer:
+        return answer['version'], data
+      if 'drop' in answer:
         return None
     return None
 
-  def _push(self, ticket, gradient, term):
+  def _push(self, ticket, gradient, stats_delta):
     """Sends each server its slice."""
     request = {
-      'term': self._term,
+      'session': self._name,
       'worker': self._worker.name,
       'ticket': ticket,
       'dtype': str(gradient.dtype),
     }
+    deltas = [stats_delta] + [stats_delta[:0]] * (len(self._servers) - 1)
     jobs = [
-      self._travel.submit(
-        server.put, request, [gradient[cut], term if not i else term[:0]]
+      self._transfers.submit(server.put, request, [gradient[part], delta])
+      for server, part, delta in zip(
+        self._servers, self._layout.slices, deltas, strict=True
       )
-      for i, (server, cut) in enumerate(zip(self._servers, self._cuts))
     ]
     for job in jobs:
       job.result()
-    self._worker.done += 1
+    self._worker.progress += 1
 
   def _ask(self, name, **request):
-    answer = self._servers[0].ask(name, term=self._term, **request)
-    self._worker.done += 1
+    answer = self._servers[0].ask(name, session=self._name, **request)
+    self._worker.progress += 1
     return answer

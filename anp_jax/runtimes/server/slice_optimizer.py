@@ -1,0 +1,287 @@
+"""One server's slice of the state, and its update, compiled for a CPU."""
+
+import functools
+import os
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.runtimes.server import layout as layout_lib
+from anp_jax.training import multipliers
+
+# Elements that one call of the compiled update takes, padded with zeros. One
+# size, so one program: an element's bits do not depend on how the weights are
+# cut. (Compiled for each slice's own shapes, Adam's did.)
+_BLOCK = 2**18
+
+
+@struct.dataclass
+class BlockState:
+  """The state of one block of a server's slice.
+
+  Attributes:
+    params: (_BLOCK,) weights, or (_BLOCK, 1) of matrices.
+    opt_state: of the optax chain.
+    average: like params, averaged over steps; None without config.ema.
+    wire: like params: the weights that are sent, current or predicted.
+  """
+
+  params: Any
+  opt_state: Any
+  average: Any
+  wire: Any
+
+
+@struct.dataclass
+class SliceState:
+  """A server's part of the TrainState.
+
+  Attributes:
+    step: () int32, updates applied.
+    stats: (m,) the network's running statistics; (0,) but on server 0.
+    average: (m,) the same averaged over steps; None without config.ema.
+    blocks: tuple of BlockState.
+  """
+
+  step: Any
+  stats: Any
+  average: Any
+  blocks: Any
+
+
+class SliceOptimizer:
+  """Makes and updates the state of one server's slice.
+
+  The chain is that of `optimizer.create` without its clipping by norm, which
+  the workers have done, and without multipliers, which a slice has as a vector:
+  the rest is computed element by element (and by the rank of the leaf), so a
+  slice's update is the slice of the whole update.
+
+  Attributes:
+    slice: the elements.
+    stats_size: of the statistics; 0 but on server 0.
+    device: that it computes on.
+  """
+
+  def __init__(self, config, optimizer, layout, index: int, horizon: float):
+    """Prepares the update; nothing is compiled yet.
+
+    Args:
+      config: the run's config.
+      optimizer: the chain, from `optimizer.create` with whole=False.
+      layout: `layout.Layout`.
+      index: of the server.
+      horizon: updates by which the weights that are sent are ahead, predicted
+        as if all were like the last one. A gradient then is of about the
+        weights that it will meet (Chen et al., "SpecTrain", 2018, arXiv
+        1809.02839; Kosson et al., MLSys 2021, arXiv 2003.11666).
+    """
+    self._config = config
+    self._horizon = horizon
+    self._layout = layout
+    self._optimizer = optimizer
+    self.slice = layout.slices[index]
+    self.blocks = layout.params.blocks(self.slice, _BLOCK)
+    self.stats_size = layout.stats.size if index == 0 else 0
+    self.device = _cpu()
+    rules = config.optimizer.multipliers
+    self._rules = rules
+    params = layout.params
+    frozen = multipliers.Frozen(rules, params.unflatten(np.zeros(params.size)))
+    self._frozen_stats = (
+      layout.stats.spread(frozen.is_kept)[: self.stats_size] > 0
+    )
+    self._update = jax.jit(self._updated)
+    self._update_stats = jax.jit(self._updated_stats)
+
+  @functools.cached_property
+  def abstract_state(self) -> SliceState:
+    """Shapes and dtypes of the slice's state."""
+    start = functools.partial(self._start, xp=jnp)
+    return jax.eval_shape(start, self._layout.abstract_state)
+
+  @property
+  def abstract_gradient(self) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the slice of a gradient, as it is sent."""
+    size = self.slice.stop - self.slice.start
+    return jax.ShapeDtypeStruct((size,), self._layout.wire_dtype)
+
+  def start(self, state) -> SliceState:
+    """Returns the slice of a whole state.
+
+    Args:
+      state: TrainState of NumPy arrays.
+    """
+    return jax.device_put(self._start(state, np), self.device)
+
+  def weights(self, state: SliceState) -> list[np.ndarray]:
+    """Returns the slice's (n,) weights as they are sent, block by block."""
+    return [
+      block.trim(b.wire)
+      for block, b in zip(self.blocks, state.blocks, strict=True)
+    ]
+
+  def apply(self, state, gradients, stats_deltas, weights, staleness: int):
+    """Returns the state after an update.
+
+    Args:
+      state: SliceState.
+      gradients: (n,) arrays, of the data shards of one batch in order.
+      stats_deltas: (m,) arrays, of the same data shards.
+      weights: examples in each data shard.
+      staleness: updates between the gradients' reading and this one.
+
+    Returns:
+      SliceState, and whether all of it is finite.
+    """
+    divisor = 1.0
+    if self._config.strategy.compensation == 'staleness':
+      divisor = float(max(staleness, 1))
+    dtype = self._layout.params.dtype
+    shares = np.asarray(weights, dtype) / max(sum(weights), 1)
+    if len(gradients) == 1:  # a mean already
+      shares = np.ones(1, dtype)
+    step, shares, divisor = jax.device_put(
+      (state.step, shares, np.asarray(divisor, dtype)), self.device
+    )
+    stats, average, finite = self._update_stats(
+      step, state.stats, state.average,
+      jax.device_put(stats_deltas, self.device),
+    )  # fmt: skip
+    blocks, checks = [], [finite]
+    for block, old, factors in zip(
+      self.blocks, state.blocks, self._factors, strict=True
+    ):
+      cuts = [block.cut(g, _BLOCK) for g in gradients]
+      new, finite = self._update(
+        step, old, jax.device_put(cuts, self.device), shares, divisor, factors
+      )
+      blocks.append(new)
+      checks.append(finite)
+    state = SliceState(step + 1, stats, average, tuple(blocks))
+    return state, all(bool(check) for check in checks)
+
+  @functools.cached_property
+  def _factors(self):
+    """What updates are multiplied by, by block; None without rules."""
+    if not self._rules:
+      return [None] * len(self.blocks)
+    factors = self._layout.params.spread(
+      functools.partial(multipliers.factor, self._rules)
+    )
+    cuts = [block.cut(factors[self.slice], _BLOCK) for block in self.blocks]
+    return jax.device_put(cuts, self.device)
+
+  def _start(self, state, xp):
+    params, stats = self._layout.params, self._layout.stats
+    average = state.average or {'params': state.params, 'stats': state.stats}
+    weights = params.flatten(state.params, xp)
+    averages = params.flatten(average['params'], xp)
+    opt_state = params.flatten_within(state.opt_state, xp)
+    ema, size = self._config.ema, self.stats_size
+
+    def block_state(block):
+      def cut(leaf):
+        return (
+          block.cut(leaf[self.slice], _BLOCK, xp) if xp.ndim(leaf) else leaf
+        )
+
+      return BlockState(
+        params=cut(weights),
+        opt_state=jax.tree.map(cut, opt_state),
+        average=cut(averages) if ema else None,
+        wire=cut(weights).astype(self._layout.wire_dtype),
+      )
+
+    return SliceState(
+      step=state.step,
+      stats=stats.flatten(state.stats, xp)[:size],
+      average=stats.flatten(average['stats'], xp)[:size] if ema else None,
+      blocks=tuple(map(block_state, self.blocks)),
+    )
+
+  def _updated(self, step, state, gradients, shares, divisor, factors):
+    """A block's update, and whether it is finite."""
+    dtype = state.params.dtype
+    gradient = sum(s * g.astype(dtype) for s, g in zip(shares, gradients))
+    updates, opt_state = self._optimizer.update(
+      gradient, state.opt_state, state.params
+    )
+    if factors is not None:
+      updates = jnp.where(factors > 0, updates * factors, 0)
+    updates = updates / divisor
+    params = state.params + updates
+    if factors is not None:  # to the bit, also the sign of a zero
+      params = jnp.where(factors > 0, params, state.params)
+    wire = params + self._horizon * updates if self._horizon else params
+    state = BlockState(
+      params=params,
+      opt_state=opt_state,
+      average=self._averaged(step, state.average, params),
+      wire=wire.astype(self._layout.wire_dtype),
+    )
+    return state, jnp.isfinite(updates).all()
+
+  def _updated_stats(self, step, stats, average, deltas):
+    momentum = jnp.asarray(self._config.model.norm_momentum, stats.dtype)
+    new = momentum * stats + sum(deltas) / len(deltas)
+    if self._frozen_stats.any():
+      new = jnp.where(self._frozen_stats, stats, new)
+    return new, self._averaged(step, average, new), jnp.isfinite(new).all()
+
+  def _averaged(self, step, old, new):
+    if not self._config.ema:
+      return None
+    decay = state_lib.ema_decay(self._config.ema, step).astype(new.dtype)
+    return old + (1 - decay) * (new - old)
+
+
+def join(
+  layout: layout_lib.Layout,
+  optimizers: list[SliceOptimizer],
+  states: list[SliceState],
+) -> state_lib.TrainState:
+  """Returns the TrainState of all servers' slices, as NumPy arrays.
+
+  Args:
+    layout: of the run.
+    optimizers: of each server.
+    states: of each server, with the same step.
+  """
+  blocks = [block for optimizer in optimizers for block in optimizer.blocks]
+
+  def join_leaf(*leaves):
+    if not leaves[0].ndim:
+      return np.asarray(leaves[0])
+    trimmed = [block.trim(leaf) for block, leaf in zip(blocks, leaves)]
+    return layout.params.unflatten(np.concatenate(trimmed))
+
+  params = jax.tree.map(
+    join_leaf, *(b.replace(wire=None) for state in states for b in state.blocks)
+  )
+  first, average = states[0], {}
+  if first.average is not None:
+    stats_average = layout.stats.unflatten(np.asarray(first.average))
+    average = {'params': params.average, 'stats': stats_average}
+  return state_lib.TrainState(
+    step=np.asarray(first.step),
+    params=params.params,
+    stats=layout.stats.unflatten(np.asarray(first.stats)),
+    opt_state=params.opt_state,
+    average=average,
+  )
+
+
+def _cpu():
+  try:
+    return jax.local_devices(backend='cpu')[0]
+  except RuntimeError as e:
+    raise config_lib.ConfigError(
+      f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")!r}: servers compute '
+      'on the CPU, which has to be among them'
+    ) from e
