@@ -153,11 +153,11 @@ def pool(x, kind: str, window: int, stride: int, platform: str = 'cpu'):
     ceil((height - window) / stride) + 1.
   """
   shape = x.shape[1:3]
-  around = tuple((0, -(n - window) % stride) for n in shape)
+  pads = tuple((0, -(n - window) % stride) for n in shape)
   if kind == 'max':
-    return layers.max_pool(x, window, stride, around, platform)
-  mean = layers.avg_pool(x, window, stride, around, platform)
-  if around == ((0, 0), (0, 0)):
+    return layers.max_pool(x, window, stride, pads, platform)
+  mean = layers.avg_pool(x, window, stride, pads, platform)
+  if pads == ((0, 0), (0, 0)):
     return mean
   return mean * _share_of_window(shape, window, stride).astype(x.dtype)
 

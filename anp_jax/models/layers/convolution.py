@@ -31,30 +31,30 @@ def convolve(x, kernel, stride: int = 1, padding=0, platform: str = 'cpu'):
     (batch, height', width', features), the dtype of x.
   """
   window = kernel.shape[:2]
-  around = windows.pads(padding, x.shape[1:3], window, stride)
-  return _convolve(x, kernel, stride, around, platform)
+  pads = windows.pads(padding, x.shape[1:3], window, stride)
+  return _convolve(x, kernel, stride, pads, platform)
 
 
 # A network has many convolutions of few shapes: each is traced once.
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _convolve(x, kernel, stride, around, platform):
+def _convolve(x, kernel, stride, pads, platform):
   window = kernel.shape[:2]
-  kind = lowering(x.shape, kernel.shape, stride, around, platform)
+  kind = lowering(x.shape, kernel.shape, stride, pads, platform)
   if kind == 'product':
     return _product(x[:, ::stride, ::stride], kernel[0, 0])
   if kind == 'patches':
     patches = jnp.concatenate(
-      windows.slices(x, window, stride, around, 0), axis=-1
+      windows.slices(x, windows.Windows(window, stride, pads), 0), axis=-1
     )
     return _product(patches, kernel.reshape(-1, kernel.shape[-1]))
   if kind == 'depth':
-    return _library(*_to_depth(x, kernel, around), 1, ((0, 0), (0, 0)))
+    return _library(*_to_depth(x, kernel, pads), 1, ((0, 0), (0, 0)))
   if kind == 'apart':
-    return _apart(x, kernel, stride, around)
-  return _library(x, kernel, stride, around)
+    return _apart(x, kernel, stride, pads)
+  return _library(x, kernel, stride, pads)
 
 
-def lowering(shape, kernel_shape, stride: int, around, platform: str) -> str:
+def lowering(shape, kernel_shape, stride: int, pads, platform: str) -> str:
   """The name of the way in which a convolution is computed.
 
   | where | what | because |
@@ -69,7 +69,7 @@ def lowering(shape, kernel_shape, stride: int, around, platform: str) -> str:
     shape: (batch, height, width, channels).
     kernel_shape: (height, width, channels, features).
     stride: pixels, both ways.
-    around: padding, see `windows.pads`.
+    pads: padding, from `windows.pads`.
     platform: 'cpu', 'gpu', 'tpu'.
 
   Returns:
@@ -80,44 +80,46 @@ def lowering(shape, kernel_shape, stride: int, around, platform: str) -> str:
     return 'depth'
   if platform != 'cpu':
     return 'library'
-  if window == (1, 1) and around == ((0, 0), (0, 0)):
+  if window == (1, 1) and pads == ((0, 0), (0, 0)):
     return 'product'
-  rows, columns = windows.size(shape[1:3], window, stride, around)
+  rows, columns = windows.size(
+    shape[1:3], windows.Windows(window, stride, pads)
+  )
   return 'patches' if rows * columns <= _PATCHES_UP_TO else 'apart'
 
 
-def _library(x, kernel, stride, around):
+def _library(x, kernel, stride, pads):
   return lax.conv_general_dilated(
     x,
     kernel,
     (stride, stride),
-    around,
+    pads,
     dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
   )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _apart(x, kernel, stride, around):
-  return _library(x, kernel, stride, around)
+def _apart(x, kernel, stride, pads):
+  return _library(x, kernel, stride, pads)
 
 
-def _apart_forward(x, kernel, stride, around):
-  return _library(x, kernel, stride, around), (x, kernel)
+def _apart_forward(x, kernel, stride, pads):
+  return _library(x, kernel, stride, pads), (x, kernel)
 
 
-def _apart_backward(stride, around, saved, dy):
+def _apart_backward(stride, pads, saved, dy):
   # Barriers: XLA transposes both operands of a weight gradient, and would
   # compute the normalisation before (and after) once more inside that copy,
   # pixel by pixel against the grain of memory.
   x, kernel = saved
   x, dy = lax.optimization_barrier((x, dy))
-  return _gradients(x, kernel, dy, stride, around)
+  return _gradients(x, kernel, dy, stride, pads)
 
 
 _apart.defvjp(_apart_forward, _apart_backward)
 
 
-def _gradients(x, kernel, dy, stride: int, around):
+def _gradients(x, kernel, dy, stride: int, pads):
   """A convolution's gradients, in the form that XLA computes quickly on a CPU.
 
   JAX gives them with axes in another order, and XLA brings these into the one
@@ -130,13 +132,13 @@ def _gradients(x, kernel, dy, stride: int, around):
     kernel: (height, width, channels, features).
     dy: (batch, height', width', features).
     stride: pixels, both ways.
-    around: padding of x, ((top, bottom), (left, right)).
+    pads: padding of x, ((top, bottom), (left, right)).
 
   Returns:
     Those of x and of the kernel.
   """
   spans = [(n - 1) * stride + 1 for n in dy.shape[1:3]]
-  sides = list(zip(x.shape[1:3], kernel.shape[:2], spans, around, strict=True))
+  sides = list(zip(x.shape[1:3], kernel.shape[:2], spans, pads, strict=True))
   names = ('NHWC', 'HWIO', 'NHWC')
   flipped = lax.rev(kernel, (0, 1)).transpose(0, 1, 3, 2)
   dx = lax.conv_general_dilated(
@@ -193,7 +195,7 @@ def _tall_product(x, y):
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _to_depth(x, kernel, around):
+def _to_depth(x, kernel, pads):
   """Space to depth: a stride of 2 becomes four times the channels.
 
   The same function of the same parameters: the kernel gets a row and a column
@@ -201,7 +203,7 @@ def _to_depth(x, kernel, around):
   MLPerf's ResNet for TPUs (Kumar et al. 2019, arXiv 1909.09756).
   """
   height, width, channels, features = kernel.shape
-  out = windows.size(x.shape[1:3], (height, width), 2, around)
+  out = windows.size(x.shape[1:3], windows.Windows((height, width), 2, pads))
   rows, columns = -(-height // 2), -(-width // 2)
   edges = ((0, 2 * rows - height), (0, 2 * columns - width), (0, 0), (0, 0))
   kernel = jnp.pad(kernel, edges).reshape(rows, 2, columns, 2, channels, -1)
@@ -211,7 +213,7 @@ def _to_depth(x, kernel, around):
   rows, columns = (n + k - 1 for n, k in zip(out, (rows, columns)))
   edges = [
     (before, 2 * n - size - before, 0)
-    for (before, _), n, size in zip(around, (rows, columns), x.shape[1:3])
+    for (before, _), n, size in zip(pads, (rows, columns), x.shape[1:3])
   ]
   zero = jnp.zeros((), x.dtype)
   x = lax.pad(x, zero, ((0, 0, 0), *edges, (0, 0, 0)))

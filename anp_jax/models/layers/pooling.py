@@ -15,7 +15,7 @@ def max_pool(
 ):
   """Largest value of each window; of equal ones the first gets the gradient.
 
-  Where a window has a NaN its result is NaN; who gets the gradient is open.
+  Where a window has a NaN its result is NaN, and the gradient may go anywhere.
 
   Args:
     x: (batch, height, width, channels), any float dtype.
@@ -27,10 +27,10 @@ def max_pool(
   Returns:
     (batch, height', width', channels), the dtype of x.
   """
-  place = _place(x, window, stride, padding)
+  over = _windows(x, window, stride, padding)
   if platform == 'cpu':
-    return _max_pool(x, x.shape, *place)
-  return nn.max_pool(x, place[0], (stride, stride), place[2])
+    return _max_pool(x, x.shape, over)
+  return nn.max_pool(x, over.shape, (stride, stride), over.pads)
 
 
 def avg_pool(
@@ -38,33 +38,34 @@ def avg_pool(
 ):
   """Mean of each window; padding counts as zeros.
 
-  Args and returns as `max_pool`.
+  Arguments and result are those of `max_pool`.
   """
-  place = _place(x, window, stride, padding)
+  over = _windows(x, window, stride, padding)
   if platform == 'cpu':
-    return _avg_pool(x, x.shape, *place)
-  return nn.avg_pool(x, place[0], (stride, stride), place[2])
+    return _avg_pool(x, x.shape, over)
+  return nn.avg_pool(x, over.shape, (stride, stride), over.pads)
 
 
-def _place(x, window, stride, padding):
+def _windows(x, window, stride, padding):
   square = (window, window)
-  return square, stride, windows.pads(padding, x.shape[1:3], square, stride)
+  pads = windows.pads(padding, x.shape[1:3], square, stride)
+  return windows.Windows(square, stride, pads)
 
 
 # XLA's gradient of a maximum on a CPU, select-and-scatter, took 100 ms where
 # the maximum of shifted slices took 12 (8x112x112x64, 2 cores). jnp.maximum's
 # own gradient would share that of equal values out, where XLA's and PyTorch's
 # give it to the first: hence a gradient by hand. It needs one byte a window.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def _max_pool(x, shape, window, stride, around):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _max_pool(x, shape, over):
   del shape
-  slices = windows.slices(x, window, stride, around, -jnp.inf)
+  slices = windows.slices(x, over, -jnp.inf)
   return functools.reduce(jnp.maximum, slices)
 
 
-def _max_pool_forward(x, shape, window, stride, around):
-  y = _max_pool(x, shape, window, stride, around)
-  slices = windows.slices(x, window, stride, around, -jnp.inf)
+def _max_pool_forward(x, shape, over):
+  y = _max_pool(x, shape, over)
+  slices = windows.slices(x, over, -jnp.inf)
   dtype = jnp.uint8 if len(slices) < 255 else jnp.int32
   first = jnp.zeros(y.shape, dtype)
   for place, value in reversed(list(enumerate(slices))):
@@ -72,35 +73,33 @@ def _max_pool_forward(x, shape, window, stride, around):
   return y, first
 
 
-def _max_pool_backward(shape, window, stride, around, first, dy):
-  def part(i, j, first, dy):
-    return jnp.where(first == i * window[1] + j, dy, jnp.zeros((), dy.dtype))
+def _max_pool_backward(shape, over, first, dy):
+  def term(i, j, first, dy):
+    is_first = first == i * over.shape[1] + j
+    return jnp.where(is_first, dy, jnp.zeros((), dy.dtype))
 
-  arrays, nowhere = (first, dy), (math.prod(window), 0)
-  dx = windows.gather_back(part, arrays, nowhere, shape, window, stride, around)
-  return (dx,)
+  fills = (math.prod(over.shape), 0)  # a place that is none sends nothing
+  return (windows.gather_back(term, (first, dy), fills, shape, over),)
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def _avg_pool(x, shape, window, stride, around):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _avg_pool(x, shape, over):
   del shape
-  slices = windows.slices(x, window, stride, around, 0)
-  return functools.reduce(jnp.add, slices) / math.prod(window)
+  slices = windows.slices(x, over, 0)
+  return functools.reduce(jnp.add, slices) / math.prod(over.shape)
 
 
-def _avg_pool_forward(x, shape, window, stride, around):
-  return _avg_pool(x, shape, window, stride, around), None
+def _avg_pool_forward(x, shape, over):
+  return _avg_pool(x, shape, over), None
 
 
-def _avg_pool_backward(shape, window, stride, around, saved, dy):
+def _avg_pool_backward(shape, over, saved, dy):
   del saved
-  share = dy / math.prod(window)
-  dx = windows.gather_back(
-    lambda i, j, share: share, [share], [0], shape, window, stride, around
-  )
+  share = dy / math.prod(over.shape)
+  dx = windows.gather_back(lambda i, j, share: share, [share], [0], shape, over)
   return (dx,)
 
 

@@ -4,12 +4,27 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import functools
 import numbers
+from typing import NamedTuple
 
 from jax import lax
 import jax.numpy as jnp
 
 # Pixels of padding before and after, for height and for width.
 Pads = tuple[tuple[int, int], tuple[int, int]]
+
+
+class Windows(NamedTuple):
+  """How windows slide over a map.
+
+  Attributes:
+    shape: (height, width) of a window, pixels.
+    stride: pixels, both ways.
+    pads: padding of the map.
+  """
+
+  shape: tuple[int, int]
+  stride: int
+  pads: Pads
 
 
 def pads(
@@ -32,57 +47,55 @@ def pads(
     if padding not in ('SAME', 'VALID'):
       raise ValueError(f"padding is 'SAME', 'VALID' or pixels, not {padding!r}")
     strides = (stride, stride)
-    around = lax.padtype_to_pads(tuple(shape), window, strides, padding)
+    padding = lax.padtype_to_pads(tuple(shape), window, strides, padding)
   elif isinstance(padding, numbers.Integral):
-    around = ((padding, padding),) * 2
-  else:
-    around = padding
-  (top, bottom), (left, right) = around
-  around = (int(top), int(bottom)), (int(left), int(right))
-  if any(n + sum(pad) < w for n, pad, w in zip(shape, around, window)):
+    padding = ((padding, padding),) * 2
+  (top, bottom), (left, right) = padding
+  result = (int(top), int(bottom)), (int(left), int(right))
+  if any(n + sum(pad) < w for n, pad, w in zip(shape, result, window)):
     raise ValueError(
-      f'a map of {tuple(shape)} pixels with {around} around it has no room for '
+      f'a map of {tuple(shape)} pixels with {result} around it has no room for '
       f'a window of {tuple(window)}'
     )
-  return around
+  return result
 
 
-def size(shape, window, stride: int, around: Pads) -> tuple[int, int]:
-  """(height, width) of the result of windows over a map of `shape`."""
+def size(map_shape: Sequence[int], windows: Windows) -> tuple[int, int]:
+  """(height, width) of the result of windows over a map (height, width)."""
   rows, columns = (
-    (n + sum(pad) - w) // stride + 1 for n, w, pad in zip(shape, window, around)
+    (n + sum(pad) - w) // windows.stride + 1
+    for n, w, pad in zip(map_shape, windows.shape, windows.pads)
   )
   return rows, columns
 
 
-def slices(x, window, stride: int, around: Pads, fill: float) -> list:
-  """What each place of the window sees, place by place, row by row.
+def slices(x, windows: Windows, fill: float) -> list:
+  """The pixels at each place of the window, place by place, row by row.
 
   Args:
     x: (batch, height, width, channels).
-    window: (height, width).
-    stride: pixels, both ways.
-    around: padding.
+    windows: that slide over it.
     fill: value of the padding.
 
   Returns:
-    height * width arrays (batch, height', width', channels).
+    An array (batch, height', width', channels) for each place of the window.
   """
-  rows, columns = size(x.shape[1:3], window, stride, around)
-  padded = jnp.pad(x, ((0, 0), *around, (0, 0)), constant_values=fill)
+  rows, columns = size(x.shape[1:3], windows)
+  stride = windows.stride
+  padded = jnp.pad(x, ((0, 0), *windows.pads, (0, 0)), constant_values=fill)
   return [
     padded[
       :,
       i : i + stride * (rows - 1) + 1 : stride,
       j : j + stride * (columns - 1) + 1 : stride,
     ]
-    for i in range(window[0])
-    for j in range(window[1])
+    for i in range(windows.shape[0])
+    for j in range(windows.shape[1])
   ]
 
 
 def gather_back(
-  part: Callable, arrays, fills, shape, window, stride: int, around: Pads
+  term: Callable, arrays, fills, map_shape, windows: Windows
 ) -> jnp.ndarray:
   """The transpose of `slices`: adds what each place sends to its pixel.
 
@@ -93,30 +106,29 @@ def gather_back(
   CPU pads nine times as slowly where each place sends an array of its own.
 
   Args:
-    part: (i, j, *slices of arrays) to what place (i, j) of the window sends.
+    term: (i, j, *slices of arrays) to what place (i, j) of the window sends.
     arrays: (batch, height', width', channels), of the result's resolution.
     fills: of each array, a value beyond its edge that sends nothing.
-    shape: (batch, height, width, channels) of the map.
-    window: (height, width).
-    stride: pixels, both ways.
-    around: padding, whose pixels get what they are sent and are cut off.
+    map_shape: (batch, height, width, channels).
+    windows: over the map; padding gets what it is sent and is cut off.
 
   Returns:
     (batch, height, width, channels).
   """
-  batch, height, width, channels = shape
-  out = size((height, width), window, stride, around)
+  batch, height, width, channels = map_shape
+  window, stride = windows.shape, windows.stride
+  out = size((height, width), windows)
   # By how many results a pixel lies before the first that it is sent to.
-  deep = [(w - 1) // stride for w in window]
+  depth = [(w - 1) // stride for w in window]
   # Rows of a phase in the padded map, and at least as many as are sent.
   rows, columns = (
     max(-(-(n + sum(pad)) // stride), m + d)
-    for n, pad, m, d in zip((height, width), around, out, deep)
+    for n, pad, m, d in zip((height, width), windows.pads, out, depth)
   )
   edges = (
     (0, 0),
-    (deep[0], rows - out[0]),
-    (deep[1], columns - out[1]),
+    (depth[0], rows - out[0]),
+    (depth[1], columns - out[1]),
     (0, 0),
   )
   padded = [
@@ -124,20 +136,20 @@ def gather_back(
   ]
 
   def phase(a, b):
-    sent = []
+    terms = []
     for i in range(a, window[0], stride):
       for j in range(b, window[1], stride):
-        down, right = deep[0] - i // stride, deep[1] - j // stride
-        parts = [p[:, down : down + rows, right : right + columns]
-                 for p in padded]  # fmt: skip
-        sent.append(part(i, j, *parts))
-    if not sent:  # the stride is larger than the window
+        down, right = depth[0] - i // stride, depth[1] - j // stride
+        cuts = [p[:, down : down + rows, right : right + columns]
+                for p in padded]  # fmt: skip
+        terms.append(term(i, j, *cuts))
+    if not terms:  # the stride is larger than the window
       return jnp.zeros((batch, rows, columns, channels), arrays[-1].dtype)
-    return functools.reduce(jnp.add, sent)
+    return functools.reduce(jnp.add, terms)
 
-  whole = jnp.stack(
+  padded_map = jnp.stack(
     [jnp.stack([phase(a, b) for b in range(stride)], 3) for a in range(stride)],
     2,
   ).reshape(batch, rows * stride, columns * stride, channels)
-  (top, _), (left, _) = around
-  return whole[:, top : top + height, left : left + width]
+  (top, _), (left, _) = windows.pads
+  return padded_map[:, top : top + height, left : left + width]
