@@ -4,8 +4,7 @@ Position p of the endless stream belongs to epoch p // size; each epoch is a
 permutation of its own. Any process can therefore read any part
 of the stream, and a resumed run needs nothing but its step.
 
-Where all classes are to be seen equally often, each has a permutation of its
-own.
+Where all classes come equally often, each has a permutation of its own.
 
 The permutation is a Feistel network (Luby and Rackoff 1988) over the next power
 of four, walked until it falls inside the set (Black and Rogaway 2002).
@@ -17,7 +16,7 @@ _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Arrays, since NumPy warns when a scalar product wraps around.
 _SALTS = np.arange(1, _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
-_CLASSES = 3  # of random numbers; others have 0 to 2, see `uniform`
+_CLASS_STREAM = 3  # of random numbers; others have 0 to 2, see `uniform`
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -48,13 +47,13 @@ def uniform(seed: int, stream: int, positions: np.ndarray, count: int):
   """
   key = _key(seed, stream)
   base = mix(np.asarray(positions).astype(np.uint64) * _GOLDEN + key)
-  lanes = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-  bits = mix(base[:, None] + lanes)
+  offsets = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+  bits = mix(base[:, None] + offsets)
   return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def shuffled(positions: np.ndarray, seed: int, size: int) -> np.ndarray:
-  """Which example stands at each position of the endless shuffled stream.
+  """The example at each position of the endless shuffled stream.
 
   Args:
     positions: (n,) int64, at least 0; position p belongs to epoch p // size.
@@ -71,7 +70,7 @@ def shuffled(positions: np.ndarray, seed: int, size: int) -> np.ndarray:
 
 
 def balanced(positions: np.ndarray, seed: int, counts: np.ndarray):
-  """Which example stands at each position where classes come equally often.
+  """The example at each position of the stream with classes equally often.
 
   An epoch is as long as that of `shuffled`. After any number of epochs the
   classes that have examples have come equally often, to 1; and a class's
@@ -89,15 +88,15 @@ def balanced(positions: np.ndarray, seed: int, counts: np.ndarray):
   counts = np.asarray(counts, np.int64)
   size = int(counts.sum())
   present = np.flatnonzero(counts)
-  # Shuffled within its epoch, a place names a class and that class's turn.
+  # Shuffled within its epoch, a place names a class and a count in that class.
   places = positions // size * size + shuffled(positions, seed, size)
   classes = present[places % len(present)]
-  turns = places // len(present)
+  counts_in_class = places // len(present)
   sizes = counts[classes]
-  rounds = (turns // sizes).astype(np.uint64)
-  keys = mix(rounds * _GOLDEN + _key(seed, _CLASSES))
+  rounds = (counts_in_class // sizes).astype(np.uint64)
+  keys = mix(rounds * _GOLDEN + _key(seed, _CLASS_STREAM))
   keys = mix(keys + classes.astype(np.uint64) * _GOLDEN)
-  return classes, _permuted(turns % sizes, keys, sizes)
+  return classes, _permuted(counts_in_class % sizes, keys, sizes)
 
 
 def _permuted(values, keys, sizes):
@@ -109,7 +108,7 @@ def _permuted(values, keys, sizes):
   sizes = sizes.astype(np.uint64)
   result = values.astype(np.uint64)
   outside = np.arange(len(result))
-  while outside.size:  # under four turns on average
+  while outside.size:  # under four rounds on average
     shift, low, key = half[outside], mask[outside], keys[outside]
     left = result[outside] >> shift
     right = result[outside] & low

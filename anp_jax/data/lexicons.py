@@ -1,4 +1,4 @@
-"""What published lexicons say of Adjective-Noun Pairs: sentiment, emotions.
+"""Published lexicons of Adjective-Noun Pairs: their sentiment and emotions.
 
 VSO (Borth et al. 2013) and MVSO (Jou et al. 2015) score pairs by how positive
 they are; MVSO also spreads each over the 24 emotions of Plutchik's wheel.
@@ -48,7 +48,7 @@ def sentiments(path: str) -> dict[str, float]:
 
   Raises:
     ConfigError: if the file cannot be read or has no pair; with FILE:LINE, for
-      a line of another form, a pair that comes again, a score that is no number
+      a line of another form, a pair that is repeated, a score that is no number
       or outside [-2, 2] (MVSO: [-3, 3], which the published file needs).
   """
   return _sentiments(path)[0]
@@ -58,7 +58,7 @@ def adjective_sentiments(path: str) -> dict[str, float]:
   """How positive each adjective of VSO is; empty for MVSO, which has none.
 
   Args:
-    path: as of `sentiments`; the whole file is checked alike.
+    path: of the file; all of it is checked, as by `sentiments`.
 
   Returns:
     Adjective to score in [-2, 2], in the file's order.
@@ -81,7 +81,7 @@ def emotions(path: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
   Raises:
     ConfigError: if the file cannot be read or has no row; with FILE:LINE, for a
       wrong number of fields, names of emotions that are empty, equal, numbers
-      or not printable, a first field that is no pair, a pair that comes again
+      or not printable, a first field that is no pair, a pair that is repeated
       with other values, a value that is no number or below 0, a sum that is
       not 1.
   """
@@ -157,7 +157,7 @@ def _vso(path, lines):
       adjective = name
       if position != str(len(adjectives)):
         raise config_lib.ConfigError(
-          f'{place}: {_shown(position)} stands before the adjective {name!r}, '
+          f'{place}: {_quoted(position)} stands before the adjective {name!r}, '
           f'expected {len(adjectives)}'
         )
     elif name.split('_')[0] != adjective:
@@ -167,7 +167,7 @@ def _vso(path, lines):
       )
   if start > _VSO_HEADER:
     raise config_lib.ConfigError(
-      f'{path}:{start}: {_shown(lines[start - 1])} stands before the first '
+      f'{path}:{start}: {_quoted(lines[start - 1])} stands before the first '
       f'adjective; a header has at most {_VSO_HEADER} lines'
     )
   if not pairs:
@@ -184,7 +184,7 @@ def _vso_entry(place, line):
   if pair:
     return None, *pair.groups()
   raise config_lib.ConfigError(
-    f'{place}: {_shown(line)} is not a line of VSO, such as '
+    f'{place}: {_quoted(line)} is not a line of VSO, such as '
     "'1. red [sentiment: 0.50] [#images: 1,234]' or, indented below it, "
     "'red_car [sentiment: 0.5] [#imgs: 12]'"
   )
@@ -197,7 +197,7 @@ def _header(path, line):
     is_word = name and name.isprintable() and not _NUMBER.fullmatch(name)
     if not is_word or name in names[:i]:
       raise config_lib.ConfigError(
-        f'{place}: {_shown(name)} is not a name of an emotion; expected a '
+        f'{place}: {_quoted(name)} is not a name of an emotion; expected a '
         f'header with {EMOTIONS} different ones'
       )
   return names
@@ -207,7 +207,7 @@ def _fields(place, line, count):
   fields = [field.strip(' \t') for field in line.split(',')]
   if len(fields) != count:
     raise config_lib.ConfigError(
-      f'{place}: {_shown(line)} has {len(fields)} fields between commas, '
+      f'{place}: {_quoted(line)} has {len(fields)} fields between commas, '
       f'expected {count}'
     )
   return fields
@@ -216,18 +216,18 @@ def _fields(place, line, count):
 def _pair(place, name):
   if not _PAIR.fullmatch(name):
     raise config_lib.ConfigError(
-      f'{place}: {_shown(name)} is not an adjective_noun pair'
+      f'{place}: {_quoted(name)} is not an adjective_noun pair'
     )
   return name
 
 
 def _value(place, text, low, high):
   if not _NUMBER.fullmatch(text):
-    raise config_lib.ConfigError(f'{place}: {_shown(text)} is not a number')
+    raise config_lib.ConfigError(f'{place}: {_quoted(text)} is not a number')
   value = float(text)
   if not low <= value <= high:
     raise config_lib.ConfigError(
-      f'{place}: {_shown(text)} is outside [{low:g}, {high:g}]'
+      f'{place}: {_quoted(text)} is outside [{low:g}, {high:g}]'
     )
   return value
 
@@ -239,5 +239,5 @@ def _refuse_repeat(place, name, places):
     )
 
 
-def _shown(text):
+def _quoted(text):
   return repr(text if len(text) <= 80 else text[:80] + '...')

@@ -11,7 +11,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 
-_PARTS = ('adjectives', 'nouns')
+_FACTORS = ('adjectives', 'nouns')
 _GIVEN = 'adjectives or nouns are given'
 _ASKED = 'config.data.pairs=yes'
 
@@ -40,16 +40,18 @@ class Vocabulary:
 
   def __post_init__(self):
     _refuse_repeats(self.names, 'class ', 0)
-    if self.is_anp:  # which is kept from before the parts are filled in
+    if self.is_anp:  # cached before the factors are filled in
       _refuse_plain(self.names, 'class ', 0, _GIVEN)
-    for i, part in enumerate(_PARTS):
-      given = getattr(self, part)
-      if given is None:
-        given = sorted(set(self._words[i]))
+    for i, factor in enumerate(_FACTORS):
+      order = getattr(self, factor)
+      if order is None:
+        order = sorted(set(self._words[i]))
       elif self.is_anp:
-        _refuse_repeats(given, f'{part} ', 0)
-        _refuse_missing(self.names, 'class ', 0, i, given, f'the {part} given')
-      object.__setattr__(self, part, tuple(given))
+        _refuse_repeats(order, f'{factor} ', 0)
+        _refuse_missing(
+          self.names, 'class ', 0, i, order, f'the {factor} given'
+        )
+      object.__setattr__(self, factor, tuple(order))
 
   def __len__(self) -> int:
     return len(self.names)
@@ -58,7 +60,7 @@ class Vocabulary:
   def is_anp(self) -> bool:
     """Whether every class has an adjective and a noun."""
     if self.adjectives is None and self.nouns is None:
-      return all(map(_is_pair, self.names)) and _parts_recur(self.names)
+      return all(map(_is_pair, self.names)) and _factors_recur(self.names)
     return bool(self.adjectives or self.nouns)
 
   def adjective_ids(self) -> np.ndarray:
@@ -70,7 +72,7 @@ class Vocabulary:
     return self._ids[1]
 
   def text(self) -> str:
-    """What it holds, as '4 classes of 2 adjectives and 3 nouns'."""
+    """A text such as '4 classes of 2 adjectives and 3 nouns'."""
     return counted(len(self), 'class') + self.factors_text()
 
   def factors_text(self) -> str:
@@ -95,11 +97,11 @@ class Vocabulary:
     return Vocabulary(self.names, *(tuple(sorted(set(w))) for w in words))
 
   def digest(self) -> str:
-    """SHA-256 of the names and of an order of parts that is not the sorted."""
+    """SHA-256 of the names, and of the factors where they are not sorted."""
     return self._digest
 
   def to_json(self) -> dict:
-    """What `from_json` takes; the parts' order stays."""
+    """The value that `from_json` reads; the factors keep their order."""
     return {
       'classes': list(self.names),
       'adjectives': list(self.adjectives),
@@ -135,7 +137,7 @@ class Vocabulary:
 
 
 def from_json(value: dict) -> Vocabulary:
-  """The vocabulary of which `value` is the `to_json`."""
+  """The vocabulary that `to_json` gave as `value`."""
   return Vocabulary(
     tuple(value['classes']), tuple(value['adjectives']), tuple(value['nouns'])
   )
@@ -192,7 +194,7 @@ def from_lists(
     _refuse_plain(names, f'{anps}:', 1, _GIVEN)
   elif pairs == 'yes':
     _refuse_plain(names, f'{anps}:', 1, _ASKED)
-  elif pairs == 'auto' and mostly_pairs and _parts_recur(likely):
+  elif pairs == 'auto' and mostly_pairs and _factors_recur(likely):
     _refuse_plain(
       names, f'{anps}:', 1, f'{len(likely)} of {len(names)} lines are (if none '
       'is meant to be one: config.data.pairs=no)',
@@ -206,7 +208,7 @@ def from_lists(
 
 
 def plural(noun: str) -> str:
-  """What several of a noun are called, such as 'classes'."""
+  """The plural of a noun, such as 'classes'."""
   return noun + ('es' if noun.endswith('s') else 's')
 
 
@@ -253,8 +255,8 @@ def _is_pair(name):
   return bool(adjective and noun) and '_' not in noun
 
 
-def _parts_recur(names):
-  """Whether what has the form of pairs is made of fewer words than all."""
+def _factors_recur(names):
+  """Whether names in the form of pairs share an adjective or a noun."""
   adjectives, nouns = [[name.split('_')[i] for name in names] for i in (0, 1)]
   # class_1, class_2 and so on: numbered, no pairs.
   if all(noun.isdecimal() for noun in nouns):
@@ -283,34 +285,34 @@ def _fault(name):
   return ''
 
 
-# A message begins with `where` and the number of a name, counted from `first`:
+# A message begins with `prefix` and the number of a name, counted from `first`:
 # a line of a file, or a class.
 
 
-def _refuse_repeats(names, where, first):
-  seen = {}
+def _refuse_repeats(names, prefix, first):
+  number_of = {}
   for i, name in enumerate(names, first):
-    if seen.setdefault(name, i) != i:
+    if number_of.setdefault(name, i) != i:
       raise config_lib.ConfigError(
-        f'{where}{i}: {name!r} repeats {where}{seen[name]}'
+        f'{prefix}{i}: {name!r} repeats {prefix}{number_of[name]}'
       )
 
 
-def _refuse_plain(names, where, first, why):
+def _refuse_plain(names, prefix, first, why):
   for i, name in enumerate(names, first):
     if not _is_pair(name):
       raise config_lib.ConfigError(
-        f'{where}{i}: {name!r} is not an adjective_noun pair (one underscore, '
+        f'{prefix}{i}: {name!r} is not an adjective_noun pair (one underscore, '
         f'text on both sides), but {why}'
       )
 
 
-def _refuse_missing(names, where, first, part, order, source):
-  have = set(order)
+def _refuse_missing(names, prefix, first, factor, order, source):
+  words = set(order)
   for i, name in enumerate(names, first):
-    word = name.split('_')[part]
-    if word not in have:
+    word = name.split('_')[factor]
+    if word not in words:
       raise config_lib.ConfigError(
-        f'{where}{i}: {_PARTS[part][:-1]} {word!r} of {name!r} is not in '
+        f'{prefix}{i}: {_FACTORS[factor][:-1]} {word!r} of {name!r} is not in '
         f'{source}{config_lib.nearest(word, order)}'
       )

@@ -13,12 +13,12 @@ _CONVNETS = {
 
 
 def has_batch_norm(config) -> bool:
-  """Whether config.model's groups of examples may matter to the network."""
+  """Whether the network may normalise over groups of examples."""
   return config.model.name not in _CONVNETS
 
 
 def is_resnet(config) -> bool:
-  """Whether the network is one of ours that the world has names for."""
+  """Whether the network is a ResNet, whose tensors have published names."""
   name = config.model.name
   return name.startswith('resnet') and ':' not in name
 
@@ -26,7 +26,7 @@ def is_resnet(config) -> bool:
 def create(config, num_classes: int, platform: str, axis_name=None):
   """The network that config.model names.
 
-  A module of the user's own, `package.module:Class`, is a Flax module called
+  A user's module, `package.module:Class`, is a Flax module called
   with (images, train) that returns (batch, num_classes) numbers, which
   config.model.head reads: with joint the classes' logits. It is made with
   `num_classes=` and, where it has such fields, `dtype=`, `param_dtype=`,
@@ -77,19 +77,19 @@ def create(config, num_classes: int, platform: str, axis_name=None):
 
 def _user_module(name, arguments):
   path, _, attribute = name.partition(':')
-  where = f'config.model.name={name!r}'
+  key = f'config.model.name={name!r}'
   try:
     module = importlib.import_module(path)
   except ImportError as e:
-    raise config_lib.ConfigError(f'{where}: {e}') from e
+    raise config_lib.ConfigError(f'{key}: {e}') from e
   if not hasattr(module, attribute):
     classes = [n for n, v in vars(module).items() if inspect.isclass(v)]
     raise config_lib.ConfigError(
-      f'{where}: {path} has no {attribute!r}'
+      f'{key}: {path} has no {attribute!r}'
       f'{config_lib.nearest(attribute, classes)}'
     )
   build = getattr(module, attribute)
   fields = inspect.signature(build).parameters
   if 'num_classes' not in fields:
-    raise config_lib.ConfigError(f'{where}: it needs a field num_classes')
+    raise config_lib.ConfigError(f'{key}: it needs a field num_classes')
   return build(**{k: v for k, v in arguments.items() if k in fields})

@@ -10,10 +10,10 @@ DEEP = ('I;16', 'I;16L', 'I;16B', 'I;16N')
 
 
 def rgb(image: Image.Image) -> Image.Image:
-  """The picture in 8-bit RGB, as the training decoder has it.
+  """The image in 8-bit RGB, as the training decoder has it.
 
   Transparency is dropped; 16 bits lose their lower half, which Pillow would
-  take for all there is; transparent pixels of a GIF are black.
+  take for the whole value; transparent pixels of a GIF are black.
 
   Args:
     image: opened, of any mode that has colours.

@@ -1,4 +1,4 @@
-"""What the bytes of an image file say about it, without decoding it.
+"""The format, the size and the faults of an image file, without decoding it.
 
 Pillow forgives damage at which TensorFlow, the decoder of training, gives up:
 a JPEG without its end marker, a PNG without its last chunk, a BMP with two
@@ -51,7 +51,7 @@ class TooLarge(ValueError):
 
 
 def sniff(data: bytes) -> str:
-  """The format that a file's first bytes announce, '' for none we know."""
+  """The format that a file's first bytes announce; '' for an unknown one."""
   if data[:4] == b'RIFF' and data[8:12] == b'WEBP':
     return 'WEBP'
   if data[4:8] == b'ftyp':

@@ -24,16 +24,16 @@ Image.MAX_IMAGE_PIXELS = None
 def open_image(
   data: bytes, max_megapixels: float, formats: tuple[str, ...] | None = None
 ) -> Image.Image:
-  """An image whose header is read; its pixels are not decoded yet.
+  """Opens an image: its header is read, its pixels are not decoded yet.
 
   Args:
     data: the file.
     max_megapixels: million pixels that it may have.
-    formats: Pillow's names of those to try; None: all.
+    formats: Pillow's names of the formats to try; None: all.
 
   Raises:
     TooLarge: if it has more pixels.
-    Exception: whatever Pillow raises for what is no image.
+    Exception: whatever Pillow raises for a file that is no image.
   """
   if has_heif():
     _register_heif()

@@ -1,10 +1,10 @@
-"""How a photograph is turned to stand upright, as its EXIF data say."""
+"""The transpose that turns a photograph upright, as its EXIF data say."""
 
 import warnings
 
 from PIL import Image
 
-_TURNS = {
+_TRANSPOSES = {
   2: Image.Transpose.FLIP_LEFT_RIGHT,
   3: Image.Transpose.ROTATE_180,
   4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -17,7 +17,7 @@ _TAG = 0x0112
 
 
 def transpose(image: Image.Image) -> Image.Transpose | None:
-  """What makes an opened image upright; None: it is, or nothing says so."""
+  """The transpose that makes an opened image upright; None: none is known."""
   # Not image.getexif(): it also believes XMP, which programs that turn
   # pictures forget to change. (TIFF is turned while it is loaded.)
   try:
@@ -25,11 +25,16 @@ def transpose(image: Image.Image) -> Image.Transpose | None:
       warnings.simplefilter('ignore')
       exif = Image.Exif()
       exif.load(image.info.get('exif') or b'')
-      return _TURNS.get(exif.get(_TAG))
+      return _TRANSPOSES.get(exif.get(_TAG))
   except Exception:  # noqa: BLE001 - a damaged directory
     return None
 
 
-def swaps_sides(turn: Image.Transpose | None) -> bool:
+def swaps_sides(transpose: Image.Transpose | None) -> bool:
   """Whether height and width change places."""
-  return turn in (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])
+  return transpose in (
+    _TRANSPOSES[5],
+    _TRANSPOSES[6],
+    _TRANSPOSES[7],
+    _TRANSPOSES[8],
+  )

@@ -1,4 +1,4 @@
-"""What part of an image a training or evaluation example shows.
+"""The part of an image that a training or evaluation example shows.
 
 Boxes are computed in NumPy from the example's position in the stream and its
 size, alike for every decoder, so an augmented example does not depend on the
@@ -20,7 +20,7 @@ RESAMPLED = ('bilinear', 'bicubic')  # of config.data.decode: Pillow's filters
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-  """How to cut one batch of examples.
+  """The boxes that a batch of examples shows, and whether they are mirrored.
 
   Attributes:
     boxes: (n, 4) float64: top, left, height, width in pixels of the image.

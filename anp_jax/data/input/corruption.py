@@ -1,7 +1,7 @@
-"""Examples that turn out to be unusable while a run goes on.
+"""Corrupt examples, which a run finds while it reads.
 
-One is named in the log once; from then on another takes its place with weight
-0, so that batches keep their shape and batch-norm groups their size.
+Each is named in the log once; from then on another example replaces it with
+weight 0, so that batches keep their shape and batch-norm groups their size.
 """
 
 from collections.abc import Iterator
@@ -11,13 +11,15 @@ import threading
 from absl import logging
 import numpy as np
 
+from anp_jax.system import errors
+
 # Beyond these a file system is gone rather than a file damaged; the rate of
 # damaged examples ends the run.
 _MOST_NAMED = 1000
 # The fewest examples that make a rate of damage: a first batch with one bad
 # example is none yet.
 _FEW_EXAMPLES = 1000
-# Of these errors, a file's own.
+# The errors of one file; others are of the file system.
 _OF_THE_FILE = (
   errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES,
   errno.EPERM, errno.ENAMETOOLONG,
@@ -25,9 +27,9 @@ _OF_THE_FILE = (
 
 
 def is_transient(error: Exception) -> bool:
-  """Whether an error may be of the machine or the network, and not of a file.
+  """Whether an error may be that of the machine or the network, not a file's.
 
-  Decoders raise OSError too, but without a number.
+  Decoders raise OSError too, but without an errno.
   """
   if isinstance(error, OSError):
     return error.errno is not None and error.errno not in _OF_THE_FILE
@@ -37,17 +39,17 @@ def is_transient(error: Exception) -> bool:
 def too_many_error(
   config, damaged: int, examples: int, name: str, all_lost: bool = False
 ) -> str:
-  """Why a run must end: more is damaged than config.data.max_damaged allows.
+  """The error of more damage than config.data.max_damaged allows.
 
   Args:
     config: the run's config.
     damaged: examples that could not be read.
-    examples: that were asked for.
+    examples: that were to be read.
     name: of the source.
     all_lost: whether none is left, however few there are.
 
   Returns:
-    One line; '' where there is no more.
+    One line; '' where the damage is within the limit.
   """
   allowed = config.data.max_damaged
   if damaged <= allowed * max(examples, _FEW_EXAMPLES) and not all_lost:
@@ -59,16 +61,16 @@ def too_many_error(
 
 
 class Registry:
-  """The unusable examples of one source, as far as they are known."""
+  """The damaged examples of one source, as far as they have been met."""
 
   def __init__(self, source):
     self._source = source
     self._damaged = set()
-    self._replacements = {}  # what stands in for the known ones
+    self._replacements = {}  # by damaged index
     self._lock = threading.Lock()
 
   def replacements(self, indices: np.ndarray) -> np.ndarray:
-    """The indices to read instead: the same ones but for known damage.
+    """The indices to read: the same, but another for each damaged example.
 
     Args:
       indices: (n,) int64.
@@ -81,10 +83,11 @@ class Registry:
     return np.array([self._replacement(int(i)) for i in indices], np.int64)
 
   def candidates(self, index: int) -> Iterator[int]:
-    """The example and those that may stand in for it, in order.
+    """The example and those that may replace it, in order.
 
-    The first that is whole is a pure function of the index and the data, so
-    batches do not depend on when or by which process damage was found.
+    The first of them that can be decoded is a pure function of the index and
+    the data, so batches do not depend on when or by which process damage was
+    found.
     """
     size = len(self._source)
     for offset in range(size):
@@ -95,13 +98,14 @@ class Registry:
   def _replacement(self, index):
     if index not in self._damaged:
       return index
-    if index not in self._replacements:
+    replacements = self._replacements  # which another thread may clear
+    if index not in replacements:
       # Cached: a folder that is gone is a long way round.
-      self._replacements[index] = next(self.candidates(index), index)
-    return self._replacements[index]
+      replacements[index] = next(self.candidates(index), index)
+    return replacements[index]
 
   def mark_damaged(self, index: int, error: Exception) -> None:
-    """Remembers that an example is unusable; names it in the log."""
+    """Excludes an example from now on; names it in the log."""
     with self._lock:
       if index in self._damaged:
         return
@@ -115,17 +119,12 @@ class Registry:
       '(%d of %s so far%s): %s',
       self._source.example_name(index), count, self._source.name,
       '; further ones are not named' if count == _MOST_NAMED else '',
-      _line(error),
+      errors.first_line(error),
     )  # fmt: skip
 
   def log_transient(self, index: int, error: Exception) -> None:
-    """Says that an example could not be read now; it is tried again later."""
+    """Logs that an example could not be read now; later batches try again."""
     logging.log_every_n_seconds(
       logging.WARNING, '%s: example %d cannot be read now and has weight 0: %s',
-      10, self._source.name, index, _line(error),
+      10, self._source.name, index, errors.first_line(error),
     )  # fmt: skip
-
-
-def _line(error):
-  lines = str(error).strip().splitlines() or [type(error).__name__]
-  return lines[0]

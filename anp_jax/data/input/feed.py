@@ -95,7 +95,7 @@ class Feed:
 
 
 def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> np.ndarray:
-  """This process's rows of a global batch.
+  """The rows of a global batch that this process holds.
 
   Args:
     sharding: of an array whose first axis is the batch.

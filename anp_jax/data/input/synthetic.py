@@ -20,11 +20,11 @@ def batches(
 ) -> Iterator[dict]:
   """Random batches, a pure function of the seed.
 
-  In training also of the step and the row; in evaluation, of the position in
-  the split, so its examples are the same in batches of any size.
+  Those of training depend on the step and the row too; those of evaluation on
+  the position in the split, so that batches of any size show the same examples.
 
   Args:
-    plan: which rows of which batches.
+    plan: the rows and steps of the batches.
     classes: labels are below it.
     sharding: of the first axis over the mesh.
     vote: as in `feed.on_device`.
@@ -75,7 +75,7 @@ def _maker(side, classes):
 
 
 def _host_arrays(plan, count):
-  """The step of a batch, and what of it is made on the host."""
+  """The step of a batch, and the arrays of it that the host makes."""
   step, rows = plan.step_and_rows(count)
   examples, weights = rows, np.ones(len(rows), np.float32)
   if not plan.training:

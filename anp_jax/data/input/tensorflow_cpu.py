@@ -6,7 +6,7 @@ import os
 
 @functools.cache
 def load():
-  """Imports TensorFlow for readers; the module."""
+  """Imports TensorFlow for readers, and returns the module."""
   # Its line about oneDNN escapes the log level, and decoding has no use for it.
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
   # JAX has set a level of its own by now; it and child processes keep that one.

@@ -22,13 +22,13 @@ from anp_jax import config as config_lib
 # Where the archives of CIFAR-10 put their files.
 _ARCHIVES = ('cifar-10-batches-bin', 'cifar-10-batches-py')
 # The published sets have no third split: the test images are evaluated on.
-_MNIST_PARTS = {
+_MNIST_SPLITS = {
   'train': 'train',
   'test': 't10k',
   't10k': 't10k',
   'validation': 't10k',
 }
-_CIFAR_PARTS = {
+_CIFAR_SPLITS = {
   'train': tuple(f'data_batch_{i}' for i in range(1, 6)),
   'test': ('test_batch',),
   'validation': ('test_batch',),
@@ -77,7 +77,7 @@ def find(path: str) -> list[Format]:
 
 def mnist(folder: str, split: str) -> Contents:
   """Grey images of any size in idx files, plain or .gz."""
-  part = _part(folder, split, _MNIST_PARTS)
+  part = _of_split(folder, split, _MNIST_SPLITS)
   images_file, images = _idx(folder, part, 'images')
   labels_file, labels = _idx(folder, part, 'labels')
   if len(labels) != len(images):
@@ -157,7 +157,7 @@ def _numbers(classes):
   return tuple(str(i) for i in range(classes))
 
 
-def _part(folder, split, parts):
+def _of_split(folder, split, parts):
   if split not in parts:
     raise config_lib.ConfigError(
       f'{folder} has no split {split!r} (it has {", ".join(parts)})'
@@ -227,11 +227,11 @@ def _mapped(file):
 
 def _batch_files(suffix):
   parts = ('train', 'test')
-  return [f + suffix for part in parts for f in _CIFAR_PARTS[part]]
+  return [f + suffix for part in parts for f in _CIFAR_SPLITS[part]]
 
 
 def _cifar_files(folder, split, suffix):
-  names = [f + suffix for f in _part(folder, split, _CIFAR_PARTS)]
+  names = [f + suffix for f in _of_split(folder, split, _CIFAR_SPLITS)]
   files = [os.path.join(folder, name) for name in names]
   for name, file in zip(names, files):
     if not os.path.isfile(file):

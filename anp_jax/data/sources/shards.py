@@ -12,7 +12,7 @@ class TfRecords:
   """Random access to TFRecord shards; reads their framing, not TensorFlow."""
 
   def __init__(self, paths: list[str], places: list[np.ndarray]):
-    """Takes the shards and, of each, `record_places`."""
+    """Takes the paths of the shards and the `record_places` of each."""
     self._paths = paths
     shards = [np.full((len(p), 1), i) for i, p in enumerate(places)]
     self._places = np.concatenate(
@@ -73,11 +73,11 @@ class ArrayRecords:
     return reader
 
 
-def record_places(stored: str, path: str, count: int) -> np.ndarray:
-  """Where the records of a shard are; refuses a damaged one.
+def record_places(file_format: str, path: str, count: int) -> np.ndarray:
+  """The places of a shard's records; refuses a damaged shard.
 
   Args:
-    stored: 'tfrecord' or 'array_record'.
+    file_format: 'tfrecord' or 'array_record'.
     path: of the shard.
     count: records that it should hold.
 
@@ -88,7 +88,9 @@ def record_places(stored: str, path: str, count: int) -> np.ndarray:
     ConfigError: if it cannot be read or holds another number of records.
   """
   try:
-    find = _tf_record_places if stored == 'tfrecord' else _array_record_places
+    find = (
+      _tf_record_places if file_format == 'tfrecord' else _array_record_places
+    )
     places = find(path)
   except (OSError, RuntimeError) as e:
     raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
@@ -116,7 +118,7 @@ def _tf_record_places(path):
 
 
 def _array_record_places(path):
-  """Zeros, as many as there are records: tfds finds these itself."""
+  """A pair of zeros for each record: array_record finds them itself."""
   from array_record.python import array_record_module
 
   reader = array_record_module.ArrayRecordReader(path)

@@ -1,4 +1,4 @@
-"""A part of a data set: some examples of a source are a source themselves."""
+"""Some examples of a source, as a source."""
 
 import numpy as np
 
@@ -47,7 +47,9 @@ class Subset(source_lib.Source):
 
 
 def wrap(source, config):
-  """The training examples that config.data.held_out and imbalance leave.
+  """The training examples without those that the config leaves out.
+
+  The keys are config.data.held_out and imbalance.
 
   Args:
     source: of the training split.
@@ -68,7 +70,7 @@ def wrap(source, config):
 
 
 def complete_labels(source) -> np.ndarray:
-  """(n,) int32 labels of a source all of whose examples have one.
+  """The labels (n,) int32 of a source, if every example has one.
 
   Raises:
     ConfigError: naming the first example without.
@@ -84,7 +86,7 @@ def complete_labels(source) -> np.ndarray:
 
 
 def cut(labels: np.ndarray, imbalance: float, seed: int) -> np.ndarray:
-  """Examples that leave classes of sizes on an exponential profile.
+  """Chooses examples so that class sizes fall exponentially.
 
   The classes that have examples, in their order, keep numbers that fall from
   the first to the last by the factor `imbalance`, rounded down (Cui et al.,
