@@ -18,6 +18,7 @@ from anp_jax.data import sources
 from anp_jax.data import vocabulary
 from anp_jax.data.prepare import anp_folder
 from anp_jax.data.prepare import anp_folder_files
+from tests import builders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAIRS = vocabulary.Vocabulary(
@@ -29,10 +30,8 @@ _PLAIN = vocabulary.Vocabulary(('dress', 't-shirt', 'long sleeve'))
 
 
 def _image(seed, kind='PNG'):
-  pixels = np.random.default_rng(seed).integers(0, 256, (5, 4 + seed, 3))
-  data = io.BytesIO()
-  Image.fromarray(pixels.astype(np.uint8)).save(data, kind)
-  return data.getvalue()
+  pixels = builders.random_pixels(5, 4 + seed, seed)
+  return builders.encode_image(pixels, kind)
 
 
 _EXAMPLES = [
@@ -44,7 +43,7 @@ _EXAMPLES = [
 
 
 @pytest.fixture(params=['pairs', 'plain'])
-def made(request, tmp_path):
+def written(request, tmp_path):
   """A set of two splits, the first of two shards."""
   classes = {'pairs': _PAIRS, 'plain': _PLAIN}[request.param]
   folder = anp_folder_files.folder(str(tmp_path), 'My-set.v2')
@@ -63,8 +62,8 @@ def made(request, tmp_path):
   return classes, str(tmp_path), folder
 
 
-def test_tfds_reads_it(made):
-  classes, data_dir, _ = made
+def test_tfds_reads_it(written):
+  classes, data_dir, _ = written
   builder = tfds.builder('anp_folder/My-set.v2', data_dir=data_dir)
   assert builder.info.full_name == 'anp_folder/My-set.v2/1.0.0'
   assert builder.info.file_format.value == 'array_record'
@@ -95,8 +94,8 @@ def test_tfds_reads_it(made):
   assert by_name['test'][0]['label'] == 0
 
 
-def test_training_reads_it(made, config):
-  classes, data_dir, _ = made
+def test_training_reads_it(written, config):
+  classes, data_dir, _ = written
   config.data.source, config.data.dir = 'tfds:anp_folder/My-set.v2', data_dir
   config.data.eval_split = 'test'
   source = sources.open_source(config, training=True)
@@ -105,12 +104,14 @@ def test_training_reads_it(made, config):
   images, labels = source.read(np.array([3, 0, 2, 1]))
   assert [bytes(i) for i in images] == [_EXAMPLES[i][0] for i in (3, 0, 2, 1)]
   assert labels.tolist() == [0, 2, 1, 0]
-  held = sources.open_source(config, training=False)
-  assert [bytes(i) for i in held.read(np.array([0]))[0]] == [_EXAMPLES[1][0]]
+  evaluation = sources.open_source(config, training=False)
+  assert [bytes(i) for i in evaluation.read(np.array([0]))[0]] == [
+    _EXAMPLES[1][0]
+  ]
 
 
-def test_info_of_the_files(made):
-  _, _, folder = made
+def test_the_info_describes_the_files(written):
+  _, _, folder = written
   with open(os.path.join(folder, 'metadata.json')) as f:
     assert json.load(f) == {'policy': {'grey': 'keep'}}
   with open(os.path.join(folder, 'dataset_info.json')) as f:

@@ -16,7 +16,9 @@ import pytest
 
 from anp_jax.data.input import tensorflow_cpu
 from anp_jax.data.prepare import examine
+from tests import builders
 
+_encode = builders.encode_image
 _EXIF = 'Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0%c\0\0\0\0\0\0'
 
 
@@ -25,12 +27,6 @@ def _picture(height, width, seed=0):
   rng = np.random.default_rng(seed)
   small = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
   return small.resize((width, height), Image.Resampling.BICUBIC)
-
-
-def _file(image, kind, **options):
-  data = io.BytesIO()
-  image.save(data, kind, **options)
-  return data.getvalue()
 
 
 def _exif(orientation):
@@ -66,9 +62,9 @@ def _trained_on(data):
 
 
 _IMAGE = _picture(24, 31)
-_JPEG = _file(_IMAGE, 'JPEG')
-_PNG = _file(_IMAGE, 'PNG')
-_BMP = _file(_IMAGE, 'BMP')
+_JPEG = _encode(_IMAGE, 'JPEG')
+_PNG = _encode(_IMAGE, 'PNG')
+_BMP = _encode(_IMAGE, 'BMP')
 _FRAMES = [_picture(24, 31, i).quantize(16) for i in range(3)]
 
 
@@ -77,31 +73,31 @@ _FRAMES = [_picture(24, 31, i).quantize(16) for i in range(3)]
 
 @pytest.mark.parametrize('name, data', [
   ('a.jpg', _JPEG),
-  ('a.JPEG', _file(_IMAGE, 'JPEG', progressive=True)),
-  ('a.jpg', _file(_IMAGE, 'JPEG', exif=_exif(1))),
-  ('a.jpg', _file(_IMAGE, 'JPEG', exif=_exif(9))),  # no such orientation
+  ('a.JPEG', _encode(_IMAGE, 'JPEG', progressive=True)),
+  ('a.jpg', _encode(_IMAGE, 'JPEG', exif=_exif(1))),
+  ('a.jpg', _encode(_IMAGE, 'JPEG', exif=_exif(9))),  # no such orientation
   ('a.jpg', _JPEG + b'what some cameras add'),
   ('a.png', _PNG),
-  ('a.png', _file(_IMAGE.quantize(9), 'PNG')),
-  ('a.gif', _file(_FRAMES[0], 'GIF')),
-  ('a.gif', _file(_FRAMES[0], 'GIF', save_all=True, append_images=_FRAMES)),
+  ('a.png', _encode(_IMAGE.quantize(9), 'PNG')),
+  ('a.gif', _encode(_FRAMES[0], 'GIF')),
+  ('a.gif', _encode(_FRAMES[0], 'GIF', save_all=True, append_images=_FRAMES)),
   ('a.bmp', _BMP),
-  ('a.bmp', _file(_IMAGE.convert('RGBA'), 'BMP')),
+  ('a.bmp', _encode(_IMAGE.convert('RGBA'), 'BMP')),
   ('a.bin', _JPEG),
   ('a', _PNG),
 ])  # fmt: skip
-def test_usual_files(name, data):
-  found = _examine(data, name)
-  assert (found.kinds, found.reason) == ((), '')
-  assert (found.height, found.width) == (24, 31)
+def test_a_usual_file_is_of_no_kind(name, data):
+  finding = _examine(data, name)
+  assert (finding.kinds, finding.reason) == ((), '')
+  assert (finding.height, finding.width) == (24, 31)
   assert _trained_on(data).shape == (24, 31, 3)
 
 
-def test_format_and_mode():
-  found = _examine(_JPEG, 'x')
-  assert (found.format, found.mode) == ('JPEG', 'RGB')
-  found = _examine(_file(_IMAGE.convert('LA'), 'PNG'), 'x')
-  assert (found.format, found.mode) == ('PNG', 'LA')
+def test_a_finding_names_format_and_mode():
+  finding = _examine(_JPEG, 'x')
+  assert (finding.format, finding.mode) == ('JPEG', 'RGB')
+  finding = _examine(_encode(_IMAGE.convert('LA'), 'PNG'), 'x')
+  assert (finding.format, finding.mode) == ('PNG', 'LA')
 
 
 @pytest.mark.parametrize('data', [
@@ -109,11 +105,13 @@ def test_format_and_mode():
   b'GIF89a', b'\x89PNG\r\n\x1a\n', _JPEG[:20], _PNG[:20],
   b'\xff\xd8\xff nothing',
 ])  # fmt: skip
-def test_corrupt(data):
-  found = _examine(data, 'a.jpg')
-  assert found.kinds == ('corrupt',)
-  assert (found.height, found.width, found.mode) == (0, 0, '')
-  assert found.reason and '\n' not in found.reason and '0x' not in found.reason
+def test_what_cannot_be_decoded_is_corrupt(data):
+  finding = _examine(data, 'a.jpg')
+  assert finding.kinds == ('corrupt',)
+  assert (finding.height, finding.width, finding.mode) == (0, 0, '')
+  assert (
+    finding.reason and '\n' not in finding.reason and '0x' not in finding.reason
+  )
   with pytest.raises(ValueError):
     examine.convert(data)
 
@@ -128,51 +126,51 @@ def test_a_bomb_is_large():
   head = struct.pack('>IIBBBBB', 40000, 40000, 8, 2, 0, 0, 0)
   data = b'\x89PNG\r\n\x1a\n' + _png_chunk(b'IHDR', head)
   data += _png_chunk(b'IDAT', zlib.compress(b'\0' * 100))
-  found = _examine(data + _png_chunk(b'IEND', b''), 'a.png')
-  assert found.kinds == ('large',)
-  assert (found.height, found.width) == (40000, 40000)
-  assert found.reason == ('40000 x 40000 pixels, above max_megapixels=178.9')
+  finding = _examine(data + _png_chunk(b'IEND', b''), 'a.png')
+  assert finding.kinds == ('large',)
+  assert (finding.height, finding.width) == (40000, 40000)
+  assert finding.reason == ('40000 x 40000 pixels, above max_megapixels=178.9')
 
 
 def test_endless_scans_are_corrupt_and_never_decoded(monkeypatch):
-  progressive = _file(_IMAGE, 'JPEG', progressive=True)
+  progressive = _encode(_IMAGE, 'JPEG', progressive=True)
   first = progressive.index(b'\xff\xda')
   second = progressive.index(b'\xff\xc4', first)
   bomb = progressive[:first]
   bomb += progressive[first:second] * 600 + progressive[first:]
   # It would be at work for hours.
   monkeypatch.setattr(Image, 'open', lambda *_, **__: pytest.fail('decoded'))
-  found = _examine(bomb, 'a.jpg')
-  assert found.kinds == ('corrupt',) and found.reason.endswith(' scans')
+  finding = _examine(bomb, 'a.jpg')
+  assert finding.kinds == ('corrupt',) and finding.reason.endswith(' scans')
 
 
 def test_pixels_without_agreed_colours_are_corrupt():
   values = Image.fromarray(np.ones((24, 31), np.float32))
-  assert _kinds(_file(values, 'TIFF')) == ('corrupt',)
+  assert _kinds(_encode(values, 'TIFF')) == ('corrupt',)
 
 
 @pytest.mark.parametrize('data', [
-  _file(_picture(200, 300), 'JPEG')[:-500],
+  _encode(_picture(200, 300), 'JPEG')[:-500],
   _JPEG[:-2],
-  _file(_picture(200, 300), 'JPEG', progressive=True)[:-500],
-  _file(_picture(200, 300), 'PNG')[:-5000],
+  _encode(_picture(200, 300), 'JPEG', progressive=True)[:-500],
+  _encode(_picture(200, 300), 'PNG')[:-5000],
   _PNG[:-12],  # the pixels are whole, the file is not
-  _file(_FRAMES[0], 'GIF')[:-200],
+  _encode(_FRAMES[0], 'GIF')[:-200],
   _BMP[:-100],
   _PNG.replace(b'IDAT', b'IDAT', 1)[:60] + b'?' + _PNG[61:],
 ])  # fmt: skip
-def test_truncated(data):
-  found = _examine(data, 'x')
-  assert found.kinds == ('truncated',)
-  assert found.reason and '\n' not in found.reason
-  assert found.height in (24, 200) and found.width in (31, 300)
-  whole = _examine(examine.convert(data), 'x')
-  assert whole.kinds == ()
-  assert (whole.height, whole.width) == (found.height, found.width)
+def test_what_is_decoded_in_part_is_truncated(data):
+  finding = _examine(data, 'x')
+  assert finding.kinds == ('truncated',)
+  assert finding.reason and '\n' not in finding.reason
+  assert finding.height in (24, 200) and finding.width in (31, 300)
+  converted = _examine(examine.convert(data), 'x')
+  assert converted.kinds == ()
+  assert (converted.height, converted.width) == (finding.height, finding.width)
 
 
 def test_others_still_refuse_what_is_truncated():
-  data = _file(_picture(200, 300), 'JPEG')[:-500]
+  data = _encode(_picture(200, 300), 'JPEG')[:-500]
   _examine(data, 'x')
   with pytest.raises(OSError):
     Image.open(io.BytesIO(data)).load()
@@ -180,18 +178,20 @@ def test_others_still_refuse_what_is_truncated():
 
 def test_what_was_whole_of_a_truncated_file_is_kept():
   image = _picture(200, 300)
-  data = _file(image, 'JPEG', quality=95, subsampling=0)
+  data = _encode(image, 'JPEG', quality=95, subsampling=0)
   got = _pixels(examine.convert(data[: len(data) * 3 // 4]))
   off = np.abs(got - np.asarray(image).astype(int))[:64].mean()
   assert off < 3  # twice compressed with quality 95
 
 
 @pytest.mark.parametrize('kind', ['PNG', 'GIF', 'JPEG'])
-def test_placeholder(kind):
-  """As Flickr's: blank, 500x374, and of 2,051 bytes at most."""
+def test_a_large_blank_picture_in_few_bytes_is_a_placeholder(kind):
+  """Flickr's is blank, 500x374, and has 2,051 bytes at most."""
   blank = Image.new('RGB', (500, 374), (240, 240, 240))
   options = {'quality': 1, 'optimize': True} if kind == 'JPEG' else {}
-  data = _file(blank.convert('L') if kind == 'JPEG' else blank, kind, **options)
+  data = _encode(
+    blank.convert('L') if kind == 'JPEG' else blank, kind, **options
+  )
   assert 500 < len(data) <= 2051
   assert 'placeholder' in _kinds(data)
 
@@ -205,7 +205,7 @@ def test_placeholder(kind):
   ((32, 32), 900, False),
 ])  # fmt: skip
 def test_limits_of_a_placeholder(size, bytes_, is_one):
-  data = _file(Image.new('RGB', size, (240, 240, 240)), 'PNG')
+  data = _encode(Image.new('RGB', size, (240, 240, 240)), 'PNG')
   fill = _png_chunk(b'tEXt', b'k\0' + b'x' * (bytes_ - len(data) - 14))
   data = data[:33] + fill + data[33:]
   assert len(data) == bytes_
@@ -213,7 +213,7 @@ def test_limits_of_a_placeholder(size, bytes_, is_one):
 
 
 def test_a_blank_file_with_a_hole_is_not_a_placeholder():
-  data = _file(Image.new('RGB', (500, 374)), 'PNG')
+  data = _encode(Image.new('RGB', (500, 374)), 'PNG')
   assert _kinds(data[:-12]) == ('truncated',)
 
 
@@ -221,8 +221,8 @@ def test_a_blank_file_with_a_hole_is_not_a_placeholder():
   (_IMAGE.convert('L'), 'JPEG'), (_IMAGE.convert('L'), 'PNG'),
   (_IMAGE.convert('1'), 'PNG'), (_IMAGE.convert('L'), 'BMP'),
 ])  # fmt: skip
-def test_grey(image, kind):
-  data = _file(image, kind)
+def test_one_channel_is_grey(image, kind):
+  data = _encode(image, kind)
   assert _kinds(data) == ('grey',)
   tone = np.asarray(image.convert('L')).astype(int)
   got = _pixels(examine.convert(data))
@@ -231,8 +231,8 @@ def test_grey(image, kind):
   assert np.abs(got - tone[..., None]).max() <= limit
 
 
-def test_cmyk():
-  data = _file(_IMAGE.convert('CMYK'), 'JPEG', quality=95)
+def test_four_inks_are_cmyk():
+  data = _encode(_IMAGE.convert('CMYK'), 'JPEG', quality=95)
   assert _kinds(data) == ('cmyk',)
   converted = examine.convert(data)
   assert _kinds(converted, 'a.jpg') == ()
@@ -242,15 +242,15 @@ def test_cmyk():
 
 def _with_alpha(kind, **options):
   if kind == 'P':
-    return _file(_IMAGE.quantize(7), 'PNG', transparency=b'\0\x80')
+    return _encode(_IMAGE.quantize(7), 'PNG', transparency=b'\0\x80')
   if kind == 'key':
-    return _file(_IMAGE, 'PNG', transparency=(1, 2, 3))
+    return _encode(_IMAGE, 'PNG', transparency=(1, 2, 3))
   if kind == 'GIF':
-    return _file(_FRAMES[0], 'GIF', transparency=3)
+    return _encode(_FRAMES[0], 'GIF', transparency=3)
   image = _IMAGE.convert(kind)
   image.putalpha(Image.fromarray(np.arange(24 * 31, dtype=np.uint8)
                                  .reshape(24, 31)))  # fmt: skip
-  return _file(image, 'PNG')
+  return _encode(image, 'PNG')
 
 
 @pytest.mark.parametrize('kind', ['RGBA', 'LA', 'P', 'key', 'GIF'])
@@ -262,7 +262,7 @@ def test_alpha_is_ignored_as_in_training(kind):
   assert (_pixels(converted) == _trained_on(data)).all()
 
 
-def test_suffix():
+def test_a_suffix_of_another_format_is_noticed():
   assert _kinds(_PNG, 'photo.jpg') == ('suffix',)
   assert _kinds(_JPEG, 'photo.PNG') == ('suffix',)
   for name in ('photo.jpeg', 'photo.JPG', 'photo', 'photo.txt', '.png'):
@@ -271,7 +271,7 @@ def test_suffix():
 
 @pytest.mark.parametrize('orientation', range(2, 9))
 @pytest.mark.parametrize('kind', ['JPEG', 'PNG'])
-def test_rotated(orientation, kind):
+def test_what_exif_turns_is_rotated(orientation, kind):
   # A bright corner tells where the top left went (EXIF 2.3, figure 5).
   image = np.zeros((16, 32, 3), np.uint8)
   image[:8, :8] = 255
@@ -279,10 +279,10 @@ def test_rotated(orientation, kind):
     2: (0, -1), 3: (-1, -1), 4: (-1, 0), 5: (0, 0), 6: (0, -1), 7: (-1, -1),
     8: (-1, 0),
   }[orientation]  # fmt: skip
-  data = _file(Image.fromarray(image), kind, exif=_exif(orientation))
-  found = _examine(data, 'x')
-  assert found.kinds == ('rotated',)
-  assert (found.height, found.width) == (16, 32)  # as it is stored
+  data = _encode(Image.fromarray(image), kind, exif=_exif(orientation))
+  finding = _examine(data, 'x')
+  assert finding.kinds == ('rotated',)
+  assert (finding.height, finding.width) == (16, 32)  # as it is stored
   converted = examine.convert(data)
   assert Image.open(io.BytesIO(converted)).format == kind
   assert _kinds(converted) == ()
@@ -294,48 +294,47 @@ def test_rotated(orientation, kind):
 
 def test_only_exif_turns():
   xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><a tiff:Orientation="6"/></x>'
-  assert _kinds(_file(_IMAGE, 'JPEG', xmp=xmp)) == ()
+  assert _kinds(_encode(_IMAGE, 'JPEG', xmp=xmp)) == ()
   for broken in (b'Exif\0\0', b'Exif\0\0MM\0*\xff\xff\xff\xff', _exif(6)[:-9]):
-    assert _kinds(_file(_IMAGE, 'JPEG', exif=broken)) == ()
+    assert _kinds(_encode(_IMAGE, 'JPEG', exif=broken)) == ()
 
 
 def _deep_png():
   rng = np.random.default_rng(0)
-  return _file(Image.fromarray(rng.integers(0, 2**16, (24, 31), np.uint16)),
-               'PNG')  # fmt: skip
+  return _encode(rng.integers(0, 2**16, (24, 31), np.uint16))
 
 
 def _larger_canvas():
-  gif = bytearray(_file(_FRAMES[0], 'GIF'))
+  gif = bytearray(_encode(_FRAMES[0], 'GIF'))
   gif[6:10] = struct.pack('<HH', 40, 30)
   return bytes(gif)
 
 
 def _larger_frame():
   """A second frame larger than the first; TensorFlow gives its size to both."""
-  second = _file(_picture(30, 50).quantize(16), 'GIF')
+  second = _encode(_picture(30, 50).quantize(16), 'GIF')
   start = second.index(b',' + struct.pack('<HHHH', 0, 0, 50, 30))
-  return _file(_FRAMES[0], 'GIF')[:-1] + second[start:]
+  return _encode(_FRAMES[0], 'GIF')[:-1] + second[start:]
 
 
 @pytest.mark.parametrize('data, size', [
-  (_file(_IMAGE, 'WEBP'), (24, 31)),
-  (_file(_IMAGE, 'TIFF'), (24, 31)),
-  (_file(_IMAGE, 'PPM'), (24, 31)),
+  (_encode(_IMAGE, 'WEBP'), (24, 31)),
+  (_encode(_IMAGE, 'TIFF'), (24, 31)),
+  (_encode(_IMAGE, 'PPM'), (24, 31)),
   (_deep_png(), (24, 31)),
-  (_file(_IMAGE.quantize(9), 'BMP'), (24, 31)),  # TensorFlow sees the indices
-  (_file(_IMAGE.convert('1'), 'BMP'), (24, 31)),
+  (_encode(_IMAGE.quantize(9), 'BMP'), (24, 31)),  # TensorFlow sees the indices
+  (_encode(_IMAGE.convert('1'), 'BMP'), (24, 31)),
   (_BMP + b'\0\0', (24, 31)),
   (_larger_canvas(), (30, 40)),
   (_larger_frame(), (24, 31)),
 ])  # fmt: skip
-def test_format(data, size):
-  found = _examine(data, 'x')
-  assert found.kinds[0] == 'format' and found.reason
-  assert (found.height, found.width) == size
+def test_what_training_cannot_read_is_of_a_wrong_format(data, size):
+  finding = _examine(data, 'x')
+  assert finding.kinds[0] == 'format' and finding.reason
+  assert (finding.height, finding.width) == size
   converted = examine.convert(data)
-  found = _examine(converted, 'a.png')
-  assert (found.kinds, found.height, found.width) == ((), *size)
+  finding = _examine(converted, 'a.png')
+  assert (finding.kinds, finding.height, finding.width) == ((), *size)
 
 
 def test_why_such_gifs_are_not_read_as_they_are():
@@ -346,8 +345,8 @@ def test_why_such_gifs_are_not_read_as_they_are():
 def test_pixels_of_another_format_are_kept():
   image = np.asarray(_IMAGE)
   for data in (
-    _file(_IMAGE, 'WEBP', lossless=True), _file(_IMAGE, 'TIFF'),
-    _BMP + b'\0\0', _file(_IMAGE, 'PPM'),
+    _encode(_IMAGE, 'WEBP', lossless=True), _encode(_IMAGE, 'TIFF'),
+    _BMP + b'\0\0', _encode(_IMAGE, 'PPM'),
   ):  # fmt: skip
     assert (_pixels(examine.convert(data)) == image).all()
   # Of 16 bits the upper 8, as TensorFlow takes them.
@@ -356,14 +355,15 @@ def test_pixels_of_another_format_are_kept():
 
 
 def test_several_kinds_come_in_order():
-  data = _file(_IMAGE.convert('CMYK'), 'JPEG', exif=_exif(3))
+  data = _encode(_IMAGE.convert('CMYK'), 'JPEG', exif=_exif(3))
   assert _kinds(data, 'a.png') == ('rotated', 'cmyk', 'suffix')
   assert _kinds(data[:-2]) == ('truncated', 'rotated', 'cmyk')
 
 
 def test_conversion_is_the_same_each_time_and_holds_no_metadata():
-  data = _file(_IMAGE, 'JPEG', exif=_exif(6), icc_profile=b'profile' * 9,
-               comment=b'hello')  # fmt: skip
+  data = _encode(
+    _IMAGE, 'JPEG', exif=_exif(6), icc_profile=b'profile' * 9, comment=b'hello'
+  )
   converted = examine.convert(data)
   assert converted == examine.convert(data)
   image = Image.open(io.BytesIO(converted))
@@ -371,7 +371,7 @@ def test_conversion_is_the_same_each_time_and_holds_no_metadata():
   # Quality 95 and full colours: as Pillow writes them.
   turned = np.rot90(np.asarray(Image.open(io.BytesIO(data))), -1)
   again = Image.fromarray(np.ascontiguousarray(turned))
-  assert converted == _file(again, 'JPEG', quality=95, subsampling=0)
+  assert converted == _encode(again, 'JPEG', quality=95, subsampling=0)
 
 
 # Thousands of mutants.
@@ -379,28 +379,28 @@ def test_conversion_is_the_same_each_time_and_holds_no_metadata():
 
 def _seeds():
   jpegs = [
-    _file(_IMAGE, 'JPEG', **options)
+    _encode(_IMAGE, 'JPEG', **options)
     for options in (
       {}, {'quality': 95, 'subsampling': 0}, {'progressive': True},
       {'optimize': True}, {'restart_marker_blocks': 2}, {'exif': _exif(6)},
     )
   ]  # fmt: skip
   for mode in ('L', 'CMYK'):
-    jpegs.append(_file(_IMAGE.convert(mode), 'JPEG'))
-  others = [
-    _file(_IMAGE.convert(mode), 'PNG')
+    jpegs.append(_encode(_IMAGE.convert(mode), 'JPEG'))
+  files = [
+    _encode(_IMAGE.convert(mode), 'PNG')
     for mode in ('RGB', 'L', 'P', '1', 'RGBA', 'LA')
   ]
-  others += [_deep_png(), _with_alpha('P'), _with_alpha('GIF')]
-  others += [
-    _file(_FRAMES[0], 'GIF'), _file(_IMAGE.convert('L'), 'GIF'),
-    _file(_FRAMES[0], 'GIF', save_all=True, append_images=_FRAMES[1:]),
+  files += [_deep_png(), _with_alpha('P'), _with_alpha('GIF')]
+  files += [
+    _encode(_FRAMES[0], 'GIF'), _encode(_IMAGE.convert('L'), 'GIF'),
+    _encode(_FRAMES[0], 'GIF', save_all=True, append_images=_FRAMES[1:]),
   ]  # fmt: skip
   for mode in ('RGB', 'L', 'P', '1', 'RGBA'):
-    others.append(_file(_IMAGE.convert(mode), 'BMP'))
+    files.append(_encode(_IMAGE.convert(mode), 'BMP'))
   for kind in ('WEBP', 'TIFF', 'PPM'):
-    others.append(_file(_IMAGE, kind))
-  return jpegs + others
+    files.append(_encode(_IMAGE, kind))
+  return jpegs + files
 
 
 def _mutant(data, rng):
@@ -429,7 +429,7 @@ def _mutant(data, rng):
 
 
 @pytest.mark.slow
-def test_mutants(capfd, recwarn):
+def test_what_passes_is_decoded_in_training(capfd, recwarn):
   warnings.simplefilter('always')
   rng = random.Random(0)
   seeds = _seeds()
@@ -437,14 +437,14 @@ def test_mutants(capfd, recwarn):
   for i in range(10000):
     data = _mutant(seeds[i % len(seeds)], rng)
     start = time.thread_time()  # of this thread alone: others load the machine
-    found = _examine(data, 'x.jpg')
+    finding = _examine(data, 'x.jpg')
     slowest = max(slowest, time.thread_time() - start)
-    assert set(found.kinds) <= set(examine.KINDS)
-    verdicts.update(found.kinds)
-    if not {'corrupt', 'large', 'truncated', 'format'} & set(found.kinds):
-      usable.append((data, found))
-    elif not {'corrupt', 'large'} & set(found.kinds):
-      assert found.height > 0 and found.width > 0 and found.mode
+    assert set(finding.kinds) <= set(examine.KINDS)
+    verdicts.update(finding.kinds)
+    if not {'corrupt', 'large', 'truncated', 'format'} & set(finding.kinds):
+      usable.append((data, finding))
+    elif not {'corrupt', 'large'} & set(finding.kinds):
+      assert finding.height > 0 and finding.width > 0 and finding.mode
   assert [str(w.message) for w in recwarn] == []
   assert capfd.readouterr() == ('', '')
   # A damaged header may announce a hundred million pixels.
@@ -452,10 +452,10 @@ def test_mutants(capfd, recwarn):
   assert verdicts == set(examine.KINDS) - {'placeholder'}
   # Some are harmless, such as a changed pixel.
   assert 2000 < len(usable) < 6000
-  for data, found in usable[::2]:
+  for data, finding in usable[::2]:
     image = _trained_on(data)
-    assert image is not None, found
-    assert image.shape == (found.height, found.width, 3), found
+    assert image is not None, finding
+    assert image.shape == (finding.height, finding.width, 3), finding
 
 
 def test_mutants_are_converted(capfd, recwarn):
@@ -464,13 +464,14 @@ def test_mutants_are_converted(capfd, recwarn):
   seeds = _seeds()
   for i in range(1000):
     data = _mutant(seeds[i % len(seeds)], rng)
-    found = _examine(data, 'x')
-    if 'corrupt' in found.kinds or found.height * found.width > 10**6:
+    finding = _examine(data, 'x')
+    if 'corrupt' in finding.kinds or finding.height * finding.width > 10**6:
       continue
-    whole = _examine(examine.convert(data), 'x')
-    assert not {'corrupt', 'truncated', 'format', 'rotated'} & set(whole.kinds)
-    sizes = sorted((found.height, found.width))
-    assert sorted((whole.height, whole.width)) == sizes
+    converted = _examine(examine.convert(data), 'x')
+    kinds = set(converted.kinds)
+    assert not {'corrupt', 'truncated', 'format', 'rotated'} & kinds
+    sizes = sorted((finding.height, finding.width))
+    assert sorted((converted.height, converted.width)) == sizes
   assert [str(w.message) for w in recwarn] == []
   assert capfd.readouterr() == ('', '')
 
