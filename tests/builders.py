@@ -1,4 +1,10 @@
-"""Small objects that tests of several rooms need."""
+"""Small objects that tests of several rooms need: clocks, pictures, trees."""
+
+import io
+import pathlib
+
+import numpy as np
+from PIL import Image
 
 
 class Clock:
@@ -9,3 +15,41 @@ class Clock:
 
   def __call__(self) -> float:
     return self.now
+
+
+def random_pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
+  """Returns (height, width, 3) uint8 noise, which no format compresses."""
+  generator = np.random.default_rng(seed)
+  return generator.integers(0, 256, (height, width, 3), np.uint8)
+
+
+def encode_image(image, kind: str = 'PNG', **options) -> bytes:
+  """Returns the bytes of an image file.
+
+  Args:
+    image: Pillow's, or an array of pixels.
+    kind: Pillow's name of the format.
+    **options: of Pillow's `save`.
+  """
+  if isinstance(image, np.ndarray):
+    image = Image.fromarray(image)
+  data = io.BytesIO()
+  image.save(data, kind, **options)
+  return data.getvalue()
+
+
+def write_tree(root: pathlib.Path, files: dict[str, bytes]) -> pathlib.Path:
+  """Writes files of these contents, by path below the root; returns it."""
+  for name, data in files.items():
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+  return root
+
+
+def error_line(capsys) -> str:
+  """Returns the one line that a command printed that refuses its input."""
+  out, err = capsys.readouterr()
+  assert out == ''
+  assert err.startswith('error: ') and err.count('\n') == 1, err
+  return err[:-1]

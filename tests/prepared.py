@@ -1,18 +1,87 @@
 """What the tests of preparation share: the command, and what it leaves."""
 
 import hashlib
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
+from PIL import Image
 import tensorflow_datasets as tfds
+
+from anp_jax.data.prepare import __main__ as prepare
+from tests import builders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def command(*arguments, **environment):
-  """The command as a person types it."""
+def photo(seed: int, kind: str = 'JPEG', **options) -> bytes:
+  """Returns an image file of 12 x 10 pixels, another one for each seed."""
+  pixels = builders.random_pixels(12, 10, seed)
+  return builders.encode_image(pixels, kind, **options)
+
+
+def files_of_every_kind() -> dict[str, bytes]:
+  """Returns a tree with a file of every kind, by path."""
+  blank = Image.new('RGB', (500, 374), (240, 240, 240))
+  exif = b'Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0'
+  alpha = Image.fromarray(builders.random_pixels(12, 10, 7)).convert('RGBA')
+  alpha.putalpha(100)
+  return {
+    'train/big_cat/0.jpg': photo(0),
+    'train/big_cat/alpha.png': builders.encode_image(alpha),
+    'train/big_cat/cmyk.jpg': builders.encode_image(
+      Image.fromarray(builders.random_pixels(12, 10, 1)).convert('CMYK'), 'JPEG'
+    ),
+    'train/big_cat/corrupt.jpg': b'<html>',
+    'train/big_cat/empty.jpg': b'',
+    'train/big_cat/leak.jpg': photo(100),
+    'train/big_cat/rotated.jpg': photo(2, exif=exif),
+    'train/old_dog/again.jpg': photo(0),
+    'train/old_dog/gone.jpg': builders.encode_image(blank),
+    'train/old_dog/grey.jpg': builders.encode_image(
+      Image.fromarray(builders.random_pixels(12, 10, 3)).convert('L'), 'JPEG'
+    ),
+    'train/old_dog/named.png': photo(4),
+    'train/old_dog/new.jpg': photo(5, 'WEBP'),
+    'train/old_dog/short.jpg': photo(6)[:-20],
+    'train/old_dog/tiny.png': builders.encode_image(
+      builders.random_pixels(4, 9)
+    ),
+    'train/red_car/one.jpg': photo(8),
+    'validation/big_cat/v.jpg': photo(100),
+    'validation/old_dog/w.jpg': photo(101),
+    'validation/old_dog/x.jpg': photo(101),
+  }
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+  """Runs the command in this process.
+
+  It has one worker: starting workers is most of the time, and where their
+  number matters, it is an argument.
+
+  Returns:
+    The exit status, standard output, standard error.
+  """
+  status = prepare.main(['prepare', '--workers=1', *map(str, arguments)])
+  out, err = capsys.readouterr()
+  return status, out, err
+
+
+def error(capsys, *arguments) -> str:
+  """Returns the one error line of a command that has to fail."""
+  status, out, err = run(capsys, *arguments)
+  assert (status, out) == (2, '')
+  (line,) = [x for x in err.splitlines() if not re.match(r'\w+: [\d,]+/', x)]
+  assert line.startswith('error: ')
+  return line
+
+
+def start(*arguments, **environment) -> subprocess.Popen:
+  """Starts the command as a person types it."""
   inherited = {
     k: v for k, v in os.environ.items() if not k.startswith('SLURM_')
   }
@@ -27,26 +96,34 @@ def command(*arguments, **environment):
   )
 
 
-def done(process):
+def finish(process: subprocess.Popen) -> tuple[str, str]:
+  """Waits for a command that succeeds; returns its output and its errors."""
   out, err = process.communicate(timeout=60)
   assert process.returncode == 0, err
   return out, err
 
 
-def folder(data_dir, name):
+def folder(data_dir, name: str) -> pathlib.Path:
+  """Returns the folder of a finished set."""
   return pathlib.Path(data_dir) / 'anp_folder' / name / '1.0.0'
 
 
-def digests(folder):
-  """{file name: SHA-256} of a set."""
+def damaged(folder: pathlib.Path) -> dict[tuple[str, str], dict]:
+  """Returns {(split, file): line} of a set's damaged.jsonl."""
+  lines = (folder / 'damaged.jsonl').read_text().splitlines()
+  return {(x['split'], x['file']): x for x in map(json.loads, lines)}
+
+
+def digests(folder: pathlib.Path) -> dict[str, str]:
+  """Returns {file name: SHA-256} of a set."""
   return {
     path.name: hashlib.sha256(path.read_bytes()).hexdigest()
     for path in sorted(folder.iterdir())
   }
 
 
-def stored(data_dir, name, split):
-  """What tfds reads: (file name, bytes, label) of every example, in order."""
+def examples(data_dir, name: str, split: str) -> list[tuple[str, bytes, int]]:
+  """Returns what tfds reads: file name, bytes and label, in order."""
   data = tfds.data_source(
     f'anp_folder/{name}',
     data_dir=data_dir,

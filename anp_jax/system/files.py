@@ -1,5 +1,7 @@
 """Files that are whole or not there, and lines of JSON that may be torn."""
 
+from collections.abc import Iterator
+import contextlib
 import json
 import os
 import tempfile
@@ -17,17 +19,28 @@ def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
     OSError: if it cannot be written; what was at the path stays.
   """
   data = content.encode() if isinstance(content, str) else content
+  with atomic_path(path, mode) as draft, open(draft, 'wb') as file:
+    file.write(data)
+
+
+@contextlib.contextmanager
+def atomic_path(path: str, mode: int = 0o666) -> Iterator[str]:
+  """Yields the path of an empty draft, which becomes the file at the end.
+
+  For what is written bit by bit, or by a library. The arguments are those of
+  `write_atomic`. A draft that is not finished is removed.
+  """
   folder, name = os.path.split(path)
-  # Two processes may write the same path: each has a temporary file of its own.
-  handle, temporary = tempfile.mkstemp(prefix=f'.{name}.', dir=folder or '.')
+  # Two processes may write the same path: each has a draft of its own.
+  handle, draft = tempfile.mkstemp(prefix=f'.{name}.', dir=folder or '.')
+  os.close(handle)
   try:
-    with open(handle, 'wb') as file:
-      file.write(data)
     # mkstemp's files are for their owner alone.
-    os.chmod(temporary, mode & ~_umask())
-    os.replace(temporary, path)
+    os.chmod(draft, mode & ~_umask())
+    yield draft
+    os.replace(draft, path)
   except BaseException:
-    os.unlink(temporary)
+    os.unlink(draft)
     raise
 
 

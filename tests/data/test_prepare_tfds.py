@@ -6,33 +6,18 @@ import json
 import os
 import struct
 
-import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.prepare import __main__ as prepare
-from anp_jax.data.prepare import worker as worker_lib
+from anp_jax.data.prepare import tasks
+from tests import builders
+from tests import prepared
 
 # Several processes import TensorFlow.
 pytestmark = pytest.mark.slow
-
-
-def _pixels(height, width, seed):
-  return np.random.default_rng(seed).integers(
-    0, 256, (height, width, 3), np.uint8
-  )
-
-
-def _error(capsys, *arguments):
-  """The error line of a command that has to fail."""
-  assert prepare.main(['prepare', *map(str, arguments)]) == 2
-  out, err = capsys.readouterr()
-  assert out == ''
-  line = err.splitlines()[-1]
-  assert line.startswith('error: ')
-  return line
 
 
 class SomeRecords(tfds.core.GeneratorBasedBuilder):
@@ -61,7 +46,10 @@ class SomeRecords(tfds.core.GeneratorBasedBuilder):
 
   def _generate_examples(self, count):
     for i in range(count):
-      yield i, {'image': _pixels(3 + i % 4, 5, i), 'label': i % 2}
+      yield (
+        i,
+        {'image': builders.random_pixels(3 + i % 4, 5, i), 'label': i % 2},
+      )
 
 
 _COUNTS = {'train': 37, 'test': 5}
@@ -119,10 +107,11 @@ def test_records_are_copied(records, copied, capsys):
   shards = {p.name for p in copy.glob('*array_record-*')}
   assert f'{_COPY}-train.array_record-00002-of-00003' in shards
   for split, count in _COUNTS.items():
-    wanted, got = _in_order(source, split), _in_order(copy, split)
-    assert len(got) == count
-    assert [e['image'] for e in got] == [e['image'] for e in wanted]
-    assert [e['label'] for e in got] == [e['label'] for e in wanted]
+    originals = _in_order(source, split)
+    copies = _in_order(copy, split)
+    assert len(copies) == count
+    assert [e['image'] for e in copies] == [e['image'] for e in originals]
+    assert [e['label'] for e in copies] == [e['label'] for e in originals]
   features = [(f / 'features.json').read_bytes() for f in (source, copy)]
   assert features[0] == features[1]
   before, after = (
@@ -170,13 +159,15 @@ def test_damage_to_records_is_seen(records, tmp_path, damage):
     del data[: 16 + length]  # what is left is well formed
   shard.write_bytes(bytes(data))
   info = tfds.builder_from_directory(shard.parent).info.splits['train']
-  task = {
-    'source': str(shard), 'out': str(tmp_path / 'out'),
-    'count': info.shard_lengths[1],
-  }  # fmt: skip
+  task = tasks.Copy(
+    root=str(shard.parent),
+    files=[shard.name],
+    out=str(tmp_path / 'out'),
+    count=info.shard_lengths[1],
+  )
   with pytest.raises(config_lib.ConfigError, match=str(shard)):
-    worker_lib.HANDLERS['copy'](task)
-  assert not os.path.exists(task['out'])
+    task.run()
+  assert not os.path.exists(task.out)
 
 
 def test_record_sets_that_are_refused(records, copied, tmp_path, capsys):
@@ -185,18 +176,20 @@ def test_record_sets_that_are_refused(records, copied, tmp_path, capsys):
   data[20] ^= 1
   shard.write_bytes(bytes(data))
   arguments = _copy_arguments(tmp_path / 'in', tmp_path / 'out')
-  assert str(shard) in _error(capsys, *arguments)
+  assert str(shard) in prepared.error(capsys, *arguments)
   assert not (tmp_path / 'out' / _COPY).exists()
   shard.unlink()
-  assert str(shard) in _error(capsys, *arguments)
-  line = _error(capsys, '--from=tfds:some_record/more', f'--data_dir={records}')
+  assert str(shard) in prepared.error(capsys, *arguments)
+  line = prepared.error(
+    capsys, '--from=tfds:some_record/more', f'--data_dir={records}'
+  )
   assert str(records) in line and "'some_records'" in line
-  line = _error(
+  line = prepared.error(
     capsys, '--from=tfds:some_records/more', '--name=some_records',
     f'--data_dir={records}',
   )  # fmt: skip
   assert 'the set itself' in line
-  line = _error(
+  line = prepared.error(
     capsys, f'--from=tfds:{_COPY}/more', '--name=y', f'--data_dir={copied[0]}'
   )
   assert 'array_record' in line and 'expected tfrecord' in line

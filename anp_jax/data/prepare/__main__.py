@@ -5,10 +5,9 @@ python -m anp_jax.data.prepare --from=photos --name=photos
     --train_split=train.txt --eval_split=test.txt --lists=anps.txt
 python -m anp_jax.data.prepare --from=tfds:NAME
 
-The set is then trained on by --config.data.source=tfds:anp_folder/NAME. A
-command that is stopped goes on when it is typed again. Several processes, on
-hosts that share a file system, divide the work: start the same command in each
-(srun does), or with --process_id and --num_processes.
+To train on the set: --config.data.source=tfds:anp_folder/NAME. After an
+interruption, run the same command to resume. One host does all the work, in
+--workers processes.
 """
 
 from anp_jax.system import interrupts
@@ -22,7 +21,6 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from anp_jax.data.prepare import parts as parts_lib
 from anp_jax.data.prepare import plan as plan_lib
 from anp_jax.system import cores
 
@@ -30,29 +28,36 @@ _FOLDER_FLAGS = (
   'train_split', 'eval_split', 'lists', 'pairs', 'policy', 'max_megapixels',
   'min_size', 'min_count', 'shard_megabytes',
 )  # fmt: skip
+_INTERRUPTED = 'interrupted; run the same command to resume'
 
 
 def main(argv: list[str]) -> int:
   """Returns the process's exit status: 0, 2 (bad input or a failing policy)."""
   try:
     flags = _parse(argv[1:])
-    interrupts.set_line('interrupted; run the same command to resume')
+    interrupts.set_line(_INTERRUPTED)
     if flags.source.startswith('tfds:'):
-      from anp_jax.data.prepare import conversion as work
+      from anp_jax.data.prepare import conversion as preparation
     else:
-      from anp_jax.data.prepare import folder as work
-    lines = work.prepare(flags)
+      from anp_jax.data.prepare import folder as preparation
+    lines = preparation.prepare(flags)
   except (config_lib.ConfigError, OSError) as e:
-    parts_lib.say(f'error: {e}'.replace('\n', ' '))
+    _say(f'error: {e}'.replace('\n', ' '))
     return 2
   except KeyboardInterrupt:  # of a program that calls this one
-    parts_lib.say('\ninterrupted; run the same command to resume')
+    _say(f'\n{_INTERRUPTED}')
     return 130
   print('\n'.join(lines))
   return 0
 
 
+def _say(line):
+  """Prints a message for people, where results do not go."""
+  print(line, file=sys.stderr, flush=True)
+
+
 def _parse(arguments):
+  _refuse_several_processes(arguments)
   parser = _parser()
   flags = parser.parse(arguments)
   if flags.source.startswith('tfds:'):
@@ -68,8 +73,33 @@ def _parse(arguments):
   config.data.dir = flags.data_dir
   flags.data_dir = os.path.abspath(config_lib.data_dir(config))
   command_line.check_folder('--data_dir', flags.data_dir)
-  flags.share = _share(flags)
+  flags.workers = flags.workers or cores.count()
   return flags
+
+
+def _refuse_several_processes(arguments):
+  """Refuses what divided the work among hosts in earlier versions."""
+  flags = [a.partition('=')[0] for a in arguments]
+  causes = [f for f in flags if f in ('--process_id', '--num_processes')]
+  tasks = _slurm_tasks()
+  if tasks > 1:
+    causes.append(f'srun with {tasks} tasks')
+  if causes:
+    raise config_lib.ConfigError(
+      f'{causes[0]}: several processes no longer share a preparation; start '
+      'the command once, on one host, with --workers=N'
+    )
+
+
+def _slurm_tasks():
+  """The number of tasks that srun started this command in; 1 without it."""
+  e = os.environ
+  # A batch script has these variables too, but is one process of its job.
+  is_step = 'SLURM_STEP_ID' in e or 'SLURM_STEPID' in e
+  count = e.get('SLURM_NTASKS', '')
+  if 'SLURM_JOB_ID' in e and not is_step or 'SLURM_PROCID' not in e:
+    return 1
+  return int(count) if count.isdigit() else 1
 
 
 def _parser():
@@ -83,119 +113,88 @@ def _parser():
     epilog='kinds, and what may be done about each, the default first:\n'
     + '\n'.join(f'  {k:<12}{a:<28}{m}' for k, a, m in kinds),
   )
-  add = parser.add_argument
+  _add_places(parser.add_argument)
+  _add_splits(parser.add_argument)
+  _add_policy(parser.add_argument)
+  return parser
+
+
+def _add_places(add):
+  """Adds the flags of what is read and what is written, and how."""
   add(
-    '--from',
-    dest='source',
-    required=True,
-    metavar='PATH',
+    '--from', dest='source', required=True, metavar='PATH',
     help='folder of class folders, with or without split folders; or '
     'tfds:NAME, a prepared set of TFRecord files, which is copied as '
     'ArrayRecord',
-  )
+  )  # fmt: skip
   add(
-    '--name',
-    metavar='NAME',
+    '--name', metavar='NAME',
     help='of the set (default for tfds:NAME: NAME_array_record)',
-  )
+  )  # fmt: skip
   add(
-    '--data_dir',
-    default='',
-    metavar='DIR',
+    '--data_dir', default='', metavar='DIR',
     help='where sets live (default: $ANP_DATA, else a cache folder)',
-  )
+  )  # fmt: skip
   add(
-    '--from_dir',
-    default='',
-    metavar='DIR',
+    '--from_dir', default='', metavar='DIR',
     help='where the set of tfds:NAME lives (default: data_dir)',
-  )
+  )  # fmt: skip
   add(
-    '--train_split',
-    default='train',
-    metavar='SPLIT',
-    help='folder, or file of lines PATH ID (default: %(default)s)',
-  )
-  add(
-    '--eval_split',
-    default='validation',
-    metavar='SPLIT',
-    help='likewise; empty for none, then a tree without split folders is '
-    'taken whole (default: %(default)s)',
-  )
-  add(
-    '--lists',
-    default='',
-    metavar='FILES',
-    help='ANPS.txt or ANPS.txt,ADJECTIVES.txt,NOUNS.txt: the classes',
-  )
-  add(
-    '--pairs',
-    default='auto',
-    choices=('auto', 'yes', 'no'),
-    help='whether the classes are adjective_noun; auto: if words recur '
-    '(default: %(default)s)',
-  )
-  add(
-    '--policy',
-    default='',
-    metavar='KIND=ACTION,...',
-    help='what to do about a kind of file, see the table in the docs',
-  )
-  add(
-    '--max_megapixels',
-    type=float,
-    default=config_lib.base().data.max_megapixels,
-    metavar='N',
-    help='an image of more million pixels is large (default: %(default)s)',
-  )
-  add(
-    '--min_size',
-    type=int,
-    default=1,
-    metavar='PIXELS',
-    help='a shorter side below this is small (default: %(default)s)',
-  )
-  add(
-    '--min_count',
-    type=int,
-    default=1,
-    metavar='N',
-    help='a class with fewer images is rare (default: %(default)s)',
-  )
-  add(
-    '--shard_megabytes',
-    type=int,
-    default=256,
-    metavar='N',
+    '--shard_megabytes', type=int, default=256, metavar='N',
     help='MiB of a file of the set, about (default: %(default)s)',
-  )
+  )  # fmt: skip
   add(
-    '--workers',
-    type=int,
-    default=0,
-    metavar='N',
+    '--workers', type=int, default=0, metavar='N',
     help='worker processes (default: 0, as many as cores)',
-  )
+  )  # fmt: skip
   add(
-    '--process_id',
-    type=int,
-    metavar='I',
-    help='of this process, from 0 on (default: from Slurm, else 0)',
-  )
-  add(
-    '--num_processes',
-    type=int,
-    metavar='N',
-    help='that share the work (default: from Slurm, else 1)',
-  )
-  add(
-    '--overwrite',
-    action='store_true',
+    '--overwrite', action='store_true',
     help='replace a set of that name that was made from something else, or '
     'before files changed',
-  )
-  return parser  # fmt: skip
+  )  # fmt: skip
+
+
+def _add_splits(add):
+  """Adds the flags of the files and their classes."""
+  add(
+    '--train_split', default='train', metavar='SPLIT',
+    help='folder, or file of lines PATH ID (default: %(default)s)',
+  )  # fmt: skip
+  add(
+    '--eval_split', default='validation', metavar='SPLIT',
+    help='likewise; empty for none, then all of a tree without split folders '
+    'is for training (default: %(default)s)',
+  )  # fmt: skip
+  add(
+    '--lists', default='', metavar='FILES',
+    help='ANPS.txt or ANPS.txt,ADJECTIVES.txt,NOUNS.txt: the classes',
+  )  # fmt: skip
+  add(
+    '--pairs', default='auto', choices=('auto', 'yes', 'no'),
+    help='whether the classes are adjective_noun; auto: if words recur '
+    '(default: %(default)s)',
+  )  # fmt: skip
+
+
+def _add_policy(add):
+  """Adds the flags of what is unusual, and what is done about it."""
+  add(
+    '--policy', default='', metavar='KIND=ACTION,...',
+    help='what to do about a kind of file, see the table in the docs',
+  )  # fmt: skip
+  add(
+    '--max_megapixels', type=float, metavar='N',
+    default=config_lib.base().data.max_megapixels,
+    help='an image of more million pixels is large (default: %(default)s)',
+  )  # fmt: skip
+  add(
+    '--min_size', type=int, default=1, metavar='PIXELS',
+    help='a shorter side below this is small (default: %(default)s)',
+  )  # fmt: skip
+  add(
+    '--min_count', type=int, default=1, metavar='N',
+    help='a class with fewer images is rare (default: %(default)s)',
+  )  # fmt: skip
 
 
 def _check(flags):
@@ -224,33 +223,6 @@ def _check(flags):
       f'--name={name!r}: expected letters, digits and _ . + - only, with a '
       'letter'
     )
-
-
-def _share(flags):
-  """Who this process is: from its flags, else from Slurm."""
-  process_id, count = flags.process_id, flags.num_processes
-  if (process_id is None) != (count is None):
-    raise config_lib.ConfigError(
-      '--process_id and --num_processes: give both or none'
-    )
-  if process_id is None:
-    process_id, count = _slurm()
-  if not 0 <= process_id < count:
-    raise config_lib.ConfigError(
-      f'--process_id={process_id}: expected 0 to {count - 1}, of '
-      f'--num_processes={count}'
-    )
-  return parts_lib.Share(process_id, count, flags.workers or cores.count())
-
-
-def _slurm():
-  # A batch script has these variables too, but is one process of its job.
-  e = os.environ
-  alone = 'SLURM_JOB_ID' in e and not {'SLURM_STEP_ID', 'SLURM_STEPID'} & set(e)
-  count, process_id = e.get('SLURM_NTASKS', ''), e.get('SLURM_PROCID', '')
-  if alone or not count.isdigit() or not process_id.isdigit():
-    return 0, 1
-  return (int(process_id), int(count)) if int(count) > 1 else (0, 1)
 
 
 if __name__ == '__main__':

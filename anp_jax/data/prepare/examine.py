@@ -16,8 +16,8 @@ from anp_jax.data.image_files import image_format
 from anp_jax.data.image_files import images
 from anp_jax.data.image_files import orientation
 
-# What a file can be, from the worst on. None of them: a whole colour picture
-# that stands upright, in a format that training reads.
+# What a file can be, the worst first. A file of no kind is an undamaged and
+# upright colour picture in a format that training reads.
 KINDS = (
   'corrupt', 'large', 'truncated', 'placeholder', 'format', 'rotated', 'cmyk',
   'alpha', 'grey', 'suffix',
@@ -51,7 +51,7 @@ class Finding:
     width: like height.
     mode: Pillow's name of the kind of pixels, such as 'RGB'.
     kinds: those of KINDS that hold, in their order.
-    reason: of what makes it corrupt, truncated or of a wrong format.
+    reason: why it is corrupt, truncated or of a wrong format.
   """
 
   format: str
@@ -65,14 +65,13 @@ class Finding:
 def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
   """Decodes an image and tells what is unusual about it.
 
-  The kinds: 'corrupt', of which nothing can be decoded; 'large', of more than
-  `max_megapixels`; 'truncated', of which a part can; 'placeholder', at most
-  2,051 bytes though 200 pixels a side or more; 'format', of which the training
-  decoder would refuse or distort the picture (all but 8-bit JPEG, PNG, GIF and
-  plain BMP); 'rotated' by its EXIF orientation; 'cmyk'; 'alpha', transparent
-  in places; 'grey', of one channel; 'suffix', where the name says another
-  format. A corrupt or large file has no other kind, and a large one is not
-  decoded.
+  The kinds: 'corrupt': nothing can be decoded; 'large': of more than
+  `max_megapixels`; 'truncated': a part can be decoded; 'placeholder': at most
+  2,051 bytes though 200 pixels a side or more; 'format': the training decoder
+  would refuse or distort the picture (all but 8-bit JPEG, PNG, GIF and plain
+  BMP); 'rotated' by its EXIF orientation; 'cmyk'; 'alpha': transparent in
+  places; 'grey': of one channel; 'suffix': the name says another format. A
+  corrupt or large file has no other kind, and a large one is not decoded.
 
   Args:
     data: the file.
@@ -85,10 +84,10 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
   name = image_format.sniff(data)
   if not name:
     begins = f'begins with {data[:8]!r}' if data else 'is empty'
-    return _corrupt('', f'no image: {begins}')
+    return corrupt('', f'no image: {begins}')
   fault, reason = image_format.check(data)
   if fault == 'corrupt':
-    return _corrupt(name, reason)
+    return corrupt(name, reason)
   try:
     image = _decode(data, name, max_megapixels)
   except image_format.TooLarge as e:
@@ -99,9 +98,9 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
     try:
       image = _decode(data, name, max_megapixels, tolerant=True)
     except Exception:
-      return _corrupt(name, reason)
+      return corrupt(name, reason)
   if image.mode not in _MODES:
-    return _corrupt(name, f'pixels of kind {image.mode}')
+    return corrupt(name, f'pixels of kind {image.mode}')
   if not fault and name == 'GIF':
     colors = image_format.gif_colors(data)
     if image.getextrema()[1] >= colors:
@@ -111,8 +110,13 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
   return Finding(name, height, width, image.mode, kinds, reason)
 
 
+def corrupt(format_name: str, reason: str) -> Finding:
+  """Returns the finding for a file that cannot be decoded at all."""
+  return Finding(format_name, 0, 0, '', ('corrupt',), reason)
+
+
 def convert(data: bytes) -> bytes:
-  """The same picture as an upright 8-bit RGB file without metadata.
+  """Returns the same picture as an upright 8-bit RGB file without metadata.
 
   A JPEG or HEIC becomes a JPEG of quality 95 with full colour resolution, all
   else a PNG. Transparency is ignored, as in training. What a truncated file
@@ -144,10 +148,6 @@ def convert(data: bytes) -> bytes:
   else:
     clean.save(result, 'PNG')
   return result.getvalue()
-
-
-def _corrupt(name, reason):
-  return Finding(name, 0, 0, '', ('corrupt',), reason)
 
 
 def _kinds(image, size, name, fault, file_name):

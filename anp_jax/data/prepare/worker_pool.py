@@ -1,36 +1,94 @@
-"""Tasks done by plain Python processes, which end with the one that asks.
+"""Worker processes for the tasks of a preparation.
 
-Not `multiprocessing`: its spawned workers would first import the parent's
-`__main__` with all the libraries that it uses, and outlive a killed parent.
+A worker that dies costs its task alone, which is done again. Each worker has an
+executor of its own: a ProcessPoolExecutor that loses one of several processes
+fails all of its tasks and does not say which of them was at fault.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
-import json
+from concurrent import futures
+from concurrent.futures import process
+import contextlib
+import ctypes
+import dataclasses
+import multiprocessing
 import os
-import pathlib
-import queue
-import subprocess
-import sys
+import signal
 import threading
 
 from anp_jax import config as config_lib
+from anp_jax.system import progress as progress_lib
 
-_ROOT = str(pathlib.Path(__file__).resolve().parents[3])
 _SECONDS = 0.5  # between two looks at the clock
+_LOG_SECONDS = 10.0
+_ENVIRONMENT = {
+  'OMP_NUM_THREADS': '1',
+  'OPENBLAS_NUM_THREADS': '1',
+  # Of a killed command it removes the semaphores, and would warn of them.
+  'PYTHONWARNINGS': 'ignore:resource_tracker',
+}
+# In a worker: the index of the file that its task is at, which the parent reads
+# when the worker has died.
+_position = ctypes.c_longlong()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+  """Work on some files that leaves one file.
+
+  What it leaves does not depend on the worker that does it.
+
+  Attributes:
+    root: folder that `files` are relative to.
+    files: names; `run` calls `begin_file` before each.
+    out: path of a file that is there, and whole, once the task is done.
+    suspect: the file at which a worker died that did this task; '' for none.
+  """
+
+  root: str
+  files: Sequence[str]
+  out: str
+  suspect: str = ''
+
+  def run(self) -> int:
+    """Does the work; returns how many of the files are damaged."""
+    raise NotImplementedError
+
+  def after_crash(self, file: str, exit_code: int) -> 'Task':
+    """Returns the task to do after a worker died at one of the files.
+
+    Args:
+      file: one of `files`.
+      exit_code: of the worker; -n if it died by signal n.
+
+    Raises:
+      ConfigError: the second time.
+    """
+    if file == self.suspect:
+      raise config_lib.ConfigError(
+        f'{os.path.join(self.root, file)} ended two worker processes, the last '
+        f'{_cause(exit_code)}: try fewer --workers'
+      )
+    return dataclasses.replace(self, suspect=file)
+
+
+def begin_file(index: int) -> None:
+  """Records which file of its task this worker is at."""
+  _position.value = index
 
 
 class Pool:
-  """Workers, each a process that is started for its first task and then kept.
+  """Worker processes, each started for its first task and then kept.
 
   Args:
-    module: to run, whose main calls `serve`.
     count: of processes at most.
   """
 
-  def __init__(self, module: str, count: int):
-    self._workers = [_Worker(module) for _ in range(count)]
+  def __init__(self, count: int):
+    self._workers = [_Worker() for _ in range(count)]
 
   def __enter__(self):
     return self
@@ -39,133 +97,164 @@ class Pool:
     for worker in self._workers:
       worker.close()
 
-  def run(
-    self, tasks: Sequence[int], make: Callable[[int], dict]
-  ) -> Iterator[dict | None]:
-    """Has tasks done, at most one at a time by each worker.
+  def make(self, title: str, tasks: Sequence[Task]) -> None:
+    """Does the tasks whose files are not there yet.
 
     Args:
-      tasks: numbers of them.
-      make: gives the task of a number, when it is its turn.
-
-    Yields:
-      The replies as they come; None now and then while there is none.
+      title: of the progress line.
+      tasks: any number.
 
     Raises:
-      ConfigError: with the text of what a worker raised, or how one died.
+      ConfigError: if a task fails.
     """
-    replies = queue.SimpleQueue()
-    waiting, lock = iter(tasks), threading.Lock()
+    existing = _existing(tasks)
+    self._run(title, tasks, [t for t in tasks if t.out not in existing])
 
-    def feed(worker):
-      while True:
-        with lock:
-          number = next(waiting, None)
-        if number is None:
-          return
-        try:
-          replies.put(worker.ask(make(number)))
-        except Exception as e:
-          replies.put(e)
-          return
+  def verify(self, title: str, tasks: Sequence[Task]) -> None:
+    """Does the tasks whose files are there, from an earlier command; `make`."""
+    existing = _existing(tasks)
+    tasks = [t for t in tasks if t.out in existing]
+    self._run(title, tasks, tasks)
 
-    for worker in self._workers[: len(tasks)]:
-      threading.Thread(target=feed, args=(worker,), daemon=True).start()
-    left = len(tasks)
-    while left:
-      try:
-        reply = replies.get(timeout=_SECONDS)
-      except queue.Empty:
-        yield None
-        continue
-      if isinstance(reply, Exception):
-        raise reply
-      left -= 1
-      yield reply
-
-
-def serve(handlers: dict[str, Callable[[dict], dict]]) -> None:
-  """The main function of a worker: answers tasks until its parent is gone.
-
-  A task is a line of JSON on standard input; its 'do' names the handler.
-  """
-  # What a library prints must not get between the replies.
-  replies = os.fdopen(os.dup(1), 'w')
-  os.dup2(2, 1)
-  tasks = queue.SimpleQueue()
-
-  def listen():
-    for line in sys.stdin.buffer:
-      tasks.put(line)
-    os._exit(0)  # at once, also from the middle of a task
-
-  threading.Thread(target=listen, daemon=True).start()
-  while True:
-    task = json.loads(tasks.get())
+  def _run(self, title, tasks, remaining):
+    if not remaining:
+      return
+    total = sum(len(task.files) for task in tasks)
+    left = sum(len(task.files) for task in remaining)
+    progress = progress_lib.Progress(
+      title, total, total - left, log_seconds=_LOG_SECONDS
+    )
     try:
-      reply = handlers[task['do']](task)
-    except Exception as e:
-      known = isinstance(e, (OSError, config_lib.ConfigError))
-      kind = '' if known else f'{type(e).__name__}: '
-      reply = {'error': f'{kind}{e}'}
-    replies.write(json.dumps(reply) + '\n')
-    replies.flush()
+      for task, damaged in self._results(remaining, progress.line.note):
+        progress.add(len(task.files) if task else 0, damaged)
+    finally:
+      progress.close()
+
+  def _results(
+    self, tasks: Iterable[Task], note: Callable[[str], None]
+  ) -> Iterator[tuple[Task | None, int]]:
+    """Yields tasks with what they return; (None, 0) while there is nothing."""
+    waiting, retries = iter(tasks), []
+    idle, running = list(self._workers), {}
+    while True:
+      while idle:
+        task = retries.pop() if retries else next(waiting, None)
+        if task is None:
+          break
+        worker = idle.pop()
+        running[worker.submit(task)] = worker, task
+      if not running:
+        return
+      done, _ = futures.wait(running, _SECONDS, futures.FIRST_COMPLETED)
+      if not done:
+        yield None, 0
+      for future in done:
+        worker, task = running.pop(future)
+        idle.append(worker)
+        try:
+          damaged = future.result()
+        except process.BrokenProcessPool:
+          retries.append(_after_crash(worker, task, note))
+        except (OSError, config_lib.ConfigError):
+          raise
+        except Exception as e:  # of a library, such as ArrayRecord
+          raise config_lib.ConfigError(f'{type(e).__name__}: {e}') from e
+        else:
+          yield task, damaged
 
 
 class _Worker:
-  """One process and the pipes to it."""
+  """One process in an executor, and the pipe by which it sees its end."""
 
-  def __init__(self, module):
-    self._module = module
-    self._process = None
-    self._closed = False
-    self._lock = threading.Lock()
+  def __init__(self):
+    self._executor = None
 
-  def ask(self, task):
-    process = self._start()
-    try:
-      process.stdin.write(json.dumps(task).encode() + b'\n')
-      process.stdin.flush()
-      line = process.stdout.readline()
-    except OSError:
-      line = b''
-    if not line:
-      code = process.wait()
-      how = f'by signal {-code}' if code < 0 else f'with status {code}'
-      raise config_lib.ConfigError(
-        f'a worker process ended {how} (out of memory?) while it did: '
-        f'{task.get("what", task["do"])}'
+  def submit(self, task: Task) -> futures.Future:
+    if self._executor:
+      self._position.value = 0
+      return self._executor.submit(task.run)
+    with _of_workers():
+      # Forked workers would share the locks of this process's threads.
+      context = multiprocessing.get_context('spawn')
+      reader, self._lifeline = context.Pipe(duplex=False)
+      self._position = context.RawValue(ctypes.c_longlong, 0)
+      self._executor = futures.ProcessPoolExecutor(
+        1, context, _begin, (reader, self._position)
       )
-    reply = json.loads(line)
-    if 'error' in reply:
-      raise config_lib.ConfigError(reply['error'])
-    return reply
+      siblings = multiprocessing.active_children()
+      future = self._executor.submit(task.run)
+      (self._process,) = set(multiprocessing.active_children()) - {*siblings}
+      reader.close()
+    return future
 
-  def close(self):
-    with self._lock:
-      self._closed = True
-      if self._process:
-        self._process.kill()
-        self._process.wait()
+  def position(self) -> int:
+    """The index of the file that the process is at."""
+    return self._position.value
 
-  def _start(self):
-    with self._lock:
-      if self._closed:
-        raise config_lib.ConfigError('closed')
-      if self._process is None:
-        path = os.environ.get('PYTHONPATH')
-        environment = {
-          'PYTHONPATH': f'{_ROOT}{os.pathsep}{path}' if path else _ROOT,
-          'OMP_NUM_THREADS': '1',
-          'OPENBLAS_NUM_THREADS': '1',
-        }
-        # `-P`: modules of the folder that we are in hide none of Python's. A
-        # session of its own: Ctrl-C is for the parent, which then ends it.
-        self._process = subprocess.Popen(
-          [sys.executable, '-P', '-m', self._module],
-          stdin=subprocess.PIPE,
-          stdout=subprocess.PIPE,
-          env=os.environ | environment,
-          start_new_session=True,
-        )
-      return self._process
+  def close(self) -> int | None:
+    """Ends the process, if there is one; returns its exit code."""
+    if not self._executor:
+      return None
+    self._process.kill()
+    self._lifeline.close()
+    self._executor.shutdown(cancel_futures=True)
+    self._executor = None
+    return self._process.exitcode
+
+
+def _begin(reader, position):
+  """Prepares a worker process."""
+  global _position
+  _position = position
+  os.dup2(2, 1)  # where results go, no library prints
+
+  def watch():
+    with contextlib.suppress(EOFError):
+      reader.recv()
+    os._exit(0)  # at once, also from the middle of a task
+
+  threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _of_workers():
+  """Sets what processes started here inherit."""
+  environment = dict(os.environ)
+  os.environ.update(_ENVIRONMENT)
+  # Ctrl-C reaches all processes of a terminal: this one then ends the workers.
+  mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+  try:
+    yield
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for name in _ENVIRONMENT:
+      os.environ.pop(name)
+      if name in environment:
+        os.environ[name] = environment[name]
+
+
+def _after_crash(worker, task, note):
+  """The task to do after its worker died."""
+  file, exit_code = task.files[worker.position()], worker.close()
+  retry = task.after_crash(file, exit_code)
+  note(
+    f'a worker process ended {_cause(exit_code)} at '
+    f'{os.path.join(task.root, file)}: its files are taken again'
+  )
+  return retry
+
+
+def _existing(tasks):
+  """The files of tasks that are there; makes and lists each folder once."""
+  paths = set()
+  for folder in {os.path.dirname(task.out) for task in tasks}:
+    os.makedirs(folder, exist_ok=True)
+    paths.update(os.path.join(folder, name) for name in os.listdir(folder))
+  return paths
+
+
+def _cause(exit_code):
+  if exit_code >= 0:
+    return f'with status {exit_code}'
+  hint = ' (out of memory?)' if -exit_code == signal.SIGKILL else ''
+  return f'by signal {-exit_code}{hint}'
