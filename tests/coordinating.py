@@ -139,7 +139,8 @@ def info(index, count, values):
   return {
     'index': index, 'count': count, 'token': 'job', 'host': f'node{index}',
     'local_index': 0, 'platform': 'cpu', 'problem': '', 'gpus': [],
-    'loopback': '', 'versions': {'jax': '1'}, 'code': '', 'config': {},
+    'loopback': '', 'mixes_platforms': False,
+    'versions': {'jax': '1'}, 'code': '', 'config': {},
     'command': {}, **values,
   }  # fmt: skip
 

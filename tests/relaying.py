@@ -15,6 +15,7 @@ from anp_jax.runtimes.relay import candidates as candidates_lib
 from anp_jax.runtimes.relay import schedule as itinerary_lib
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 from tests import launching
 
 EXAMPLES, BATCH, LAPS = 70, 4, 3
@@ -68,8 +69,10 @@ def alone(config, index, sizes, laps=3, devices=1):
   whole.duration = f'{total} steps'
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   objective = objective_lib.create(source.vocabulary, one)
-  made = build.create(whole, mesh, objective, one.batch_size, len(source))
-  state = state_lib.create(made.init, made.like)
+  made = build.create(
+    run_spec.RunSpec(whole, mesh, objective, one.batch_size, len(source))
+  )
+  state = state_lib.create(made.init_fn, made.abstract_state)
   feeds = []
   for number, part in enumerate(parts):
     own = one.copy_and_resolve_references()

@@ -6,11 +6,12 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.config import validation
 from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 
 BATCH, SIDE = 16, 8
 # float64 rounds at 1e-16; sums in another order differ by some 1e-14.
@@ -44,9 +45,11 @@ def parts(name, data, model, helpers=(), **overrides):
   )
   validation.validate(config)
   mesh = mesh_lib.create(config, jax.devices()[: data * model])
-  strategies.check_batch(config, BATCH, mesh)
+  division.check(config, BATCH, mesh)
   objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), config)
-  made = build.create(config, mesh, objective, BATCH, 640, helpers)
+  made = build.create(
+    run_spec.RunSpec(config, mesh, objective, BATCH, 640, tuple(helpers))
+  )
   return made, mesh
 
 
@@ -65,7 +68,7 @@ def batch(mesh, step):
 
 def trained(parts, mesh, steps=4):
   """The state after some steps, and the values of each."""
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   values = []
   for step in range(steps):
     state, found = parts.train_step(state, batch(mesh, step))

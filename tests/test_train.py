@@ -15,8 +15,10 @@ from PIL import Image
 import pytest
 
 from anp_jax import config as config_lib
+from anp_jax import run as run_lib
 from anp_jax import train
 from anp_jax.checkpoint import run_dir
+from anp_jax.reporting import delayed_metrics
 from anp_jax.reporting import run_page
 from anp_jax.reporting import telemetry
 from anp_jax.training import eval_loop
@@ -119,13 +121,13 @@ class _StopAt:
 
 def _interrupt_after(monkeypatch, steps):
   press = _StopAt(steps)
-  real = train._Readings.add
+  real = delayed_metrics.TrainingLog.push
 
-  def add(self, step, values):
+  def push(self, step, values):
     press()
-    real(self, step, values)
+    return real(self, step, values)
 
-  monkeypatch.setattr(train._Readings, 'add', add)
+  monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
 
 
 @pytest.mark.parametrize(
@@ -158,14 +160,14 @@ def test_interrupted_run_goes_on_bit_for_bit(
 
 
 def test_wait_for_the_first_batch_is_in_no_rate(tmp_path, one, monkeypatch):
-  real = train.stream_lib.Stream.train
+  real = run_lib.stream_lib.Stream.train
 
   def slow(self, *arguments):
     feed = real(self, *arguments)
     feed.waited += 1000.0  # seconds
     return feed
 
-  monkeypatch.setattr(train.stream_lib.Stream, 'train', slow)
+  monkeypatch.setattr(run_lib.stream_lib.Stream, 'train', slow)
   train.run(one, str(tmp_path))
   lines = [r for r in telemetry.read(str(tmp_path)) if r['kind'] == 'train']
   assert all(r['input_wait'] < 1 for r in lines)
@@ -183,7 +185,10 @@ def test_not_finite_stops_with_the_step_and_keeps_the_past(tmp_path, one):
   one.optimizer.name = 'sgd'
   one.optimizer.learning_rate = 1e30  # from step 2 on: the warm-up begins at 0
   one.checkpoint.every = '1 steps'
-  with pytest.raises(train.NotFinite, match=r'step \d+ is not finite') as e:
+  not_finite = pytest.raises(
+    delayed_metrics.NotFinite, match=r'step \d+ is not finite'
+  )
+  with not_finite as e:
     train.run(one, str(tmp_path))
   bad = int(str(e.value).split()[1])
   saved = [int(p.name) for p in (tmp_path / 'checkpoints').glob('[0-9]*')]
@@ -235,7 +240,8 @@ def test_batch_per_device_is_decided_once(tmp_path, one):
   assert saved['batch_size'] == 24
   again = one.copy_and_resolve_references()
   again.batch_size = 0
-  assert run_dir.batch_size(again, str(tmp_path), 3) == 24
+  resumed = run_dir.with_batch_size(again, str(tmp_path), 3)
+  assert (resumed.batch_size, again.batch_size) == (24, 0)
 
 
 @pytest.mark.slow
@@ -522,7 +528,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(
   tmp_path, one, monkeypatch, at
 ):
   """Nothing that was trained is lost, and no score: also those of the end."""
-  real = train.eval_loop.run
+  real = run_lib.eval_loop.run
 
   def cut_off(eval_step, state, batches):
     if int(state.step) == at:
@@ -530,7 +536,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(
     return real(eval_step, state, batches)
 
   with monkeypatch.context() as patched:
-    patched.setattr(train.eval_loop, 'run', cut_off)
+    patched.setattr(run_lib.eval_loop, 'run', cut_off)
     with pytest.raises(RuntimeError, match='the power is off'):
       train.run(one, str(tmp_path / 'cut'))
   train.run(one, str(tmp_path / 'cut'))
@@ -548,15 +554,15 @@ def test_operations_of_a_step_do_not_depend_on_micro_batches(
   tmp_path, one, monkeypatch
 ):
   """What the MFU rests on, also where JAX itself does not count: on GPUs."""
-  monkeypatch.setattr(train.telemetry_lib, 'peak_flops', lambda *_: 1e12)
+  monkeypatch.setattr(run_lib.telemetry_lib, 'peak_flops', lambda *_: 1e12)
   counts = []
-  real = train.telemetry_lib.Telemetry.set_flops
+  real = run_lib.telemetry_lib.Telemetry.set_flops
 
   def set_flops(self, count):
     counts.append(count)
     real(self, count)
 
-  monkeypatch.setattr(train.telemetry_lib.Telemetry, 'set_flops', set_flops)
+  monkeypatch.setattr(run_lib.telemetry_lib.Telemetry, 'set_flops', set_flops)
   one.duration = '3 steps'
   for accumulate in (1, 2):
     one.accumulate = accumulate

@@ -19,12 +19,23 @@ MARKER = 'stopped.json'
 _FEW = 200_000  # examples
 
 
-def batch_size(config, workdir: str, devices: int) -> int:
-  """The global batch, decided once a run: a resumed one keeps its own."""
-  if not config.batch_size:
-    saved = saved_config(workdir).get('batch_size', 0)
-    config.batch_size = saved or (config.batch_size_per_device * devices)
-  return config.batch_size
+def with_batch_size(config, workdir: str, devices: int):
+  """The config with the global batch, decided once a run.
+
+  Args:
+    config: resolved; its batch_size may be 0.
+    workdir: of the run; one that is resumed keeps its batch.
+    devices: that divide the batch.
+
+  Returns:
+    The config, or a copy of it with a batch_size above 0.
+  """
+  if config.batch_size:
+    return config
+  config = config.copy_and_resolve_references()
+  saved = saved_config(workdir).get('batch_size', 0)
+  config.batch_size = saved or config.batch_size_per_device * devices
+  return config
 
 
 def saved_config(workdir: str) -> dict:

@@ -20,6 +20,7 @@ from anp_jax import models
 from anp_jax.checkpoint import checksums
 from anp_jax.checkpoint import manager as checkpoint_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
@@ -85,7 +86,7 @@ def load(path: str, which: str = 'newest') -> Trained:
   config = config_lib.from_flat(meta['config'])
   found = state['average'] or state
   trees = {'params': found['params'], 'stats': found['stats']}
-  if config.strategy.name == 'local':
+  if strategy_lib.find(config).has_group_weights():
     trees = jax.tree.map(_mean_of_groups, trees)
   return Trained(
     folder, config, vocabulary(folder), int(state['step'].max()), **trees

@@ -21,6 +21,7 @@ from anp_jax.cluster import preemption
 from anp_jax.cluster import process_info
 from anp_jax.cluster import termination
 from anp_jax.cluster import watchdog as watchdog_lib
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import interrupts
 
 Lost = termination.Lost
@@ -207,18 +208,16 @@ def start(
     ConfigError: if the processes do not go together, naming rank and host.
     Lost: if one of them did not come in time.
   """
-  # Asynchronous ones meet at their servers, and outlive each other.
-  trains = (command or {}).get('--mode') == 'train'
-  apart = config.strategy.name == 'server' and trains
+  strategy = strategy_lib.find(config)
+  mode = (command or {}).get('--mode', '')
+  apart = not strategy.spans_processes(config, mode)
   if env.count == 1 or apart:
     if env.count > 1:
       log_prefix.install(f'[{env.index} {socket.gethostname()}] ')
     problem = process_info.startup_problem()
     if problem:
       raise config_lib.ConfigError(problem)
-    s = config.strategy
-    # One that only serves may do so on the CPU.
-    if not (apart and s.dedicated and env.index < s.servers):
+    if not apart or strategy.needs_platform(config, env.index):
       jax_processes.check_platform()
     return Processes(config, env)
   settings = config.cluster
@@ -235,12 +234,10 @@ def start(
   interrupts.before_leaving(lambda: processes.abort(KeyboardInterrupt()))
   try:
     processes.start_watchdog()
-    # No program spans the processes of a ring, nor those that help another.
-    helps = config.strategy.helpers and trains
-    if config.strategy.name == 'relay' or helps:
-      jax_processes.start_alone(client.devices, processes.heartbeat)
-    else:
+    if strategy.joins_jax(config, mode):
       jax_processes.join(env, client, settings, processes.heartbeat)
+    else:
+      jax_processes.start_alone(client.devices, processes.heartbeat)
     processes.heartbeat('starting')
   except BaseException as e:  # noqa: BLE001 - the others would wait for it
     processes.abort(e)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 
 from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import xla_flags
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
@@ -41,6 +42,9 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
     'code': _code(),
     'config': {k: repr(v) for k, v in config_lib.flat(config).items()},
     'command': command,
+    'mixes_platforms': strategy_lib.find(config).mixes_platforms(
+      config, command.get('--mode', '')
+    ),
   }
 
 
@@ -82,7 +86,7 @@ def first_mismatch(infos: list[dict]) -> str:
     text = run_mismatch(info, first)
     if text:
       return text
-    if info['platform'] != first['platform'] and not _may_differ(first):
+    if info['platform'] != first['platform'] and not first['mixes_platforms']:
       return (
         f'{name(info)} would compute on {info["platform"]}, '
         f'{name(first)} on {first["platform"]}'
@@ -113,12 +117,6 @@ def run_mismatch(info: dict, first: dict) -> str:
       'package anp_jax differ'
     )
   return ''
-
-
-def _may_differ(info):
-  """Whether processes may compute on unlike platforms: one offloads work."""
-  helpers = info['config'].get('strategy.helpers', '()')
-  return helpers != '()' and info['command'].get('--mode') == 'train'
 
 
 def devices(infos: list[dict]) -> tuple[list[list[int] | None], str]:

@@ -41,28 +41,7 @@ RESUMABLE = (
   'profile',
   'cluster',
   'time_limit',
-  'strategy.servers',
-  'strategy.dedicated',
-  'strategy.mode',
-  'strategy.max_staleness',
-  'strategy.backup_workers',
-  'strategy.compensation',
-  'strategy.weight_prediction',
-  'strategy.wire_dtype',
-  'strategy.lanes',
-  'strategy.ticket_timeout',
-  'strategy.bind',
-  'strategy.tls_certificate',
-  'strategy.tls_key',
-  'strategy.shares',
-  'strategy.split_layers',
-  'strategy.plan',
-  'strategy.helpers',
-  'strategy.models',  # a list that grows; see relay
-  'strategy.at_once',
 )
-# Strategies that go on with each other's checkpoints.
-_ONE_STATE = {'sync', 'server', 'kernel_split'}
 
 # Of an image: TensorFlow decodes no more, 2 ** 29 bytes of three channels.
 MOST_MEGAPIXELS = 178.9
@@ -369,19 +348,29 @@ def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
   Returns:
     One line that names the first key that differs and may not.
   """
+  from anp_jax.config import strategy as strategy_lib
+
   have = json.loads(to_json(config))
   # How many threads there were, a run did not write down at first.
   if 'strategy.threads' not in saved:
     free = (*free, 'strategy.threads')
   # A key that came after the run began had its default there.
   saved = json.loads(to_json(base())) | saved
+  strategy = strategy_lib.find(config)
+  before = strategy_lib.by_name(saved['strategy.name'])
+  # Those of the other strategy too: a run may go on with another one.
+  strategy_keys = {
+    f'strategy.{k}' for s in (before, strategy) for k in s.resumable
+  }
   # Other keys follow from the weights that a run begins with.
   for key in sorted({*saved, *have}, key=lambda k: (k != 'init.from', k)):
     if any(key == r or key.startswith(r + '.') for r in (*RESUMABLE, *free)):
       continue
+    if key in strategy_keys:
+      continue
     if key == 'data.cache' and 'decoded' not in (saved.get(key), have.get(key)):
       continue  # the same files, from memory or not
-    if key == 'strategy.name' and {saved.get(key), have[key]} <= _ONE_STATE:
+    if key == 'strategy.name' and before.state == strategy.state:
       continue
     if saved.get(key) != have.get(key):
       return (

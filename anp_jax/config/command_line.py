@@ -13,6 +13,7 @@ import time
 import ml_collections
 
 from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import validation
 
 _MODES = ('train', 'evaluate')
@@ -194,11 +195,11 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
     )
   if is_evaluation and not config.init['from']:
     _check_run(flags.workdir)
-  # A ring's checkpoints lie elsewhere, and it looks for them itself.
+  # Checkpoints of several models lie elsewhere; their strategy finds them.
   is_untrained = bool(
     is_evaluation
     and config.init['from']
-    and config.strategy.name != 'relay'
+    and not strategy_lib.find(config).keeps_models_apart
     and not _has_checkpoints(flags.workdir)
   )
   if is_untrained and not flags.config and 'init.from' not in overrides:
@@ -227,7 +228,7 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
       f'--output={flags.output} is for --mode=evaluate: training writes into '
       'its workdir'
     )
-  if flags.output and config.strategy.name == 'relay':
+  if flags.output and strategy_lib.find(config).keeps_models_apart:
     raise config_lib.ConfigError(
       f'--output={flags.output}: of the models of a ring --mode=evaluate '
       'writes the leaderboard in the workdir, and no folder'

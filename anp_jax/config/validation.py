@@ -6,7 +6,8 @@ import os
 import re
 
 from anp_jax import config as config_lib
-from anp_jax.config import checks
+from anp_jax.config import rules
+from anp_jax.config import strategy as strategy_lib
 
 SOURCES = (
   'anp_shapes', 'folder', 'tfds:NAME', 'arrays', 'digits', 'synthetic',
@@ -19,15 +20,13 @@ OPTIMIZERS = (
   'sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw', 'lars', 'lamb',
 )  # fmt: skip
 SCHEDULES = ('constant', 'cosine', 'step', 'exponential', 'polynomial')
-STRATEGIES = ('sync', 'invariant', 'local', 'server', 'kernel_split', 'relay')
 
-_check = checks.check
+_check = rules.check
 
 # Of these keys, the values that are allowed (None: checked elsewhere).
 _CHOICES = {
   'optimizer.name': OPTIMIZERS,
   'schedule.name': SCHEDULES,
-  'strategy.name': STRATEGIES,
   'strategy.outer': ('average', 'nesterov'),
   'strategy.moments': ('keep', 'average'),
   'strategy.reduce_dtype': ('float32', 'bfloat16', 'float64'),
@@ -182,10 +181,10 @@ def validate(config) -> None:
   threads = have['strategy.threads']
   _check(0 < threads <= 4096, 'strategy.threads', threads, '1 to 4096')
   _validate_data(have)
-  checks.examples(have)
-  checks.sharding(have['sharding'])
-  checks.multipliers(have['optimizer.multipliers'])
-  checks.strategy(have)
+  rules.examples(have)
+  rules.sharding(have['sharding'])
+  rules.multipliers(have['optimizer.multipliers'])
+  strategy_lib.by_name(have['strategy.name']).check(have)
   for key in ('mesh.data', 'mesh.model'):
     _check(
       have[key] == -1 or have[key] > 0, key, have[key], 'a count of devices, '

@@ -7,6 +7,7 @@ from jax import sharding as jsharding
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
 
 P = jsharding.PartitionSpec
 GROUP = 'group'
@@ -63,7 +64,7 @@ def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
     )
   for axis in free:
     shape[axis] = len(devices) // known
-  groups = _group_axis(config, shape[DATA])
+  groups = strategy_lib.find(config).groups(config, shape[DATA])
   shape = {GROUP: groups, **shape, DATA: shape[DATA] // groups}
   return jsharding.Mesh(
     np.array(devices).reshape(list(shape.values())),
@@ -169,20 +170,6 @@ def shardings(specs, mesh: jsharding.Mesh):
     specs,
     is_leaf=lambda s: isinstance(s, P),
   )
-
-
-def _group_axis(config, devices):
-  """How many of the devices that divide the batch lie along 'group'."""
-  if config.strategy.name != 'local':
-    return 1
-  groups = config.strategy.groups
-  # Of four groups on six devices, a device would have rows of two.
-  if groups % devices and devices % groups:
-    raise config_lib.ConfigError(
-      f'config.strategy.groups={groups}: expected a number that divides the '
-      f'{devices} devices of the batch, or a multiple of it'
-    )
-  return min(groups, devices)
 
 
 def _fsdp(shape, mesh):

@@ -11,6 +11,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import scenes
 from anp_jax.reporting import run_page
@@ -192,6 +193,4 @@ def _scored_weights(config):
     text = f'of weights and batch statistics averaged with decay {config.ema:g}'
   else:
     text = 'of the current weights and running batch statistics'
-  if config.strategy.name == 'local':
-    text += f', the mean of {config.strategy.groups} groups'
-  return text
+  return text + strategy_lib.find(config).describe_scores(config)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import cores
 
 
@@ -122,13 +123,8 @@ def enable_for(
   config, environment: MutableMapping[str, str] = os.environ
 ) -> list[str]:
   """`enable`, for a run of a config."""
-  is_invariant = config.strategy.name == 'invariant'
-  return enable(
-    environment,
-    deterministic=is_invariant,
-    waiting=any(h.startswith('cpu:') for h in config.strategy.helpers),
-    threads=config.strategy.threads if is_invariant else 0,
-  )
+  settings = strategy_lib.find(config).xla_settings(config)
+  return enable(environment, **settings)
 
 
 def use_huge_pages(

@@ -12,101 +12,114 @@ from flax import linen as nn
 import jax
 import numpy as np
 
-from anp_jax import config as config_lib
 from anp_jax import models
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
+from anp_jax.training import eval_step as eval_step_lib
 from anp_jax.training import multipliers
 from anp_jax.training import optimizer as optimizer_lib
+from anp_jax.training import run_spec
 from anp_jax.training import step as step_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Assembly:
-  """What steps are made of; nothing is compiled and no array made yet.
+class Program:
+  """A run's model and steps; nothing is compiled and no array made yet.
 
   Attributes:
-    total: steps of the whole run.
+    spec: what it was built from.
     model: the network.
-    init: (given) -> new TrainState, see `state.Init`.
-    like: TrainState of jax.ShapeDtypeStruct, with shardings.
-    one: the same of one network; `like` may be of a group's each.
-    scored: TrainState -> that of the one network that evaluation sees.
-    train_step: see `step.make_train_step`.
-    eval_step: see `step.make_eval_step`.
-    examples_step: classes held out -> see `step.make_examples_step`.
-    predict_step: see `step.make_predict_step`.
-    gradient: see `step.make_gradient`.
+    init_fn: (weights) -> new TrainState, see `state.Init`.
+    abstract_state: TrainState of jax.ShapeDtypeStruct, with shardings.
+    abstract_single: the same of one network; the run's state may have one for
+      each group of devices.
+    eval_state_fn: TrainState -> that of the one network that evaluation sees.
+    training: the training step.
+    evaluation: the steps without a gradient.
   """
 
-  total: int
+  spec: run_spec.RunSpec
   model: nn.Module
-  init: Callable
-  like: state_lib.TrainState
-  one: state_lib.TrainState
-  scored: Callable
-  train_step: Callable
-  eval_step: Callable
-  examples_step: Callable
-  predict_step: Callable
-  gradient: Callable
+  init_fn: Callable
+  abstract_state: state_lib.TrainState
+  abstract_single: state_lib.TrainState
+  eval_state_fn: Callable
+  training: step_lib.TrainStep
+  evaluation: eval_step_lib.EvalStep
+
+  @functools.cached_property
+  def train_step(self) -> Callable:
+    """The jitted training step; see `step.TrainStep.jitted`."""
+    return self.training.jitted()
+
+  @functools.cached_property
+  def gradient(self) -> Callable:
+    """The mapped gradient, not jitted; see `step.TrainStep.gradient`."""
+    return self.training.gradient()
+
+  @functools.cached_property
+  def eval_step(self) -> Callable:
+    """The jitted step of evaluation; see `eval_step.EvalStep.sums`."""
+    return self.evaluation.sums()
+
+  @functools.cached_property
+  def predict_step(self) -> Callable:
+    """The jitted step of prediction; see `EvalStep.probabilities`."""
+    return self.evaluation.probabilities()
+
+  def examples_step(self, held_out=()) -> Callable:
+    """The jitted step of each example's scores; see `EvalStep.examples`."""
+    return self.evaluation.examples(held_out)
 
 
-def create(
-  config, mesh, objective, batch_size: int, examples: int, helpers=()
-) -> Assembly:
-  """Puts together what config.model, optimizer and strategy name.
-
-  Args:
-    config: the resolved config.
-    mesh: of the run; its devices need not be of this machine.
-    objective: `objective.Objective`.
-    batch_size: images a step over all devices.
-    examples: images an epoch.
-    helpers: offload devices, see `runtimes.offload.pool`.
+def create(spec: run_spec.RunSpec) -> Program:
+  """Builds what config.model, optimizer and strategy name.
 
   Raises:
     ConfigError: for what a config alone does not show, such as a warm-up that
       outlasts the run.
   """
-  total = config_lib.steps(config.duration, batch_size, examples)
-  schedule_of = (config, batch_size, examples, total)
+  config, mesh, objective = spec.config, spec.mesh, spec.objective
+  schedule_of = (config, spec.batch_size, spec.examples, spec.total_steps)
   optimizer = optimizer_lib.create(*schedule_of)
+  strategy = strategy_lib.find(config)
   model = models.create(
     config, objective.outputs, mesh_lib.platform(mesh),
-    strategies.statistics_axis(config),
+    mesh_lib.DATA if strategy.sums_statistics else None,
   )  # fmt: skip
   init = state_lib.Init(model, optimizer, config)
-  one = state_lib.abstract(init, config, mesh)
-  multipliers.check(config.optimizer.multipliers, one.params)
-  specs = jax.tree.map(lambda s: s.sharding.spec, one.params)
-  strategy = strategies.create(config, specs, init.order, helpers)
-  parts = (strategy, config, mesh, one)
-  return Assembly(
-    total=total,
+  single = state_lib.abstract(init, config, mesh)
+  multipliers.check(config.optimizer.multipliers, single.params)
+  specs = jax.tree.map(lambda s: s.sharding.spec, single.params)
+  strategy_step = strategy.build(
+    config, specs, init.order, spec.offload_devices
+  )
+  shared = {
+    'config': config, 'mesh': mesh, 'model': model, 'objective': objective,
+    'strategy': strategy_step, 'abstract_single': single,
+  }  # fmt: skip
+  return Program(
+    spec=spec,
     model=model,
-    init=strategy.start(init),
-    like=strategy.whole(one),
-    one=one,
-    scored=strategy.scored(one),
-    train_step=step_lib.make_train_step(
-      model, objective, optimizer, optimizer_lib.schedule(*schedule_of), *parts
+    init_fn=strategy_step.init_fn(init),
+    abstract_state=strategy_step.abstract_state(single),
+    abstract_single=single,
+    eval_state_fn=strategy_step.eval_state_fn(single),
+    training=step_lib.TrainStep(
+      optimizer=optimizer,
+      schedule=optimizer_lib.schedule(*schedule_of),
+      **shared,
     ),
-    eval_step=step_lib.make_eval_step(model, objective, *parts),
-    examples_step=functools.partial(
-      step_lib.make_examples_step, model, objective, *parts
-    ),
-    predict_step=step_lib.make_predict_step(model, objective, *parts),
-    gradient=step_lib.make_gradient(model, objective, *parts),
+    evaluation=eval_step_lib.EvalStep(**shared),
   )
 
 
 def abstract_batch(config, mesh, size: int) -> dict:
-  """Shapes, dtypes and shardings of the batches of `data.stream`.
+  """Shapes, dtypes and shardings of the batches of `data.input.stream`.
 
   Args:
-    config: the run's config.
+    config: of the run.
     mesh: of the run.
     size: images over all devices.
 

@@ -42,11 +42,11 @@ def our_maker(cache: str) -> Callable:
   import jax
 
   from anp_jax import models
+  from anp_jax.config import strategy as strategy_lib
   from anp_jax.data import sources
   from anp_jax.data.input import stream as stream_lib
   from anp_jax.parallel import mesh as mesh_lib
   from anp_jax.parallel import state as state_lib
-  from anp_jax.parallel import strategies
   from anp_jax.system import compile_cache
   from anp_jax.training import objective as objective_lib
   from anp_jax.training import optimizer as optimizer_lib
@@ -70,10 +70,16 @@ def our_maker(cache: str) -> Callable:
     init = state_lib.Init(channels, optimizer, config)
     like = state_lib.abstract(init, config, mesh)
     specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
-    step = step_lib.make_train_step(
-      net, objective, optimizer, optimizer_lib.schedule(*schedule_of),
-      strategies.create(config, specs), config, mesh, like,
-    )  # fmt: skip
+    step = step_lib.TrainStep(
+      config=config,
+      mesh=mesh,
+      model=net,
+      objective=objective,
+      optimizer=optimizer,
+      schedule=optimizer_lib.schedule(*schedule_of),
+      strategy=strategy_lib.find(config).build(config, specs),
+      abstract_single=like,
+    ).jitted()
     stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
     feed = stream.train(source, case.batch, 0)
     batch = next(feed)

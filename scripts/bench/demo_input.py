@@ -14,12 +14,12 @@ import jax
 
 from anp_jax import models
 from anp_jax.config import command_line
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import feed as feed_lib
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import optimizer as optimizer_lib
 from anp_jax.training import step as step_lib
@@ -42,10 +42,16 @@ def main():
   like = state_lib.abstract(init, config, mesh)
   state = state_lib.create(init, like)
   specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
-  step = step_lib.make_train_step(
-    model, objective, optimizer, optimizer_lib.schedule(*schedule_of),
-    strategies.create(config, specs), config, mesh, like,
-  )  # fmt: skip
+  step = step_lib.TrainStep(
+    config=config,
+    mesh=mesh,
+    model=model,
+    objective=objective,
+    optimizer=optimizer,
+    schedule=optimizer_lib.schedule(*schedule_of),
+    strategy=strategy_lib.find(config).build(config, specs),
+    abstract_single=like,
+  ).jitted()
   sharding = mesh_lib.batch_sharding(mesh)
   files = stream_lib.Stream(config, sharding).train(source, size, 0)
   decoded = [jax.device_get(next(files)) for _ in range(_STEPS)]

@@ -55,6 +55,7 @@ from anp_jax.system import xla_flags
 from anp_jax.training import build
 from anp_jax.training import mixing
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 
 IDLE = 'no instruction running'
 _KINDS = (
@@ -168,14 +169,16 @@ def _step(config, device):
   mesh = mesh_lib.create(config, [device])
   source = sources.open_source(config, training=True)
   objective = objective_lib.create(source.vocabulary, config)
-  parts = build.create(config, mesh, objective, config.batch_size, len(source))
-  model, like = parts.model, parts.like
+  parts = build.create(
+    run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source))
+  )
+  model, like = parts.model, parts.abstract_state
   feed = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh)).train(
     source, config.batch_size, 0
   )
   batch = next(feed)
   feed.close()
-  state = state_lib.create(parts.init, like)
+  state = state_lib.create(parts.init_fn, like)
   # Or the cache answers with a program that has another's op_names.
   jax.config.update('jax_compilation_cache_include_metadata_in_key', True)
   with _scopes():

@@ -118,18 +118,16 @@ def _measure(flags, strategy, processes, count):
   from anp_jax.parallel import state as state_lib
   from anp_jax.training import build
   from anp_jax.training import objective as objective_lib
+  from anp_jax.training import run_spec
 
   config = _load(flags, strategy, count)
   mesh = mesh_lib.create(config, hosts=processes.hosts)
   source = sources.open_source(config, training=True)
+  objective = objective_lib.create(source.vocabulary, config)
   parts = build.create(
-    config,
-    mesh,
-    objective_lib.create(source.vocabulary, config),
-    config.batch_size,
-    len(source),
+    run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source))
   )
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   sharding = mesh_lib.batch_sharding(mesh)
   feed = stream_lib.Stream(config, sharding, processes.vote).train(
     source, config.batch_size, 0
@@ -155,7 +153,8 @@ def _measure(flags, strategy, processes, count):
   seconds = time.perf_counter() - start
   moved = processes.gather(_interfaces() - before)
   params = sum(
-    s.size * s.dtype.itemsize for s in jax.tree.leaves(parts.like.params)
+    s.size * s.dtype.itemsize
+    for s in jax.tree.leaves(parts.abstract_state.params)
   )
   return {
     'bound': _ring(params // groups, count) / 1e6,

@@ -18,6 +18,8 @@ import numpy as np
 from anp_jax import train
 from anp_jax.config import command_line
 from anp_jax.data.input import stream as stream_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.reporting import summary
 from anp_jax.reporting import telemetry
 from anp_jax.training import step as step_lib
 
@@ -57,8 +59,8 @@ def main():
   )
   kept = {}
 
-  def identity_step(model, objective, *parts):
-    names = step_lib.metric_names(objective)
+  def identity_step(train_step):
+    names = step_lib.metric_names(train_step.objective)
     values = np.ones(len(names), np.float32)
     values[names.index('vote')] = 0
     step = jax.jit(
@@ -79,7 +81,7 @@ def main():
     feed.close()
     return _OneBatch(kept['batch'])
 
-  def keep_state(init, like, given, create=train.state_lib.create):
+  def keep_state(init, like, given, create=state_lib.create):
     kept['state'] = create(init, like, given)
     # The loop donates its own; this one is for the calls without a loop.
     return jax.tree.map(lambda x: x.copy(), kept['state'])
@@ -88,10 +90,10 @@ def main():
   for _ in range(_ROUNDS):
     with (
       tempfile.TemporaryDirectory() as folder,
-      mock.patch.object(step_lib, 'make_train_step', identity_step),
+      mock.patch.object(step_lib.TrainStep, 'jitted', identity_step),
       mock.patch.object(stream_lib.Stream, 'train', one_batch),
-      mock.patch.object(train.state_lib, 'create', keep_state),
-      mock.patch.object(train, '_report', lambda *a: None),
+      mock.patch.object(state_lib, 'create', keep_state),
+      mock.patch.object(summary, 'report', lambda *a: None),
     ):
       train.run(config, folder)
       lines = [r for r in telemetry.read(folder) if r['kind'] == 'train'][1:]

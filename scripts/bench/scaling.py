@@ -79,14 +79,12 @@ def _stepper(config, mesh, batch_size):
   from anp_jax.parallel import state as state_lib
   from anp_jax.training import build
   from anp_jax.training import objective as objective_lib
+  from anp_jax.training import run_spec
 
   source = sources.open_source(config, training=True)
+  objective = objective_lib.create(source.vocabulary, config)
   parts = build.create(
-    config,
-    mesh,
-    objective_lib.create(source.vocabulary, config),
-    batch_size,
-    len(source),
+    run_spec.RunSpec(config, mesh, objective, batch_size, len(source))
   )
   random = np.random.default_rng(0)
 
@@ -100,7 +98,7 @@ def _stepper(config, mesh, batch_size):
 
   batch = build.abstract_batch(config, mesh, batch_size)
   batch = {name: fill(spec) for name, spec in batch.items()}
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   step = parts.train_step.lower(state, batch).compile()
 
   def run(count):

@@ -11,7 +11,6 @@ same one; in `sync` each is computed besides, which takes milliseconds.
 """
 
 import argparse
-import dataclasses
 import os
 import socket
 import subprocess
@@ -115,18 +114,11 @@ def _train_in_step(flags):
   """One of these processes."""
   from anp_jax import cluster
   from anp_jax import train
-  from anp_jax.training import build
+  from anp_jax.training import step as step_lib
 
   seconds = _COMPUTE * (_SLOWER if flags.process_id == _WORKERS - 1 else 1)
-  create = build.create
-
-  def slowed(*arguments, **more):
-    parts = create(*arguments, **more)
-    return dataclasses.replace(
-      parts, train_step=_Slowed(parts.train_step, seconds)
-    )
-
-  build.create = slowed
+  jitted = step_lib.TrainStep.jitted
+  step_lib.TrainStep.jitted = lambda step: _Slowed(jitted(step), seconds)
   config = _config({'strategy.name': 'sync'}, _SYNC_STEPS, _WORKERS)
   place = cluster.detect(flags.coordinator, _WORKERS, flags.process_id)
   with cluster.start(config, place) as processes:

@@ -8,11 +8,12 @@ import jax
 
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
+from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import strategies
 from anp_jax.system import flops
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 from scripts.portability import collectives
 from scripts.portability import table
 from scripts.portability import targets
@@ -49,19 +50,18 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     config.batch_size = config.batch_size_per_device * mesh_lib.batch_devices(
       mesh
     )
-  strategies.check_batch(config, config.batch_size, mesh)
+  division.check(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
+  objective = objective_lib.create(source.vocabulary, config)
   parts = build.create(
-    config,
-    mesh,
-    objective_lib.create(source.vocabulary, config),
-    config.batch_size,
-    len(source),
+    run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source))
   )
   found = {
     'device': mesh.devices.flat[0].device_kind,
     'devices': mesh.size,
-    'parameters': sum(s.size for s in jax.tree.leaves(parts.one.params)),
+    'parameters': sum(
+      s.size for s in jax.tree.leaves(parts.abstract_single.params)
+    ),
     'named_dtype': config.strategy.reduce_dtype,
   }
   batch = build.abstract_batch(config, mesh, config.batch_size)
@@ -71,7 +71,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     return _compile(function, arguments, keep)
 
   found['train'] = train = compile_as(
-    'train', parts.train_step, parts.like, batch
+    'train', parts.train_step, parts.abstract_state, batch
   )
   # All that JAX asks to be summed, less the gradients.
   asked = sum(collectives.sums(train['asked']).values())
@@ -85,7 +85,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   examples = len(sources.open_source(config, training=False))
   size = stream_lib.evaluation_batch(config, examples, mesh.size)
   batch = build.abstract_batch(config, mesh, size)
-  like = parts.one.evaluated()
+  like = parts.abstract_single.evaluated()
   found['eval'] = compile_as('eval', parts.eval_step, *like, batch)
   return found
 

@@ -7,7 +7,7 @@ import math
 import re
 
 from anp_jax import config as config_lib
-from anp_jax.config import validation
+from anp_jax.config import strategy as strategy_lib
 
 RATE = 'optimizer.learning_rate'
 # A study's own axes: not to be set for all its cells.
@@ -18,7 +18,7 @@ AXES = {
 }
 # A ring's runs are of many models each.
 _RING = 'relay'
-_STRATEGIES = tuple(s for s in validation.STRATEGIES if s != _RING)
+_STRATEGIES = tuple(s for s in strategy_lib.BUILT_IN if s != _RING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +125,10 @@ def strategies(text: str) -> tuple[str, ...]:
         f'--strategies: {name} is of many models; compare it by '
         f'python -m scripts.study {name}'
       )
-    if name not in _STRATEGIES:
+    if name not in _STRATEGIES and ':' not in name:
       raise config_lib.ConfigError(
         f'--strategies: no strategy {name!r} (have: '
-        f'{", ".join(_STRATEGIES)}){config_lib.nearest(name, _STRATEGIES)}'
+        f'{", ".join(_STRATEGIES)}, or package.module:Class)'
+        f'{config_lib.nearest(name, _STRATEGIES)}'
       )
   return names

@@ -27,15 +27,16 @@ from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.data import sources
 from anp_jax.parallel import apportionment as shares_lib
+from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.calibration import timing as timing_lib
 from anp_jax.runtimes.offload import pool as pool_lib
 from anp_jax.system import xla_flags
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 from scripts.study import grid
 
 FILE = 'measured.json'
@@ -96,12 +97,14 @@ def measure(
       f'config.mesh.data={config.mesh.data}: expected 1, and two devices or '
       'more along config.mesh.model'
     )
-  strategies.check_batch(config, config.batch_size, mesh)
+  division.check(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
   objective = objective_lib.create(source.vocabulary, config)
   size = config.batch_size
-  about = (objective, size, len(source))
-  timing, kinds = calibrate.begin(config, mesh, *about, processes, helpers)
+  spec = run_spec.RunSpec(
+    config, mesh, objective, size, len(source), tuple(helpers)
+  )
+  timing, kinds = calibrate.begin(spec, processes)
   batch = timing_lib.images(config, mesh, size)
   timing.round()
   timing.round()
@@ -115,14 +118,14 @@ def measure(
     processes.heartbeat('compiling')
     own = config.copy_and_resolve_references()
     own.strategy.plan = calibrate.text(costs, plan)
-    parts = build.create(own, mesh, *about, helpers)
+    parts = build.create(dataclasses.replace(spec, config=own))
     if state is None:
-      state = state_lib.create(parts.init, parts.like)
+      state = state_lib.create(parts.init_fn, parts.abstract_state)
     steps[name] = parts.train_step.lower(state, batch).compile()
   device = mesh.devices.flat[baseline]
   alone = None
   if device.process_index == processes.index:
-    alone = timing_lib.alone(config, device, *about)
+    alone = timing_lib.alone(spec, device)
     alone()
   found = {name: [] for name in (ALONE, *steps)}
   for turn in range(rounds + 1):

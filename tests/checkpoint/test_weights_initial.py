@@ -21,6 +21,7 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 from tests import launching
 from tests import serving
 
@@ -42,7 +43,9 @@ def _config(**keys):
 def _parts(config, devices=1, words=_WORDS):
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   objective = objective_lib.create(words, config)
-  return build.create(config, mesh, objective, 16, 640), objective
+  return build.create(
+    run_spec.RunSpec(config, mesh, objective, 16, 640)
+  ), objective
 
 
 def _given(config, folder='', devices=1, words=_WORDS):
@@ -54,7 +57,9 @@ def _given(config, folder='', devices=1, words=_WORDS):
 def _names():
   """Ours, with the shapes of a ResNet-18."""
   parts, _ = _parts(_config())
-  one = initial.flat({'params': parts.one.params, **parts.one.stats})
+  one = initial.flat(
+    {'params': parts.abstract_single.params, **parts.abstract_single.stats}
+  )
   return {name: tuple(leaf.shape) for name, leaf in one.items()}
 
 
@@ -94,7 +99,7 @@ def test_every_tensor_of_a_file_is_loaded(tmp_path, kind, dtype, prefix):
   path, want = _file(tmp_path, kind=kind, dtype=dtype, prefix=prefix)
   config = _config(init__from=path, ema=0.9)
   parts, given, lines = _given(config, tmp_path)
-  state = state_lib.create(parts.init, parts.like, given)
+  state = state_lib.create(parts.init_fn, parts.abstract_state, given)
   got = _variables(state)
   assert got.keys() == want.keys()
   for name, value in want.items():  # to the bit: half floats widen exactly
@@ -131,8 +136,8 @@ def test_a_classifier_of_another_size_is_made_anew(tmp_path):
     f'{path}'
   ]
   assert 'unused       aux.weight' in (tmp_path / 'weights.txt').read_text()
-  random = state_lib.create(parts.init, parts.like)
-  got = _variables(state_lib.create(parts.init, parts.like, given))
+  random = state_lib.create(parts.init_fn, parts.abstract_state)
+  got = _variables(state_lib.create(parts.init_fn, parts.abstract_state, given))
   for name, value in _variables(random).items():
     same = np.array_equal(got[name], value)
     assert same == (name in heads)
@@ -227,7 +232,9 @@ def test_the_version_that_transformers_tells(
     model__version=version,
   )  # fmt: skip
   parts, _ = _parts(config)
-  one = initial.flat({'params': parts.one.params, **parts.one.stats})
+  one = initial.flat(
+    {'params': parts.abstract_single.params, **parts.abstract_single.stats}
+  )
   tensors = {
     naming.published_name(n, naming.TRANSFORMERS): np.ones(
       naming.published_shape(n, x.shape), np.float32
@@ -250,7 +257,7 @@ def test_divided_parameters_on_any_number_of_devices(tmp_path, devices):
   path, want = _file(tmp_path)
   config = _config(init__from=path, sharding=(('.*', 'fsdp'),))
   parts, given, _ = _given(config, devices=devices)
-  state = state_lib.create(parts.init, parts.like, given)
+  state = state_lib.create(parts.init_fn, parts.abstract_state, given)
   kernel = state.params['stage4_block1']['conv1']['kernel']
   shard = kernel.addressable_shards[0].data
   assert shard.size * devices == kernel.size
@@ -267,7 +274,7 @@ def test_all_groups_begin_with_the_weights(tmp_path, outer):
     strategy__outer=outer,
   )  # fmt: skip
   parts, given, _ = _given(config, devices=2)
-  state = state_lib.create(parts.init, parts.like, given)
+  state = state_lib.create(parts.init_fn, parts.abstract_state, given)
   for group in range(4):
     got = _variables(state, lambda x, i=group: x[i])
     for name, value in want.items():

@@ -18,6 +18,7 @@ def _card(index, host='a', **values):
   return {
     'index': index, 'count': 2, 'token': '', 'host': host, 'local_index': -1,
     'platform': 'cpu', 'problem': '', 'gpus': [], 'loopback': '',
+    'mixes_platforms': False,
     'versions': {'Python': '3.11', 'jax': '0.10.2'}, 'code': 'c0de',
     'config': {'seed': '0', 'optimizer.learning_rate': '0.1'},
     'command': {'--mode': 'train'}, **values,

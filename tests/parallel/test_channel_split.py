@@ -17,6 +17,7 @@ from anp_jax.parallel.channel_split import operation
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 from scripts.portability import collectives
 from tests import launching
 from tests import splitting
@@ -206,7 +207,7 @@ def test_apart_no_gradient_travels():
        'model.dtype': 'float32', 'model.param_dtype': 'float32',
        'strategy.reduce_dtype': 'float32', 'strategy.plan': 'apart'},
   )  # fmt: skip
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   compiled = parts.train_step.lower(state, _batch(mesh, 0)).compile()
   sent = collectives.compiled(compiled.as_text())
   # The vote; statistics of 7 features, votes, weights and metrics.
@@ -238,7 +239,7 @@ def test_what_the_first_device_says_counts(plan):
   batch = _batch(mesh, 0)
   # As many examples as the first device has.
   _unlike(batch, 'weight', (1.0, 0.5), mesh)
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   scores = parts.eval_step(state.params, state.stats, batch)
   assert [float(s.data) for s in scores['weight'].addressable_shards] == [
     16,
@@ -257,7 +258,7 @@ def test_what_the_first_device_says_counts(plan):
 
 def test_a_plan_for_another_network_is_refused(x64):
   parts, mesh = _parts('kernel_split', 1, 2, **{'strategy.plan': 'conv11=3,3'})
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   with pytest.raises(
     config_lib.ConfigError, match="no convolution 'conv11'; did you mean 'conv1"
   ):
@@ -279,7 +280,7 @@ def test_no_sum_is_in_a_narrower_dtype():
     **{'model.dtype': 'bfloat16', 'model.param_dtype': 'float32',
        'strategy.reduce_dtype': 'float32', 'strategy.shares': (1, 1)},
   )  # fmt: skip
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   text = parts.train_step.lower(state, _batch(mesh, 0)).as_text()
   summed = collectives.sums(collectives.totals(collectives.asked(text)))
   assert set(summed) == {'float32'}
@@ -294,7 +295,7 @@ def test_nothing_is_sent_within_a_branch():
     **{'model.dtype': 'float32', 'model.param_dtype': 'float32',
        'strategy.reduce_dtype': 'float32', 'strategy.shares': (3, 1)},
   )  # fmt: skip
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   compiled = parts.train_step.lower(state, _batch(mesh, 0)).compile()
   sent = collectives.compiled(compiled.as_text())
   assert not any(c.conditional for c in sent)
@@ -329,7 +330,7 @@ def test_every_process_is_heard(voter):
       for i, device in enumerate(mesh.devices.flat)
     ],
   )  # fmt: skip
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   _, values = parts.train_step(state, batch)
   assert values[-1] == 1
 
@@ -417,8 +418,8 @@ def test_losses_of_a_hundred_steps():
   for devices, shares in ((1, ()), (2, (2, 1)), (4, (1, 2, 3, 4))):
     config.strategy.shares = shares
     mesh = _mesh(1, devices)
-    parts = build.create(config, mesh, objective, 8, 800)
-    state = state_lib.create(parts.init, parts.like)
+    parts = build.create(run_spec.RunSpec(config, mesh, objective, 8, 800))
+    state = state_lib.create(parts.init_fn, parts.abstract_state)
     random = np.random.default_rng(0)
     found = []
     for _ in range(100):

@@ -21,6 +21,7 @@ from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import timing as timing_lib
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 
 # What is measured here has to be there, not to be fast.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -264,7 +265,7 @@ def _measurable(devices, mesh_data=1, **overrides):
   config.mesh.data, config.mesh.model = mesh_data, devices
   mesh = mesh_lib.create(config, jax.devices()[: mesh_data * devices])
   objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
-  return config, mesh, objective, config.batch_size, 80
+  return run_spec.RunSpec(config, mesh, objective, config.batch_size, 80)
 
 
 @pytest.mark.slow
@@ -273,8 +274,8 @@ def _measurable(devices, mesh_data=1, **overrides):
 )
 def test_calibration_sees_every_layer_and_device(devices, monkeypatch):
   monkeypatch.setattr(calibrate, '_ROUNDS', (1, 1))
-  arguments = _measurable(devices)
-  found = calibrate.measure(*arguments, cluster.Processes(arguments[0]))
+  spec = _measurable(devices)
+  found = calibrate.measure(spec, cluster.Processes(spec.config))
   assert len(found.whole) == len(found.names) == devices
   assert found.alike  # devices of one process
   assert list(found.layers) == ['conv1', 'conv2']
@@ -314,10 +315,8 @@ def test_times_are_put_where_they_belong(data, model, monkeypatch):
       count + 1000 * (call.layer == 'conv2') + 0.5 * split
     ),
   )  # fmt: skip
-  config, mesh, *about = _measurable(
-    model, mesh_data=data, accumulate='2', batch_size='16'
-  )
-  found = calibrate.measure(config, mesh, *about, cluster.Processes(config))
+  spec = _measurable(model, mesh_data=data, accumulate='2', batch_size='16')
+  found = calibrate.measure(spec, cluster.Processes(spec.config))
   # Of those with other parts of the batch the slowest, that of the last row.
   rates = [1 + model * (data - 1) + i for i in range(model)]
   assert found.whole == pytest.approx([100 * r for r in rates])
@@ -335,9 +334,9 @@ def test_times_are_put_where_they_belong(data, model, monkeypatch):
 @pytest.mark.slow
 def test_what_was_measured_is_used_again(tmp_path, monkeypatch):
   monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
-  arguments = _measurable(2)
-  processes = cluster.Processes(arguments[0])
-  text, lines = calibrate.planned(*arguments, str(tmp_path), processes)
+  spec = _measurable(2)
+  processes = cluster.Processes(spec.config)
+  text, lines = calibrate.planned(spec, str(tmp_path), processes)
   saved = json.loads((tmp_path / calibrate.FILE).read_text())
   assert plan_lib.parse(text).layers == tuple(saved['plan'])
 
@@ -345,25 +344,25 @@ def test_what_was_measured_is_used_again(tmp_path, monkeypatch):
     raise AssertionError('measured again')
 
   monkeypatch.setattr(calibrate, 'measure', never)
-  again = calibrate.planned(*arguments, str(tmp_path), processes)
+  again = calibrate.planned(spec, str(tmp_path), processes)
   assert again == (text, lines)
   # Of another network nothing is known yet.
   other = _measurable(2, **{'model.kernels': '(8, 24)'})
   with pytest.raises(AssertionError, match='measured again'):
-    calibrate.planned(*other, str(tmp_path), processes)
+    calibrate.planned(other, str(tmp_path), processes)
 
 
 def test_a_pattern_that_no_layer_has_is_refused():
-  arguments = _measurable(2, **{'strategy.split_layers': 'stage'})
+  spec = _measurable(2, **{'strategy.split_layers': 'stage'})
   with pytest.raises(config_lib.ConfigError, match="'stage': no convolution"):
-    calibrate.measure(*arguments, cluster.Processes(arguments[0]))
+    calibrate.measure(spec, cluster.Processes(spec.config))
 
 
 @pytest.mark.slow
 def test_layers_that_are_not_named_are_not_measured(monkeypatch):
   monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
-  arguments = _measurable(2, **{'strategy.split_layers': 'conv2'})
-  found = calibrate.measure(*arguments, cluster.Processes(arguments[0]))
+  spec = _measurable(2, **{'strategy.split_layers': 'conv2'})
+  found = calibrate.measure(spec, cluster.Processes(spec.config))
   assert list(found.layers) == ['conv2']
 
 

@@ -12,13 +12,14 @@ from anp_jax import config as config_lib
 from anp_jax.config import validation
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import stream
-from anp_jax.parallel import invariant
+from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
+from anp_jax.parallel.invariant import step as invariant
 from anp_jax.system import cores
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 from scripts.portability import collectives
 
 SHARDS, BATCH, SIDE, CLASSES = 8, 32, 16, 12
@@ -52,9 +53,10 @@ def _config(**overrides):
 
 def _parts(config, devices):
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  strategies.check_batch(config, BATCH, mesh)
+  division.check(config, BATCH, mesh)
   objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
-  return build.create(config, mesh, objective, BATCH, 640), mesh
+  spec = run_spec.RunSpec(config, mesh, objective, BATCH, 640)
+  return build.create(spec), mesh
 
 
 def _batch(step):
@@ -72,10 +74,10 @@ def _batch(step):
 def _train(program, steps, start=None, first=0):
   """The host's copy of the state after steps from `first` on, and losses."""
   parts, mesh, step = program
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   if start is not None:
     state = jax.tree.map(
-      lambda x, s: jax.device_put(x, s.sharding), start, parts.like
+      lambda x, s: jax.device_put(x, s.sharding), start, parts.abstract_state
     )
   losses = []
   for i in range(first, first + steps):
@@ -89,7 +91,11 @@ def _train(program, steps, start=None, first=0):
 def _compiled(config, devices):
   parts, mesh = _parts(config, devices)
   batch = build.abstract_batch(config, mesh, BATCH)
-  return parts, mesh, parts.train_step.lower(parts.like, batch).compile()
+  return (
+    parts,
+    mesh,
+    parts.train_step.lower(parts.abstract_state, batch).compile(),
+  )
 
 
 def _differing(got, want):
@@ -223,7 +229,7 @@ def test_it_sends_what_sync_sends(devices):
     halves = {'all-reduce': 2, 'all-to-all': 1, 'all-gather': 1}
     rows = collectives.totals(collectives.compiled(program.as_text()))
     sent[name] = sum(halves[r['kind']] * r['bytes'] for r in rows)
-  parameters = sum(s.size for s in jax.tree.leaves(parts.like.params))
+  parameters = sum(s.size for s in jax.tree.leaves(parts.abstract_state.params))
   assert sent['sync'] > 2 * 4 * parameters
   assert sent['invariant'] <= 1.1 * sent['sync']
 

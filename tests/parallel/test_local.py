@@ -11,13 +11,14 @@ from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.config import validation
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import local
+from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
+from anp_jax.parallel.local import step as local
 from anp_jax.system import cores
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 from anp_jax.training import step as step_lib
 from scripts.portability import collectives
 from tests import launching
@@ -63,9 +64,10 @@ def _config(dtype='float64', **overrides):
 
 def _parts(config, devices):
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  strategies.check_batch(config, BATCH, mesh)
+  division.check(config, BATCH, mesh)
   objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
-  return build.create(config, mesh, objective, BATCH, 640), mesh
+  spec = run_spec.RunSpec(config, mesh, objective, BATCH, 640)
+  return build.create(spec), mesh
 
 
 def _batch(step):
@@ -82,7 +84,7 @@ def _batch(step):
 def _train(config, devices, steps, change=lambda batch: batch):
   """The parts, the device's state after steps, and each step's metrics."""
   parts, mesh = _parts(config, devices)
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   types = jax.tree.map(jax.typeof, state)
   names = step_lib.metric_names(
     objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
@@ -133,7 +135,7 @@ def test_an_exchange_every_step_is_synchronous_training(
   keys = {**_LINEAR, 'optimizer.name': optimizer, 'strategy.period': 1}
   parts, state, metrics = _train(_config(**keys), devices, 25)
   _, want, losses = _synchronous(optimizer)
-  _assert_close(parts.scored(state).params, want.params)
+  _assert_close(parts.eval_state_fn(state).params, want.params)
   for got, loss in zip(metrics, losses, strict=True):
     for name in ('loss', 'anp_top1', 'learning_rate', 'finite', 'damaged'):
       np.testing.assert_allclose(got[name], loss[name], 1e-6, err_msg=name)
@@ -259,11 +261,13 @@ _QUICK = (('average', 4), ('nesterov', 2), ('keep', 2))
 def test_groups_train_alone_and_meet(x64, case, devices):
   config = _config(ema=0.9, **_CASES[case], **{'strategy.period': 3})
   parts, state, metrics = _train(config, devices, 8)
-  start = parts.scored(state_lib.create(parts.init, parts.like))
+  start = parts.eval_state_fn(
+    state_lib.create(parts.init_fn, parts.abstract_state)
+  )
   hand = ByHand(config, start)
   losses = [hand.train(_batch(i)) for i in range(8)]
   np.testing.assert_allclose([m['loss'] for m in metrics], losses, 1e-6)
-  params, stats = parts.scored(state).evaluated()
+  params, stats = parts.eval_state_fn(state).evaluated()
   _assert_close(params, hand.mean('average')['params'])
   _assert_close(stats, hand.mean('average')['stats'], 1e-6)
   state = jax.device_get(state)
@@ -291,7 +295,9 @@ def test_groups_train_alone_and_meet(x64, case, devices):
 @pytest.mark.parametrize('probability', [0.3, 1.0])
 def test_coins_fall_as_often_as_they_should(probability):
   due = [
-    np.asarray(jax.vmap(local.Local(config, {})._is_due)(jnp.arange(1, 2001)))
+    np.asarray(
+      jax.vmap(local.LocalStep(config, {})._is_due)(jnp.arange(1, 2001))
+    )
     for seed in (0, 0, 1)
     for config in [
       _config(seed=seed, **{'strategy.exchange_probability': probability})
@@ -310,8 +316,8 @@ def test_groups_agree_where_a_coin_fell_and_nowhere_else():
     'float32', **_LINEAR, **{'strategy.exchange_probability': 0.5}
   )
   parts, mesh = _parts(config, 2)
-  state = state_lib.create(parts.init, parts.like)
-  is_due = local.Local(config, {})._is_due
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
+  is_due = local.LocalStep(config, {})._is_due
   due = [bool(is_due(jnp.int32(i + 1))) for i in range(12)]
   assert 0 < sum(due) < 12
   for i in range(12):
@@ -350,14 +356,18 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
     config = _config('float32', **keys, **{'strategy.name': name})
     parts, mesh = _parts(config, devices)
     batch = build.abstract_batch(config, mesh, BATCH)
-    text = parts.train_step.lower(parts.like, batch).compile().as_text()
+    text = (
+      parts.train_step.lower(parts.abstract_state, batch).compile().as_text()
+    )
     for conditional in (False, True):
       sent[name, conditional] = sum(
         c.size
         for c in collectives.compiled(text)
         if c.conditional == conditional
       )
-  parameters = sum(s.size for s in jax.tree.leaves(parts.one.params))
+  parameters = sum(
+    s.size for s in jax.tree.leaves(parts.abstract_single.params)
+  )
   assert sent['sync', False] >= 4 * parameters and not sent['sync', True]
   # Weights alone, as this network has no statistics.
   assert sent['local', True] == 4 * parameters
@@ -466,4 +476,4 @@ def test_a_batch_that_does_not_divide_over_groups_is_refused():
 def test_turns_of_the_loop_over_a_devices_batch(keys, devices, turns):
   config = _config(**keys)
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  assert strategies.check_batch(config, BATCH, mesh) == turns
+  assert division.check(config, BATCH, mesh) == turns

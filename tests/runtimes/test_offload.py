@@ -19,6 +19,7 @@ from anp_jax.cluster import cluster_env
 from anp_jax.cluster import preemption
 from anp_jax.cluster import process_info
 from anp_jax.config import command_line
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import validation
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -32,6 +33,7 @@ from anp_jax.runtimes.offload import remote
 from anp_jax.runtimes.offload import timing
 from anp_jax.system import xla_flags
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 from tests import launching
 from tests import splitting
 
@@ -339,24 +341,26 @@ def test_what_a_helper_cannot_do_ends_the_run_by_name(tmp_path, monkeypatch):
 
 
 def test_platforms_may_differ_only_for_helpers():
-  def shown(index, here, **config):
+  def shown(index, here, mixes):
     return {
       'index': index, 'host': f'node{index}', 'count': 2, 'platform': here,
       'problem': '', 'gpus': [], 'loopback': '', 'versions': {}, 'code': 'a',
-      'config': config, 'command': {'--mode': 'train'},
+      'mixes_platforms': mixes,
+      'config': {}, 'command': {},
     }  # fmt: skip
 
-  helped = {'strategy.helpers': "('processes',)"}
-  for config, differ in ((helped, True), ({'strategy.helpers': '()'}, False)):
-    both = [shown(0, 'cpu', **config), shown(1, 'tpu', **config)]
-    text = process_info.first_mismatch(both)
-    assert (not text) == differ
-  both[0]['config'] = both[1]['config'] = helped
-  for card in both:
-    card['command'] = {'--mode': 'evaluate'}
-  assert 'rank 1 on node1 would compute on tpu' in process_info.first_mismatch(
-    both
+  offloads = _config(**{'strategy.helpers': "('processes',)"})
+  split = strategy_lib.find(offloads)
+  assert split.mixes_platforms(offloads, 'train')
+  assert not split.mixes_platforms(offloads, 'evaluate')
+  assert not split.mixes_platforms(
+    _config(**{'strategy.helpers': '()'}), 'train'
   )
+  for mixes in (True, False):
+    both = [shown(0, 'cpu', mixes), shown(1, 'tpu', mixes)]
+    text = process_info.first_mismatch(both)
+    assert (not text) == mixes
+  assert 'rank 1 on node1 would compute on tpu' in text
 
 
 def test_who_waits_has_threads_to_spare(monkeypatch):
@@ -453,9 +457,8 @@ def test_times_are_put_where_they_belong(near, monkeypatch):
   objective = objective_lib.create(
     vocabulary_lib.Vocabulary(splitting.NAMES), config
   )
-  found = calibrate.measure(
-    config, mesh, objective, 8, 80, cluster.Processes(config), helpers
-  )
+  spec = run_spec.RunSpec(config, mesh, objective, 8, 80, tuple(helpers))
+  found = calibrate.measure(spec, cluster.Processes(config))
   assert found.whole == (9000.0,) and len(found.names) == 3
   for path, extra, counts in (
     ('conv1', 0, (2, 4, 8)), ('conv2', 1000, (4, 8, 16)),

@@ -43,7 +43,9 @@ class _Server:
     self.setup = setup = setup_lib.create(config, 0.0)
     (optimizer,) = setup.optimizers
     start = optimizer.start(
-      jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), setup.program.like)
+      jax.tree.map(
+        lambda s: np.zeros(s.shape, s.dtype), setup.program.abstract_state
+      )
     )
     self.store = parameter_store.ParameterStore(
       optimizer, start, lambda version: False, 9

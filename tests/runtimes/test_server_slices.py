@@ -47,7 +47,7 @@ def _random_state(setup):
       return np.zeros((), shape.dtype)
     return np.abs(rng.normal(size=shape.shape)).astype(shape.dtype)
 
-  return jax.tree.map(leaf, setup.program.like)
+  return jax.tree.map(leaf, setup.program.abstract_state)
 
 
 def _start(setup, state=None):
@@ -287,7 +287,7 @@ def test_whole_chain_is_optax(config):
   counts = [int(leaf) for leaf in jax.tree.leaves(opt_state) if not leaf.ndim]
   assert counts == [_STEPS, _STEPS]
   assert jax.tree.structure(opt_state) == jax.tree.structure(
-    setup.program.like.opt_state
+    setup.program.abstract_state.opt_state
   )
   assert optax.tree.get(opt_state, 'mu') is not None
 

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from anp_jax.cluster import preemption
-from anp_jax.config import validation
+from anp_jax.config import strategy as strategy_lib
 from scripts.portability import targets
 
 pytestmark = [
@@ -28,7 +28,7 @@ TARGETS = {'cpu:8': 8, 'tpu:v5e:2x2': 4, 'gpu:h200:16x4': 64}  # devices
 # few devices each; what `kernel_split` sends is told apart below.
 STRATEGIES = [
   s
-  for s in validation.STRATEGIES
+  for s in strategy_lib.BUILT_IN
   if s not in ('server', 'relay', 'kernel_split')
 ]
 # Name: overrides; parameters as published; numbers in statistics.

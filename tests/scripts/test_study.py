@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import validation
+from anp_jax.config import strategy as strategy_lib
 from scripts.study import __main__ as study_main
 from scripts.study import grid
 from scripts.study import local
@@ -397,7 +397,7 @@ def slurm_programs(tmp_path, monkeypatch):
 
 
 def test_every_strategy_has_its_script():
-  for strategy in validation.STRATEGIES:
+  for strategy in strategy_lib.BUILT_IN:
     assert (launching.ROOT / slurm.script(strategy)).is_file(), strategy
   assert slurm.script('sync') == 'scripts/slurm/train.sbatch'
 

@@ -10,6 +10,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.config import command_line
+from anp_jax.reporting import delayed_metrics
 from anp_jax.system import profiling
 
 # jaxlib's own reader of statistics, on Python 3.12.
@@ -142,14 +143,14 @@ def test_a_run_that_is_stopped_inside_closes_the_trace(
   tmp_path, one, monkeypatch, capsys
 ):
   one.profile.steps = '3:12'
-  real = train._Readings.add
+  real = delayed_metrics.TrainingLog.push
 
-  def add(self, step, values):
+  def push(self, step, values):
     if step == 4:
       os.kill(os.getpid(), signal.SIGINT)
-    real(self, step, values)
+    return real(self, step, values)
 
-  monkeypatch.setattr(train._Readings, 'add', add)
+  monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
   train.run(one, str(tmp_path))
   stopped = max(int(p.name) for p in (tmp_path / 'checkpoints').glob('[0-9]*'))
   assert 4 <= stopped < 11
@@ -162,7 +163,7 @@ def test_a_run_that_fails_inside_closes_the_trace(tmp_path, one):
   one.optimizer.name = 'sgd'
   one.optimizer.learning_rate = 1e30
   one.profile.steps = '2:13'
-  with pytest.raises(train.NotFinite):
+  with pytest.raises(delayed_metrics.NotFinite):
     train.run(one, str(tmp_path))
   assert _recorded(tmp_path)[:2] == [2, 3]
 

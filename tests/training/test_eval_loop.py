@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
 from anp_jax.training import eval_loop
+from anp_jax.training import eval_step
 from anp_jax.training import objective as objective_lib
-from anp_jax.training import step as step_lib
 from tests import user_network
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -114,8 +114,8 @@ def _recount(config, variables):
 
 
 def _evaluator(
-  config, devices, average=None, model=None, make=step_lib.make_eval_step,
-  **more,
+  config, devices, average=None, model=None, held_out=None,
+
 ):  # fmt: skip
   """The eval step and a state of `_variables(0)`, with averages if given."""
   mesh = mesh_lib.create(config, jax.devices()[:devices])
@@ -134,16 +134,16 @@ def _evaluator(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
   )
   objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), config)
-  eval_step = make(
-    model or _network(),
-    objective,
-    strategies.create(config, specs),
-    config,
-    mesh,
-    like,
-    **more,
+  steps = eval_step.EvalStep(
+    config=config,
+    mesh=mesh,
+    model=model or _network(),
+    objective=objective,
+    strategy=strategy_lib.find(config).build(config, specs),
+    abstract_single=like,
   )
-  return eval_step, state, mesh
+  jitted = steps.sums() if held_out is None else steps.examples(held_out)
+  return jitted, state, mesh
 
 
 def _assert_scores(got, want):
@@ -192,9 +192,7 @@ def _rows(config, held_out):
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
 def test_rows_of_each_example_on_any_number_of_devices(small, devices):
   held_out = (3, 7, 8)
-  step, state, mesh = _evaluator(
-    small, devices, make=step_lib.make_examples_step, held_out=held_out
-  )
+  step, state, mesh = _evaluator(small, devices, held_out=held_out)
   scores, rows = eval_loop.examples(step, state, _batches(mesh, 201), EXAMPLES)
   _assert_scores(scores, _recount(small, _variables(0)))
   want = _rows(small, held_out)
@@ -213,9 +211,7 @@ def test_logical_shards_are_scored_with_the_same_bits_on_all_devices(small):
   small.strategy.name, small.strategy.logical_shards = 'invariant', 4
   results = []
   for devices in (1, 4):
-    step, state, mesh = _evaluator(
-      small, devices, make=step_lib.make_examples_step
-    )
+    step, state, mesh = _evaluator(small, devices, held_out=())
     results.append(eval_loop.examples(step, state, _batches(mesh), EXAMPLES))
     eval_step, state, mesh = _evaluator(small, devices)
     got = eval_loop.run(eval_step, state, _batches(mesh))
@@ -233,9 +229,7 @@ def test_logical_shards_are_scored_with_the_same_bits_on_all_devices(small):
 
 
 def test_an_example_that_cannot_be_scored_is_never_right(small):
-  step, state, mesh = _evaluator(
-    small, 2, model=_NanOnBlank(), make=step_lib.make_examples_step
-  )
+  step, state, mesh = _evaluator(small, 2, model=_NanOnBlank(), held_out=())
   batches = list(_batches(mesh))
   batches[0] = dict(batches[0], image=jnp.zeros_like(batches[0]['image']))
   _, rows = eval_loop.examples(step, state, batches, EXAMPLES)

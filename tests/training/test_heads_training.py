@@ -19,6 +19,7 @@ from anp_jax.reporting import telemetry
 from anp_jax.system import cores
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 from tests import serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -83,7 +84,7 @@ def test_one_update_equals_one_by_hand(x64, head, devices):
     vocabulary_lib.Vocabulary(PAIRS), config, CLASS_WEIGHTS
   )
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  parts = build.create(config, mesh, objective, BATCH, 64)
+  parts = build.create(run_spec.RunSpec(config, mesh, objective, BATCH, 64))
   random = np.random.default_rng(0)
   batch = {
     'image': random.integers(0, 256, (BATCH, 16, 16, 3), np.uint8),
@@ -92,7 +93,7 @@ def test_one_update_equals_one_by_hand(x64, head, devices):
     'weight': np.ones(BATCH, np.float32),
     'vote': np.zeros(BATCH, np.int32),
   }
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
   before = jax.device_get(state.params)
   mean, std = np.float64(config.data.mean), np.float64(config.data.std)
   images = (batch['image'] - mean) / std

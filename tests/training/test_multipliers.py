@@ -15,6 +15,7 @@ from anp_jax.training import build
 from anp_jax.training import multipliers
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import optimizer
+from anp_jax.training import run_spec
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -44,12 +45,14 @@ def _config(rules, **keys):
 def _parts(config, devices=1):
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   objective = objective_lib.create(_WORDS, config)
-  return build.create(config, mesh, objective, _BATCH, 640), mesh
+  return build.create(
+    run_spec.RunSpec(config, mesh, objective, _BATCH, 640)
+  ), mesh
 
 
 def _begun(parts):
   """A state with statistics that are not those of a new network."""
-  state = state_lib.create(parts.init, parts.like)
+  state = state_lib.create(parts.init_fn, parts.abstract_state)
 
   def changed(tree, like):
     random = np.random.default_rng(0)
@@ -61,7 +64,7 @@ def _begun(parts):
       tree, like,
     )  # fmt: skip
 
-  like = parts.like
+  like = parts.abstract_state
   state = state.replace(stats=changed(state.stats, like.stats))
   if state.average:
     average = changed(state.average['stats'], like.average['stats'])
@@ -286,7 +289,9 @@ def test_no_gradient_is_computed_of_what_is_frozen():
   for rules in ((), (('head', 1.0), ('.*', 0))):
     parts, mesh = _parts(_config(rules))
     batch = build.abstract_batch(_config(rules), mesh, _BATCH)
-    text = parts.train_step.lower(parts.like, batch).compile().as_text()
+    text = (
+      parts.train_step.lower(parts.abstract_state, batch).compile().as_text()
+    )
     counts[bool(rules)] = text.count(' convolution(')
   assert counts[True] == 2 < counts[False]
 

@@ -11,12 +11,13 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.cluster import preemption
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet
 from anp_jax.models.layers import sums
+from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import optimizer as optimizer_lib
 from anp_jax.training import step as step_lib
@@ -96,23 +97,23 @@ class Run:
     self.config = config
     self.model = model
     self.mesh = mesh_lib.create(config, jax.devices()[:devices])
-    strategies.check_batch(config, BATCH, self.mesh)
-    parts = (config, BATCH, EXAMPLES, 1000)
-    optimizer = optimizer_lib.create(*parts)
+    division.check(config, BATCH, self.mesh)
+    schedule_of = (config, BATCH, EXAMPLES, 1000)
+    optimizer = optimizer_lib.create(*schedule_of)
     self.init = state_lib.Init(model, optimizer, config)
     self.like = state_lib.abstract(self.init, config, self.mesh)
     self.objective = _objective(config)
     specs = jax.tree.map(lambda s: s.sharding.spec, self.like.params)
-    self.train_step = step_lib.make_train_step(
-      model,
-      self.objective,
-      optimizer,
-      optimizer_lib.schedule(*parts),
-      strategies.create(config, specs),
-      config,
-      self.mesh,
-      self.like,
-    )
+    self.train_step = step_lib.TrainStep(
+      config=config,
+      mesh=self.mesh,
+      model=model,
+      objective=self.objective,
+      optimizer=optimizer,
+      schedule=optimizer_lib.schedule(*schedule_of),
+      strategy=strategy_lib.find(config).build(config, specs),
+      abstract_single=self.like,
+    ).jitted()
 
   def state(self, change=None):
     """The same weights for every Run, and no program to compile for them."""
@@ -564,7 +565,7 @@ def test_gradients_leave_in_few_sums_the_last_layers_first():
   }
   specs = jax.tree.map(lambda s: s.sharding.spec, run.like.params)
   config = _config('bfloat16', **{'strategy.bucket_megabytes': 1e-9})
-  one_by_one = strategies.create(config, specs, order)
+  one_by_one = strategy_lib.find(config).build(config, specs, order)
   gradients = jax.tree.map(lambda s: jnp.zeros(s.shape), run.like.params)
   text = jax.jit(
     jax.shard_map(
@@ -737,7 +738,7 @@ def test_a_batch_that_does_not_divide_is_refused(
   config = _config('float32', **overrides)
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   with pytest.raises(config_lib.ConfigError, match=message):
-    strategies.check_batch(config, batch, mesh)
+    division.check(config, batch, mesh)
 
 
 @pytest.mark.parametrize(
@@ -759,4 +760,4 @@ def test_a_batch_that_does_not_divide_is_refused(
 def test_a_batch_that_divides_is_taken(batch, devices, overrides):
   config = _config('float32', **overrides)
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  strategies.check_batch(config, batch, mesh)
+  division.check(config, batch, mesh)

@@ -84,7 +84,9 @@ def load(
   path = config.init['from']
   if not path:
     return {}, []
-  like = flat({'params': parts.one.params, **parts.one.stats})
+  like = flat(
+    {'params': parts.abstract_single.params, **parts.abstract_single.stats}
+  )
   # Before anything is read: Orbax lets processes wait for each other.
   _agree(published.missing_path(path), gather)
   problem, matched = '', None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import corruption
@@ -97,7 +98,6 @@ def evaluation_batch(config, examples: int, devices: int) -> int:
     A multiple of what is computed by itself: the devices' parts, or the
     logical shards. No longer than the split needs.
   """
-  is_invariant = config.strategy.name == 'invariant'
-  parts = config.strategy.logical_shards if is_invariant else devices
+  parts = strategy_lib.find(config).eval_parts(config, devices)
   size = min(config.eval.batch_size, examples)
   return -(-size // parts) * parts

@@ -1,6 +1,7 @@
 """Mode evaluate: a checkpoint, and any examples of classes that it knows."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -14,12 +15,12 @@ from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager as checkpoint_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.checkpoint.weights import initial
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.sources import label_mapping
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
 from anp_jax.reporting import run_page
 from anp_jax.reporting import summary
 from anp_jax.reporting.analysis import files
@@ -29,6 +30,7 @@ from anp_jax.system import compile_cache
 from anp_jax.training import build
 from anp_jax.training import eval_loop
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 
 _SAME_DATA = ('data.source', 'data.path', 'data.lists', 'data.dir')
 # What an image is to the network, beside which part of it is seen.
@@ -71,8 +73,9 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
       f'{workdir} has checkpoints of its own; choose another --workdir'
     )
   mesh = mesh_lib.create(config, hosts=processes.hosts)
-  strategies.check_bits(config, mesh)
-  batch_size = workdir_lib.batch_size(
+  strategy = strategy_lib.find(config)
+  strategy.check_mesh(config, mesh)
+  config = workdir_lib.with_batch_size(
     config, workdir, mesh_lib.batch_devices(mesh)
   )
   source = sources.open_source(config, training=False)
@@ -85,20 +88,21 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   # Of a run that nothing is trained of, no schedule matters.
   still = config.copy_and_resolve_references()
   still.schedule.warmup = '0 steps'
-  planned, _ = strategies.planned(
-    still, mesh, objective, batch_size, 1, workdir, processes, training=False
-  )
-  parts = build.create(planned, mesh, objective, batch_size, 1)
+  spec = run_spec.RunSpec(still, mesh, objective, config.batch_size, 1)
+  job = strategy_lib.Job(config, workdir, processes, 'evaluate', which, output)
+  calibrated_config, _ = strategy.calibrate(spec, job, training=False)
+  parts = build.create(dataclasses.replace(spec, config=calibrated_config))
   if untrained:
     weights, lines = initial.load(
       config, parts, objective, known, gather=processes.gather, whole=True
     )
-    state, step = state_lib.create(parts.init, parts.like, weights), 0
+    state = state_lib.create(parts.init_fn, parts.abstract_state, weights)
+    step = 0
     if jax.process_index() == 0:
       print('\n'.join([*lines, _network_line(config)]))
   else:
     checkpoints = checkpoint_lib.Checkpoints(
-      workdir, config, None, parts.like, processes.gather
+      workdir, config, None, parts.abstract_state, processes.gather
     )
     restored = checkpoints.restore(which)
     checkpoints.close()
@@ -119,7 +123,7 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
     stream.evaluation(source), 'evaluating', step
   )
   scores, rows = _evaluated(
-    config, workdir, parts, parts.scored(state), batches, source
+    config, workdir, parts, parts.eval_state_fn(state), batches, source
   )
   if jax.process_index() == 0:
     processes.heartbeat('writing', step)

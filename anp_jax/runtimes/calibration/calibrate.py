@@ -21,28 +21,22 @@ _ROUNDS, _SECONDS = (3, 30), 6.0
 _FORMAT = 2  # of the file
 
 
-def planned(
-  config, mesh, objective, batch_size, examples, workdir, processes, helpers=()
-):
+def planned(spec, workdir, processes):
   """Times devices and links, and decides what is split; all processes call it.
 
   What was measured is kept in the workdir, and used again by a run that goes on
   with the same network on the same devices.
 
   Args:
-    config: the run's config.
-    mesh: of the run.
-    objective: `objective.Objective`.
-    batch_size: images a step over all devices.
-    examples: images an epoch.
+    spec: `training.run_spec.RunSpec`.
     workdir: of the run.
     processes: `cluster.Processes`.
-    helpers: offload devices, see `runtimes.offload.pool`.
 
   Returns:
     The text for config.strategy.plan, and lines for people.
   """
-  rows = batch_size // mesh_lib.batch_devices(mesh)
+  config, mesh, helpers = spec.config, spec.mesh, spec.offload_devices
+  rows = spec.batch_size // mesh_lib.batch_devices(mesh)
   key = {
     'format': _FORMAT,
     'jax': jax.__version__,
@@ -50,7 +44,7 @@ def planned(
     'mesh': list(mesh.devices.shape),
     'helpers': [h.name for h in helpers],
     'images': [rows, config.accumulate],
-    'outputs': objective.outputs,
+    'outputs': spec.objective.outputs,
     'reduce_dtype': config.strategy.reduce_dtype,
     'model': json.loads(config.model.to_json()),
     'image_size': config.data.image_size,
@@ -66,9 +60,7 @@ def planned(
     costs = from_json(saved['costs'], bool(helpers))
     plan = {k: tuple(v) for k, v in saved['plan'].items()}
   else:
-    costs = measure(
-      config, mesh, objective, batch_size, examples, processes, helpers
-    )
+    costs = measure(spec, processes)
     # Unlike hosts may round otherwise: one of them decides.
     plan = processes.gather(costs.best())[0]
     plan = {k: tuple(v) for k, v in plan.items()}
@@ -90,29 +82,14 @@ def text(costs: costs_lib.Costs, plan) -> str:
   return str(plan_lib.Plan(plan))
 
 
-def measure(
-  config,
-  mesh,
-  objective,
-  batch_size: int,
-  examples: int,
-  processes,
-  helpers=(),
-) -> costs_lib.Costs:
+def measure(spec, processes) -> costs_lib.Costs:
   """Times the network on the mesh's devices; see `timing.Timing`.
 
   Args:
-    config: the run's config.
-    mesh: of the run.
-    objective: `objective.Objective`.
-    batch_size: images a step over all devices.
-    examples: images an epoch.
+    spec: `training.run_spec.RunSpec`.
     processes: `cluster.Processes`; all call it.
-    helpers: offload devices, see `runtimes.offload.pool`.
   """
-  timing, kinds = begin(
-    config, mesh, objective, batch_size, examples, processes, helpers
-  )
+  timing, kinds = begin(spec, processes)
   spent = made = 0
   while made < _ROUNDS[0] or (spent < _SECONDS and made < _ROUNDS[1]):
     start = time.perf_counter()
@@ -123,26 +100,19 @@ def measure(
   return timing.costs(*kinds)
 
 
-def begin(
-  config, mesh, objective, batch_size: int, examples: int, processes, helpers
-):
+def begin(spec, processes):
   """What times a network, and what its `costs` is to be told of the devices.
 
   Args:
-    config: the run's config.
-    mesh: of the run.
-    objective: `objective.Objective`.
-    batch_size: images a step over all devices.
-    examples: images an epoch.
+    spec: `training.run_spec.RunSpec`.
     processes: `cluster.Processes`; all call it.
-    helpers: offload devices, see `runtimes.offload.pool`.
   """
-  about = (config, mesh, objective, batch_size, examples, processes)
-  names, alike = kinds(mesh, processes)
+  helpers = spec.offload_devices
+  names, alike = kinds(spec.mesh, processes)
   if not helpers:
-    return timing_lib.Timing(*about), (names, alike)
+    return timing_lib.Timing(spec, processes), (names, alike)
   names += [h.name for h in helpers]
-  return timing.Timing(*about, helpers), (names, False)
+  return timing.Timing(spec, processes), (names, False)
 
 
 def kinds(mesh, processes) -> tuple[list[str], bool]:

@@ -1,6 +1,7 @@
 """What a network's convolutions take on each device, and what travels."""
 
 from concurrent import futures
+import dataclasses
 import math
 import time
 
@@ -32,18 +33,15 @@ class Timing:
   or a core are timed as they will be.
   """
 
-  def __init__(self, config, mesh, objective, batch_size, examples, processes):
+  def __init__(self, spec, processes):
     """Compiles all of it; all processes call it.
 
     Args:
-      config: the run's config.
-      mesh: of the run.
-      objective: `objective.Objective`.
-      batch_size: images a step over all devices.
-      examples: images an epoch.
+      spec: `training.run_spec.RunSpec`.
       processes: `cluster.Processes`.
     """
-    rows = batch_size // mesh_lib.batch_devices(mesh)
+    config, mesh = spec.config, spec.mesh
+    rows = spec.batch_size // mesh_lib.batch_devices(mesh)
     own = _unsplit(config)
     self._mesh, self._processes = mesh, processes
     self._turns = config.accumulate
@@ -52,12 +50,15 @@ class Timing:
     ]
     meshes = [mesh_lib.create(own, [d]) for d in self._devices]
     made = [
-      build.create(own, m, objective, batch_size, examples) for m in meshes
+      build.create(
+        dataclasses.replace(spec, config=own, mesh=m, offload_devices=())
+      )
+      for m in meshes
     ]
     # Gradients travel in a dtype of their own; of float64 never in less.
     wire = jnp.dtype(config.strategy.reduce_dtype).itemsize
     self._wire = 8 if config.model.param_dtype == 'float64' else wire
-    leaves = jax.tree.leaves(made[0].one.params)
+    leaves = jax.tree.leaves(made[0].abstract_single.params)
     self._params = self._wire * sum(leaf.size for leaf in leaves)
     # Each a function that makes the one that is timed, by device.
     programs = [
@@ -245,21 +246,20 @@ class Timing:
     return costs_lib.Link(**lines)
 
 
-def alone(config, device, objective, batch_size: int, examples: int):
+def alone(spec, device):
   """A function that makes a step of the unsplit network on one device.
 
   Args:
-    config: the run's config.
+    spec: `training.run_spec.RunSpec`.
     device: jax.Device of this process.
-    objective: `objective.Objective`.
-    batch_size: images it is given.
-    examples: images an epoch.
   """
-  own = _unsplit(config)
+  own = _unsplit(spec.config)
   mesh = mesh_lib.create(own, [device])
-  parts = build.create(own, mesh, objective, batch_size, examples)
+  parts = build.create(
+    dataclasses.replace(spec, config=own, mesh=mesh, offload_devices=())
+  )
   with jax.default_device(device):
-    return _step(parts, own, mesh, batch_size)()
+    return _step(parts, own, mesh, spec.batch_size)()
 
 
 def images(config, mesh, rows: int):
@@ -300,7 +300,7 @@ def _step(parts, config, mesh, rows):
   """() -> a function that makes a step of the network that is not split."""
 
   def make():
-    held = [state_lib.create(parts.init, parts.like)]
+    held = [state_lib.create(parts.init_fn, parts.abstract_state)]
     batch = images(config, mesh, rows)
     step = parts.train_step.lower(held[0], batch).compile()
 
@@ -319,7 +319,10 @@ def _calls(parts, config, rows):
   images = jax.ShapeDtypeStruct(
     (rows // config.accumulate, side, side, 3), jnp.dtype(config.model.dtype)
   )
-  variables = {'params': parts.one.params, **parts.one.stats}
+  variables = {
+    'params': parts.abstract_single.params,
+    **parts.abstract_single.stats,
+  }
   return convolutions.find(parts.model, variables, images)
 
 

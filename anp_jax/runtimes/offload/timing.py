@@ -16,12 +16,10 @@ from anp_jax.runtimes.offload import device as device_lib
 class Timing(timing_lib.Timing):
   """Times convolutions and the whole step, round after round."""
 
-  def __init__(
-    self, config, mesh, objective, batch_size, examples, processes, helpers
-  ):
+  def __init__(self, spec, processes):
     """Compiles all of it, on the helpers too; as `timing.Timing`."""
-    self._helpers = helpers
-    super().__init__(config, mesh, objective, batch_size, examples, processes)
+    self._helpers = spec.offload_devices
+    super().__init__(spec, processes)
 
   def costs(self, names, alike: bool) -> 'Costs':
     """Medians over the rounds.

@@ -6,15 +6,16 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import initial
 from anp_jax.data.input import stream as stream_lib
+from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.relay import programs as programs_lib
 from anp_jax.runtimes.relay import schedule as itinerary_lib
 from anp_jax.training import build
 from anp_jax.training import eval_loop
 from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
 from anp_jax.training import step as step_lib
 
 _NAMES = ('init', 'train_step', 'eval_step', 'predict_step')
@@ -51,7 +52,7 @@ class Runner:
       ConfigError: for what a config alone does not show.
     """
     self.config = config = candidate.config
-    strategies.check_batch(config, config.batch_size, mesh)
+    division.check(config, config.batch_size, mesh)
     self.itinerary = itinerary_lib.Itinerary(sizes, config.batch_size, laps)
     self._model = candidate.index
     self._part = part
@@ -64,9 +65,9 @@ class Runner:
     objective = objective_lib.create(part.vocabulary, config)
     self._objective = objective
     self._parts = build.create(
-      whole, mesh, objective, config.batch_size, sum(sizes)
+      run_spec.RunSpec(whole, mesh, objective, config.batch_size, sum(sizes))
     )
-    self.like = self._parts.like
+    self.like = self._parts.abstract_state
     self._every = config_lib.steps(
       config.checkpoint.every, config.batch_size, sum(sizes)
     )

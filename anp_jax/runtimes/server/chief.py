@@ -44,17 +44,16 @@ class Chief:
     """Opens data, checkpoints and the port.
 
     Args:
-      participant: this process; the batch size of its config is filled in.
+      participant: this process.
       processes: this process among all.
       workers: processes that train.
     """
     self._participant = participant
-    self._config = config = participant.config
     self._workdir = workdir = participant.workdir
     self._processes = processes
     self._workers = workers
-    self._data_shards = scheduler_lib.data_shards(config, workers)
-    self._fill_in_batch_size()
+    self._data_shards = scheduler_lib.data_shards(participant.config, workers)
+    self._config = config = self._with_batch_size()
     self._horizon = scheduler_lib.prediction_horizon(config, workers)
     self._setup = setup = setup_lib.create(config, self._horizon)
     self._program = setup.program
@@ -64,7 +63,10 @@ class Chief:
     workdir_lib.open_or_refuse(workdir, config, setup.source.vocabulary)
     workdir_lib.record_class_sizes(workdir, setup.source)
     self._checkpoints = checkpoint_lib.Checkpoints(
-      workdir, config, sources.fingerprint(setup.source), setup.program.like
+      workdir,
+      config,
+      sources.fingerprint(setup.source),
+      setup.program.abstract_state,
     )
     self._stream = setup.stream()
     examples = len(setup.source)
@@ -83,7 +85,7 @@ class Chief:
       self._checkpoints.wait()
     self._end_session()
     restored = self._checkpoints.restore()
-    total = self._program.total
+    total = self._program.spec.total_steps
     lines = []
     if restored:
       state = restored[0]
@@ -167,7 +169,7 @@ class Chief:
 
   def finish(self) -> dict:
     """Ends the run well; returns the last scores."""
-    version, total = self._session.store.version, self._program.total
+    version, total = self._session.store.version, self._program.spec.total_steps
     self._checkpoints.wait()
     self._session.finish()
     rendezvous.announce_end(self._workdir, '')
@@ -179,7 +181,10 @@ class Chief:
       )
     elif self._trains or not run_page.exists(self._workdir):
       summary.report(
-        self._config, self._workdir, self._setup.mesh, self._program.like
+        self._config,
+        self._workdir,
+        self._setup.mesh,
+        self._program.abstract_state,
       )
     self._telemetry.close()
     return self._scores or summary.last_scores(self._workdir)
@@ -199,16 +204,18 @@ class Chief:
     self._checkpoints.close()
     self._service.shutdown()
 
-  def _fill_in_batch_size(self):
-    config, data_shards = self._config, self._data_shards
-    workdir_lib.batch_size(
-      config, self._workdir, jax.local_device_count() * data_shards
-    )
+  def _with_batch_size(self):
+    data_shards = self._data_shards
+    config = workdir_lib.with_batch_size(
+      self._participant.config, self._workdir,
+      jax.local_device_count() * data_shards,
+    )  # fmt: skip
     if config.batch_size % data_shards:
       raise config_lib.ConfigError(
         f'config.batch_size={config.batch_size} does not divide by the '
         f'{data_shards} workers that an update is made of'
       )
+    return config
 
   def _open_session(self, state, version):
     config, setup = self._config, self._setup
@@ -236,7 +243,7 @@ class Chief:
       run.settings['max_pending'],
     )
     scheduler = scheduler_lib.TicketScheduler(
-      config, self._program.total, version, used, self._workers
+      config, self._program.spec.total_steps, version, used, self._workers
     )
     self._session = service_lib.ChiefSession(
       secrets.token_hex(8), store, scheduler, self._log, starts, run
@@ -267,10 +274,10 @@ class Chief:
 
   def _log_run_info(self, version, lines):
     note, setup, s = self._telemetry.note, self._setup, self._config.strategy
-    total = self._program.total
+    total = self._program.spec.total_steps
     note(f'workdir  {self._workdir}')
     summary.introduce(
-      self._telemetry, self._config, setup.mesh, self._program.like,
+      self._telemetry, self._config, setup.mesh, self._program.abstract_state,
       setup.source, self._eval_source,
       workdir_lib.class_sizes(self._workdir, len(setup.source.vocabulary)),
     )  # fmt: skip
@@ -311,7 +318,7 @@ class Chief:
     return jax.tree.map(
       lambda leaf, abstract: jax.device_put(leaf, abstract.sharding),
       state,
-      self._program.like,
+      self._program.abstract_state,
     )
 
   def _fetch_snapshot(self, version, index):
@@ -346,7 +353,9 @@ class Chief:
       # The checkpoint's tickets are those in the log.
       self._log.sync()
       self._checkpoints.save(version, state)
-    if version == self._program.total or (is_evaluated and not self._vote):
+    if version == self._program.spec.total_steps or (
+      is_evaluated and not self._vote
+    ):
       self._score(version, state, pause)
 
   def _score(self, version, state, pause):
@@ -355,7 +364,7 @@ class Chief:
     with pause:
       batches = self._stream.evaluation(source)
       batches = self._processes.heartbeat_each(batches, 'evaluating', version)
-      if version == program.total and self._config.eval.examples:
+      if version == program.spec.total_steps and self._config.eval.examples:
         scores = evaluation.of_training(
           self._config, self._workdir, program, state, batches, source, version
         )

@@ -61,16 +61,16 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     config=config,
     workdir=workdir,
     env=processes.env,
-    # Before config.batch_size is filled in: the configs are compared.
     process=process_info.collect(processes.env, config, {}),
     launched=rendezvous.launch_time(),
   )
   with contextlib.ExitStack() as stack:
 
     def prepare(settings):
-      config.batch_size = settings['batch_size']
+      chosen = config.copy_and_resolve_references()
+      chosen.batch_size = settings['batch_size']
       return setup_lib.create(
-        config, scheduler.prediction_horizon(config, workers)
+        chosen, scheduler.prediction_horizon(config, workers)
       )
 
     worker = None

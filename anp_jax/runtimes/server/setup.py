@@ -8,15 +8,16 @@ from anp_jax.checkpoint.weights import initial
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.sources import balance
+from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import strategies
 from anp_jax.runtimes.server import gradient as gradient_lib
 from anp_jax.runtimes.server import layout as layout_lib
 from anp_jax.runtimes.server import slice_optimizer
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import optimizer as optimizer_lib
+from anp_jax.training import run_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Setup:
     mesh: of this process's own devices.
     source: of the training examples.
     objective: `objective.Objective`.
-    program: `build.Assembly` over the mesh.
+    program: `build.Program` over the mesh.
     layout: `layout.Layout` of the weights.
     optimizers: `slice_optimizer.SliceOptimizer` of each server.
     schedule: update to learning rate.
@@ -38,7 +39,7 @@ class Setup:
   mesh: jax.sharding.Mesh
   source: sources.Source
   objective: objective_lib.Objective
-  program: build.Assembly
+  program: build.Program
   layout: layout_lib.Layout
   optimizers: list[slice_optimizer.SliceOptimizer]
   schedule: object
@@ -56,7 +57,9 @@ class Setup:
     weights, lines = initial.load(
       self.config, program, self.objective, self.source.vocabulary, folder
     )
-    return state_lib.create(program.init, program.like, weights), lines
+    return state_lib.create(
+      program.init_fn, program.abstract_state, weights
+    ), lines
 
   def gradient_program(self, data_shards: int) -> gradient_lib.GradientProgram:
     """Returns the compiled gradient of one of `data_shards` parts of a batch.
@@ -65,7 +68,7 @@ class Setup:
       ConfigError: if that does not divide over this process's devices.
     """
     size = self.config.batch_size // data_shards
-    strategies.check_batch(self.config, size, self.mesh)
+    division.check(self.config, size, self.mesh)
     return gradient_lib.GradientProgram(
       self.config, self.program, self.layout, self.mesh, size
     )
@@ -96,10 +99,11 @@ def create(config, horizon: float) -> Setup:
     source.vocabulary, config, balance.class_weights(config, source)
   )
   size, examples = config.batch_size, len(source)
-  program = build.create(config, mesh, objective, size, examples)
-  layout = layout_lib.Layout(config, program.like)
+  spec = run_spec.RunSpec(config, mesh, objective, size, examples)
+  program = build.create(spec)
+  layout = layout_lib.Layout(config, program.abstract_state)
   optimizer = optimizer_lib.create(
-    config, size, examples, program.total, whole=False
+    config, size, examples, spec.total_steps, whole=False
   )
   return Setup(
     config=config,
@@ -112,5 +116,5 @@ def create(config, horizon: float) -> Setup:
       slice_optimizer.SliceOptimizer(config, optimizer, layout, index, horizon)
       for index in range(config.strategy.servers)
     ],
-    schedule=optimizer_lib.schedule(config, size, examples, program.total),
+    schedule=optimizer_lib.schedule(config, size, examples, spec.total_steps),
   )

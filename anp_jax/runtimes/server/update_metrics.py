@@ -60,7 +60,7 @@ class UpdateMetrics:
     )
     if text:
       raise cluster.Failed(text)
-    if step % self._every == 0 or step == self._setup.program.total:
+    if step % self._every == 0 or step == self._setup.program.spec.total_steps:
       self._record(step, contributions)
 
   def _record(self, step, contributions):

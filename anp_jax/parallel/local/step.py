@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from anp_jax.parallel import buckets
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel import sync
+from anp_jax.parallel.sync import step as sync
 
 P = mesh_lib.P
 _COIN = 1  # told apart from a step's other random numbers
@@ -41,30 +41,30 @@ class OptState(NamedTuple):
   outer: Any
 
 
-class Local(sync.Sync):
+class LocalStep(sync.SyncStep):
   """Sums of gradients inside a group, sums of weights between groups.
 
   Weights travel in their own dtype: what is rounded off them is lost for good.
   """
 
-  own = P(mesh_lib.GROUP)
+  per_group_spec = P(mesh_lib.GROUP)
 
   def __init__(self, config, specs, order=()):
-    """Makes the strategy; see `sync.Sync`."""
+    """Makes the strategy; see `sync.step.SyncStep`."""
     super().__init__(config, specs, order)
     self._config = config.strategy
     self._seed = config.seed
 
-  def start(self, init):
-    """All groups begin alike; see `sync.Sync.start`."""
+  def init_fn(self, init):
+    """(weights) -> a new state, in which all groups are alike."""
     copies = functools.partial(_copies, self._config.groups)
     # A copy: one buffer must not be donated twice.
-    return lambda given=(): self._state(
-      init(given), copies, jnp.array, jnp.zeros_like
+    return lambda weights=(): self._state(
+      init(weights), copies, jnp.array, jnp.zeros_like
     )
 
-  def whole(self, like):
-    """Of all groups; see `sync.Sync.whole`."""
+  def abstract_state(self, abstract_single):
+    """The abstract state of all groups, from that of one network."""
 
     def copies(s):
       spec = P(mesh_lib.GROUP, *s.sharding.spec)
@@ -74,52 +74,54 @@ class Local(sync.Sync):
         sharding=jax.NamedSharding(s.sharding.mesh, spec),
       )
 
-    return self._state(like, copies, lambda s: s, lambda s: s)
+    return self._state(abstract_single, copies, lambda s: s, lambda s: s)
 
-  def _state(self, one, copies, same, zeros):
+  def _state(self, single, copies, same, zeros):
     """A run's state from one network's, by what becomes of a leaf."""
     outer = {}
     if self._config.outer == 'nesterov':
       outer = {
-        'weights': jax.tree.map(same, one.params),
-        'momentum': jax.tree.map(zeros, one.params),
+        'weights': jax.tree.map(same, single.params),
+        'momentum': jax.tree.map(zeros, single.params),
       }
-    all_groups = jax.tree.map(copies, one).replace(step=one.step)
+    all_groups = jax.tree.map(copies, single).replace(step=single.step)
     return all_groups.replace(opt_state=OptState(all_groups.opt_state, outer))
 
-  def shards(self, shard):
-    """The device's groups one after another; see `sync.Sync.shards`."""
+  def wrap_shard_step(self, shard):
+    """The step of a device's groups, one after another."""
 
-    def every(params, stats, step, batch):
+    def all_groups(params, stats, step, batch):
       count = len(jax.tree.leaves(params)[0])
       groups = (params, stats, sync.split(batch, count))
-      found = []
+      results = []
       # No loop of XLA's, not even of one turn: on CPUs its convolutions are
       # others, and LeNet's step took five times as long.
       for i in range(count):
-        mine = jax.tree.map(lambda x, i=i: x[i], groups)
-        found.append(shard(*mine[:2], step, mine[2]))
-      return jax.tree.map(lambda *x: jnp.stack(x), *found)
+        group = jax.tree.map(lambda x, i=i: x[i], groups)
+        results.append(shard(*group[:2], step, group[2]))
+      return jax.tree.map(lambda *x: jnp.stack(x), *results)
 
-    return every
+    return all_groups
 
-  def updates(self, update, join, like):
+  def wrap_update(self, update, join, abstract_single):
     """Each group's update, then an exchange if one is due.
 
-    See `sync.Sync.updates`.
+    Arguments and result are those of `sync.step.SyncStep.wrap_update`.
     """
     axes = state_lib.TrainState(
       step=None, params=0, stats=0, opt_state=0, average=0
     )
-    every = jax.vmap(update, in_axes=(axes, 0), out_axes=(axes, 0))
-    whole = self.whole(like)
-    exchange = self._on_each_device(self._exchanged, (whole,), whole)
-    replicated = mesh_lib.replicated(_mesh(like))
+    update_groups = jax.vmap(update, in_axes=(axes, 0), out_axes=(axes, 0))
+    abstract_state = self.abstract_state(abstract_single)
+    exchange = self._on_each_device(
+      self._exchanged, (abstract_state,), abstract_state
+    )
+    replicated = mesh_lib.replicated(_mesh(abstract_single))
 
-    def updates(state, reduced):
+    def update_and_exchange(state, reduced):
       groups, outer = state.opt_state
       weight = reduced[2]
-      state, values = every(state.replace(opt_state=groups), reduced)
+      state, values = update_groups(state.replace(opt_state=groups), reduced)
       state = state.replace(opt_state=OptState(state.opt_state, outer))
       state = lax.cond(
         self._is_due(state.step), exchange, lambda state: state, state
@@ -129,26 +131,27 @@ class Local(sync.Sync):
       numbers = lax.with_sharding_constraint(numbers, replicated)
       return state, join(numbers[:, :-1], numbers[:, -1])
 
-    return updates
+    return update_and_exchange
 
-  def scored(self, like):
-    """The mean over groups of weights, statistics and their averages.
-
-    See `sync.Sync.scored`.
-    """
+  def eval_state_fn(self, abstract_single):
+    """The mean over groups of weights, statistics and their averages."""
 
     def trees(state):
       return state.params, state.stats, state.average
 
     mean = jax.jit(
-      self._on_each_device(self._mean, (trees(self.whole(like)),), trees(like))
+      self._on_each_device(
+        self._mean,
+        (trees(self.abstract_state(abstract_single)),),
+        trees(abstract_single),
+      )
     )
 
-    def scored(state):
+    def eval_state(state):
       params, stats, average = mean(trees(state))
       return state_lib.TrainState(state.step, params, stats, (), average)
 
-    return scored
+    return eval_state
 
   def _is_due(self, step):
     """Whether groups exchange after `step` updates: alike on all devices."""
@@ -206,14 +209,14 @@ class Local(sync.Sync):
   def _over_groups(self, x):
     return lax.psum(x, mesh_lib.GROUP)
 
-  def _on_each_device(self, function, like, result):
+  def _on_each_device(self, function, arguments, result):
     """A function mapped over the mesh, all its sums its own."""
 
     def specs(tree):
       return jax.tree.map(lambda s: s.sharding.spec, tree)
 
     return jax.shard_map(
-      function, mesh=_mesh(like), in_specs=specs(like),
+      function, mesh=_mesh(arguments), in_specs=specs(arguments),
       out_specs=specs(result), check_vma=False,
     )  # fmt: skip
 
@@ -222,5 +225,5 @@ def _copies(count, x):
   return jnp.broadcast_to(x, (count, *x.shape))
 
 
-def _mesh(like):
-  return jax.tree.leaves(like)[0].sharding.mesh
+def _mesh(abstract_tree):
+  return jax.tree.leaves(abstract_tree)[0].sharding.mesh

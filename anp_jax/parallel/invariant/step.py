@@ -19,11 +19,11 @@ import jax.numpy as jnp
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import sync
+from anp_jax.parallel.sync import step as sync
 from anp_jax.system import xla_flags
 
 
-class Invariant(sync.Sync):
+class InvariantStep(sync.SyncStep):
   """Sums in the order of a tree over the logical shards.
 
   Between devices, sums travel as slices: each device gets every device's part
@@ -31,12 +31,12 @@ class Invariant(sync.Sync):
   the bytes of a ring's sum.
   """
 
-  # How a gradient, or an update, is fused with the sums beside it would depend
-  # on how many there are.
-  in_turns = True
+  # In one program, how a gradient or an update is fused with the sums next to
+  # it would depend on how many there are.
+  separate_programs = True
 
   def __init__(self, config, specs, order=()):
-    """Makes the strategy; see `sync.Sync`."""
+    """Makes the strategy; see `sync.step.SyncStep`."""
     super().__init__(config, specs, order)
     self._shards = config.strategy.logical_shards
 
@@ -44,14 +44,18 @@ class Invariant(sync.Sync):
     """The logical shards of a device."""
     return self._shards // lax.axis_size(mesh_lib.DATA)
 
-  def add(self, parts):
-    """The sum of what a device's logical shards give, a list of pytrees."""
-    return jax.tree.map(lambda *x: tree_sum(jnp.stack(x)), *parts)
+  def shards_per_device(self, mesh) -> int:
+    """The logical shards that each device of a mesh computes."""
+    return self._shards // mesh_lib.batch_devices(mesh)
 
-  def scores(self, sums):
+  def add_shards(self, shards):
+    """The sum of a device's logical shards, a list of pytrees."""
+    return jax.tree.map(lambda *x: tree_sum(jnp.stack(x)), *shards)
+
+  def sum_scores(self, sums):
     """The sums of an evaluation over the whole batch, from a device's own."""
-    every = lax.all_gather(sums, mesh_lib.BATCH)
-    return jax.tree.map(tree_sum, every)
+    gathered = lax.all_gather(sums, mesh_lib.BATCH)
+    return jax.tree.map(tree_sum, gathered)
 
   def _sum(self, x):
     devices = lax.axis_size(mesh_lib.DATA)
@@ -88,14 +92,14 @@ def check(config, devices: int, platform: str) -> None:
       f'devices, not {devices}; expected a power of two that they divide, the '
       'same for every run to compare'
     )
-  for key, have, want in (
+  for key, value, expected in (
     ('accumulate', config.accumulate, 1),
     ('strategy.reduce_dtype', config.strategy.reduce_dtype,
      config.model.param_dtype),
   ):  # fmt: skip
-    if have != want:
+    if value != expected:
       raise config_lib.ConfigError(
-        f'config.{key}={have!r}: expected {want!r} with '
+        f'config.{key}={value!r}: expected {expected!r} with '
         "config.strategy.name='invariant', or sums within a device and between "
         'devices differ'
       )

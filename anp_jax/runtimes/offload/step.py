@@ -1,16 +1,16 @@
-"""The strategy of one training device whose convolutions are offloaded."""
+"""What one device does in a step whose convolutions are offloaded."""
 
 import jax
 import jax.numpy as jnp
 
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import sync
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.parallel.sync import step as sync
 from anp_jax.runtimes.offload import operation
 
 
-class Offload(sync.Sync):
+class OffloadStep(sync.SyncStep):
   """Trains on one device, with offload devices for some of the channels."""
 
   def __init__(self, config, specs, order, offload_devices):
@@ -19,7 +19,7 @@ class Offload(sync.Sync):
     Args:
       config: the run's config.
       specs: PartitionSpec of each parameter.
-      order: paths of the parameters, see `sync.Sync`.
+      order: paths of the parameters, see `SyncStep`.
       offload_devices: `device.LocalDevice` or `remote.RemoteDevice`, in the
         order of the plan's counts.
     """
@@ -31,7 +31,7 @@ class Offload(sync.Sync):
     self._convolutions = {}
 
   def reduce(self, gradients, extras):
-    """Sums over data, see `Sync`; adds the offload devices' gradients.
+    """Sums over data, see `SyncStep`; adds the offload devices' gradients.
 
     They are awaited here, all at once, rather than where they are begun:
     nothing needs them before.
@@ -54,8 +54,8 @@ class Offload(sync.Sync):
         totals[i] += jnp.pad(part, [(0, 0)] * (part.ndim - 1) + [(before, 0)])
     return super().reduce(tree.unflatten(totals), extras)
 
-  def convolutions(self):
-    """In this context, a model that is applied has its convolutions split."""
+  def convolution_context(self):
+    """The context in which an applied model has its convolutions split."""
     return convolutions.computed_by(self._convolve)
 
   def _convolve(self, layer, convolve, x, kernel):

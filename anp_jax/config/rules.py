@@ -7,8 +7,6 @@ import re
 from anp_jax import config as config_lib
 
 SHARDING_RULES = ('replicate', 'fsdp')
-# Devices beside the mesh, of this process or all of the others.
-_HELPER = re.compile(r'(cpu|gpu|cuda|rocm|tpu):[0-9]{1,4}|processes')
 
 
 def check(good, key: str, value, expected: str) -> None:
@@ -35,35 +33,6 @@ def examples(have: dict) -> None:
           '1 for synthetic examples')  # fmt: skip
     check(balance == 'none', 'data.balance', balance,
           "'none' for synthetic examples")  # fmt: skip
-  check(
-    balance == 'none' or have['strategy.name'] != 'relay', 'data.balance',
-    balance, "'none' where strategy.name is relay: a station knows its own "
-    'part of the data only',
-  )  # fmt: skip
-
-
-def strategy(have: dict) -> None:
-  """Checks what strategy.name needs, or cannot do with; have: by dotted key."""
-  _validate_tls(have)
-  if have['strategy.name'] == 'server':
-    _validate_server(have)
-  if have['strategy.name'] == 'invariant':
-    check(
-      have['batch_size'], 'batch_size', 0, 'a number of images where '
-      'strategy.name is invariant: batch_size_per_device makes the batch '
-      'depend on the number of devices',
-    )  # fmt: skip
-  if have['strategy.name'] == 'kernel_split':
-    _validate_kernel_split(have)
-  else:
-    check(
-      not have['strategy.helpers'], 'strategy.helpers',
-      have['strategy.helpers'], '() where strategy.name is not kernel_split',
-    )  # fmt: skip
-  if have['strategy.name'] in ('kernel_split', 'relay'):
-    _validate_shares(have)
-  if have['strategy.name'] == 'relay':
-    _validate_relay(have)
 
 
 def sharding(rules) -> None:
@@ -101,27 +70,17 @@ def _check_pattern(key, pattern) -> None:
     ) from None
 
 
-def _validate_server(have) -> None:
-  name = have['optimizer.name']
-  check(
-    name not in ('lars', 'lamb'), 'optimizer.name', name,
-    'another one where strategy.name is server: its trust ratios are norms of '
-    'whole layers, and a server has a slice',
-  )  # fmt: skip
-  mode = have['strategy.mode']
-  backups = have['strategy.backup_workers']
-  check(
-    not backups or mode == 'synchronous', 'strategy.backup_workers', backups,
-    f"0 where strategy.mode is '{mode}': nobody is waited for there",
-  )  # fmt: skip
+def check_replicated(have: dict, reason: str) -> None:
+  """Refuses divided parameters; reason: what they do not go with."""
   rules = have['sharding']
   check(
     all(rule == 'replicate' for _, rule in rules), 'sharding', rules,
-    "'replicate' where strategy.name is server: the servers divide the state",
+    f"'replicate' where {reason}",
   )  # fmt: skip
 
 
-def _validate_tls(have) -> None:
+def check_tls(have: dict) -> None:
+  """Refuses a certificate without its key, and files that are not there."""
   pair = [have['strategy.tls_certificate'], have['strategy.tls_key']]
   check(
     all(pair) or not any(pair), 'strategy.tls_key', pair[1],
@@ -132,47 +91,11 @@ def _validate_tls(have) -> None:
     check(not path or os.path.isfile(path), key, path, 'a file that exists')
 
 
-def _validate_shares(have) -> None:
+def check_shares(have: dict) -> None:
+  """Refuses shares that are no numbers, below 0 or all 0."""
   shares = have['strategy.shares']
   good = all(isinstance(s, int | float) and s >= 0 for s in shares)
   check(
     good and (not shares or sum(shares) > 0), 'strategy.shares', shares,
     'a number for each device, 0 or more and not all 0, or () for equal ones',
-  )  # fmt: skip
-
-
-def _validate_relay(have) -> None:
-  models = have['strategy.models']
-  check(
-    models and all(isinstance(m, str) for m in models), 'strategy.models',
-    models, "texts such as ('seed=1', 'seed=2; model.width=32')",
-  )  # fmt: skip
-  check(
-    not have['log.wandb'], 'log.wandb', have['log.wandb'],
-    "'' where strategy.name is relay: its models have records of their own",
-  )  # fmt: skip
-  halving = have['strategy.halving']
-  check(halving != 1, 'strategy.halving', halving, '0, or 2 or more')
-
-
-def _validate_kernel_split(have) -> None:
-  helpers = have['strategy.helpers']
-  good = all(isinstance(h, str) and _HELPER.fullmatch(h) for h in helpers)
-  check(
-    good and len(set(helpers)) == len(helpers), 'strategy.helpers', helpers,
-    "each once, of this process as in ('cpu:0', 'gpu:1'), or 'processes'",
-  )  # fmt: skip
-  pattern = have['strategy.split_layers']
-  try:
-    re.compile(pattern)
-  except re.error:
-    check(False, 'strategy.split_layers', pattern, 'a regular expression')
-  check(
-    not (have['strategy.plan'] and have['strategy.shares']), 'strategy.shares',
-    have['strategy.shares'], '() where strategy.plan is given',
-  )  # fmt: skip
-  rules = have['sharding']
-  check(
-    all(rule == 'replicate' for _, rule in rules), 'sharding', rules,
-    "'replicate' where strategy.name is kernel_split",
   )  # fmt: skip

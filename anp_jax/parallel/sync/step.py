@@ -12,19 +12,19 @@ from anp_jax.parallel import mesh as mesh_lib
 _MEGABYTE = 10**6
 
 
-class Sync:
+class SyncStep:
   """Explicit sums over the data axis, in a named dtype.
 
   Left to XLA's partitioner, gradients of a bfloat16 network would be summed in
   bfloat16 whatever the dtype of the parameters.
   """
 
-  # Whether micro-batches, their sum and the update are programs of their own.
-  in_turns = False
+  # Whether micro-batches, their sum and the update are separate programs.
+  separate_programs = False
   # Mesh axes over which a step's sums go.
   _summed = (mesh_lib.DATA,)
-  # Spec of what a group of devices has for itself: here all are one group.
-  own = mesh_lib.P()
+  # Spec of what each group of devices has: here all devices are one group.
+  per_group_spec = mesh_lib.P()
 
   def __init__(self, config, specs, order=()):
     """Makes the strategy.
@@ -52,67 +52,67 @@ class Sync:
 
   def gather(self, params):
     """Whole parameters from this device's part of them."""
-    found = self._tree.flatten_up_to(params)
+    leaves = self._tree.flatten_up_to(params)
     divided = [i for i in self._backward if self._axes[i] >= 0]
     wholes = buckets.fused(
       lambda x: lax.all_gather(x, mesh_lib.DATA),
-      [jnp.moveaxis(found[i], self._axes[i], 0).ravel() for i in divided],
+      [jnp.moveaxis(leaves[i], self._axes[i], 0).ravel() for i in divided],
       self._size,
     )
     for i, whole in zip(divided, wholes, strict=True):
-      first = jnp.moveaxis(found[i], self._axes[i], 0)
+      first = jnp.moveaxis(leaves[i], self._axes[i], 0)
       whole = whole.reshape(-1, *first.shape[1:])
-      found[i] = jnp.moveaxis(whole, 0, self._axes[i])
-    return self._tree.unflatten(found)
+      leaves[i] = jnp.moveaxis(whole, 0, self._axes[i])
+    return self._tree.unflatten(leaves)
 
   def micro_batches(self) -> int:
     """How many parts of its batch a device computes in turn."""
     return self._accumulate
 
-  def accumulate(self, one, batch):
+  def accumulate(self, compute, batch):
     """Sums over the micro-batches that this device computes in turn.
 
     Args:
-      one: of a micro-batch, gives a pytree of arrays.
+      compute: micro-batch -> pytree of arrays.
       batch: this device's part of the batch.
 
     Returns:
-      Like what `one` gives.
+      The sum of what `compute` gives for each.
     """
     if self._accumulate == 1:
-      return one(batch)
-    parts = split(batch, self._accumulate)
-    first = jax.tree.map(lambda x: x[0], parts)
+      return compute(batch)
+    micro_batches = split(batch, self._accumulate)
+    first = jax.tree.map(lambda x: x[0], micro_batches)
     zeros = jax.tree.map(
-      lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, first)
+      lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(compute, first)
     )
     totals, _ = lax.scan(
-      lambda total, part: (jax.tree.map(jnp.add, total, one(part)), None),
+      lambda total, micro: (jax.tree.map(jnp.add, total, compute(micro)), None),
       zeros,
-      parts,
+      micro_batches,
     )
     return totals
 
-  def reduce(self, gradients, others):
+  def reduce(self, gradients, extras):
     """Sums over the data axis.
 
     Args:
       gradients: like the parameters; they travel in the dtype that the config
         names.
-      others: pytree of what else is summed, in its own dtype.
+      extras: pytree of what else is summed, in its own dtype.
 
     Returns:
-      gradients, of a divided parameter this device's part; others.
+      gradients, of a divided parameter this device's part; extras.
     """
-    found = self._tree.flatten_up_to(gradients)
+    leaves = self._tree.flatten_up_to(gradients)
     # A float64 run is there to be exact: its sums are never narrowed.
     wires = [
-      x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in found
+      x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in leaves
     ]
     count = lax.axis_size(mesh_lib.DATA)
     if lax.axis_size(self._summed) > 1:
       whole = [i for i in self._backward if self._axes[i] < 0]
-      rest, tree = jax.tree.flatten(others)
+      rest, tree = jax.tree.flatten(extras)
       sums = buckets.fused(
         self._sum,
         [x.ravel() for x in ([wires[i] for i in whole] + rest)],
@@ -120,7 +120,7 @@ class Sync:
       )
       for i, total in zip(whole, sums, strict=False):
         wires[i] = total.reshape(wires[i].shape)
-      others = tree.unflatten(
+      extras = tree.unflatten(
         total.reshape(x.shape)
         for total, x in zip(sums[len(whole) :], rest, strict=True)
       )
@@ -134,48 +134,48 @@ class Sync:
       for i, first, part in zip(divided, firsts, parts, strict=True):
         part = part.reshape(-1, *first.shape[1:])
         wires[i] = jnp.moveaxis(part, 0, self._axes[i])
-    totals = [w.astype(x.dtype) for w, x in zip(wires, found, strict=True)]
-    return self._tree.unflatten(totals), others
+    totals = [w.astype(x.dtype) for w, x in zip(wires, leaves, strict=True)]
+    return self._tree.unflatten(totals), extras
 
-  def scores(self, sums):
+  def sum_scores(self, sums):
     """The sums of an evaluation over the whole batch, from a device's own."""
     return lax.psum(sums, mesh_lib.BATCH)
 
-  def convolutions(self):
-    """In this context, a model is applied in a step."""
+  def convolution_context(self):
+    """The context in which a step applies a model."""
     return contextlib.nullcontext()
 
-  def voted(self, vote):
-    """What this device's part in the sums is to say of its process's vote."""
+  def local_vote(self, vote):
+    """The vote that this device adds for its process."""
     return vote
 
-  def start(self, init):
-    """(given) -> a run's new state, from that for one network."""
+  def init_fn(self, init):
+    """(weights) -> a run's new state, from that for one network."""
     return init
 
-  def whole(self, like):
+  def abstract_state(self, abstract_single):
     """A run's abstract state, from that of one network."""
-    return like
+    return abstract_single
 
-  def shards(self, shard):
+  def wrap_shard_step(self, shard):
     """One device's part of a step, from that for one network."""
     return shard
 
-  def updates(self, update, join, like):
+  def wrap_update(self, update, join, abstract_single):
     """(state, reduced) -> (state, values), from that for one network.
 
     Args:
       update: of one network.
       join: (groups, n) values and (groups,) weights of their examples, to (n,).
-      like: abstract state of one network, with shardings.
+      abstract_single: abstract state of one network, with shardings.
     """
     return update
 
-  def scored(self, like):
+  def eval_state_fn(self, abstract_single):
     """The run's state -> that of the one network that evaluation sees.
 
     Args:
-      like: abstract state of one network, with shardings.
+      abstract_single: abstract state of one network, with shardings.
     """
     return lambda state: state
 

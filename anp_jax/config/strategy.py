@@ -1,0 +1,245 @@
+"""Strategies: how training is spread over devices, and where to find them.
+
+A strategy is one object: what a config says of it, what it refuses, what it
+does inside a step, and what it starts. Nothing heavy is imported to look at
+one; what needs JAX is imported by the methods that need it.
+"""
+
+import dataclasses
+import functools
+import importlib
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Protocol
+
+from anp_jax import config as config_lib
+
+if TYPE_CHECKING:
+  from collections.abc import Callable
+
+# Name in config.strategy.name to where the class is.
+BUILT_IN = {
+  'sync': 'anp_jax.parallel.sync.strategy:Sync',
+  'invariant': 'anp_jax.parallel.invariant.strategy:Invariant',
+  'local': 'anp_jax.parallel.local.strategy:Local',
+  'server': 'anp_jax.runtimes.server.strategy:Server',
+  'kernel_split': 'anp_jax.runtimes.channel_split:ChannelSplit',
+  'relay': 'anp_jax.runtimes.relay.strategy:Relay',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchDivision:
+  """How the global batch is cut into parts that are computed by themselves.
+
+  Attributes:
+    parts: micro-batches of the global batch, all of one size.
+    at_once: micro-batches that are computed at the same time.
+    description: the keys and counts that give `parts`, for an error line.
+  """
+
+  parts: int
+  at_once: int
+  description: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What a command asks of a strategy's `run`.
+
+  Attributes:
+    config: resolved and valid.
+    workdir: folder of the run.
+    processes: `cluster.Processes` of the run.
+    mode: 'train' or 'evaluate'.
+    checkpoint: that mode 'evaluate' scores: 'newest', 'best' or a step.
+    output: folder for what mode 'evaluate' writes; '': one in the workdir.
+    devices: of the mesh; None: all devices of all processes.
+    offload_devices: devices outside the mesh that compute for it.
+  """
+
+  config: Any
+  workdir: str
+  processes: Any
+  mode: str = 'train'
+  checkpoint: str = 'newest'
+  output: str = ''
+  devices: list | None = None
+  offload_devices: tuple = ()
+
+
+class Strategy(Protocol):
+  """A way to spread training over devices; the defaults are those of `sync`.
+
+  Attributes:
+    name: in config.strategy.name.
+    resumable: keys of its group that may differ when a run is resumed.
+    state: kind of the saved state; strategies of one kind go on with each
+      other's checkpoints.
+    sums_statistics: whether a network may take statistics of the batch over the
+      mesh's data axis.
+    keeps_models_apart: whether a run has several models with checkpoints and
+      scores of their own.
+  """
+
+  name: str
+  resumable: tuple[str, ...] = ()
+  state: str = 'single'
+  sums_statistics: bool = True
+  keeps_models_apart: bool = False
+
+  # What a config says.
+
+  def default_config(self) -> dict[str, Any]:
+    """The keys of its group, config.strategy.KEY, with their defaults."""
+    return {}
+
+  def check(self, config: dict[str, Any]) -> None:
+    """Refuses a config that the strategy cannot run.
+
+    Args:
+      config: by dotted key.
+
+    Raises:
+      ConfigError: naming the key, its value and what was expected.
+    """
+
+  def describe_scores(self, config) -> str:
+    """What is scored beyond one network's weights, to end a sentence."""
+    return ''
+
+  # Which processes and devices it takes.
+
+  def spans_processes(self, config, mode: str) -> bool:
+    """Whether all processes meet, and end together, when the run starts."""
+    return True
+
+  def joins_jax(self, config, mode: str) -> bool:
+    """Whether one JAX program spans the processes."""
+    return True
+
+  def mixes_platforms(self, config, mode: str) -> bool:
+    """Whether processes may compute on unlike platforms."""
+    return False
+
+  def needs_platform(self, config, index: int) -> bool:
+    """Whether process `index` needs the accelerator that others have."""
+    return True
+
+  def xla_settings(self, config) -> dict[str, Any]:
+    """Arguments of `xla_flags.enable` for a run."""
+    return {}
+
+  def groups(self, config, devices: int) -> int:
+    """How many groups of the devices have weights of their own.
+
+    Raises:
+      ConfigError: if the devices do not divide into the config's groups.
+    """
+    return 1
+
+  def has_group_weights(self) -> bool:
+    """Whether leaves of the saved state have a leading axis of groups."""
+    return False
+
+  # How it divides a batch.
+
+  def check_mesh(self, config, mesh) -> None:
+    """Refuses devices on which the strategy cannot keep its promises.
+
+    Raises:
+      ConfigError: naming the key and what would fit.
+    """
+
+  def batch_division(self, config, devices: int) -> BatchDivision:
+    """How a step's batch is cut.
+
+    Args:
+      config: of the run.
+      devices: that divide the batch.
+    """
+    parts = devices * config.accumulate
+    return BatchDivision(
+      parts, devices,
+      f'{devices} devices x config.accumulate={config.accumulate}',
+    )  # fmt: skip
+
+  def eval_parts(self, config, devices: int) -> int:
+    """The number of parts that an evaluation's batch is a multiple of."""
+    return devices
+
+  # What it does inside a step, and around the loop.
+
+  def build(self, config, specs, order=(), offload_devices=()):
+    """What the strategy does inside a step.
+
+    Args:
+      config: of the run.
+      specs: PartitionSpec of each parameter.
+      order: paths of the parameters in the order in which the network uses
+        them.
+      offload_devices: devices outside the mesh.
+
+    Returns:
+      An object with the methods of `parallel.sync.step.SyncStep`, which are
+      called inside a shard_map over the mesh.
+    """
+    from anp_jax.parallel.sync import step
+
+    return step.SyncStep(config, specs, order)
+
+  def calibrate(self, spec, job: Job, training: bool):
+    """Decides what has to be measured first; all processes call it.
+
+    Args:
+      spec: `training.run_spec.RunSpec`.
+      job: of the run.
+      training: whether steps are left to make; else checkpoints are scored.
+
+    Returns:
+      The config to build the steps from, and lines for people.
+    """
+    return spec.config, []
+
+  def run(self, job: Job, loop: 'Callable[[Job], dict]') -> dict:
+    """Does what a command asks, in this process.
+
+    Args:
+      job: the command.
+      loop: trains one model in step over the mesh of all processes, or scores
+        its checkpoint.
+
+    Returns:
+      The metrics of the last evaluation, {} if there was none.
+    """
+    return loop(job)
+
+
+def find(config) -> Strategy:
+  """The strategy that config.strategy.name names.
+
+  Raises:
+    ConfigError: if there is none of that name, with the nearest.
+  """
+  return by_name(config.strategy.name)
+
+
+@functools.cache
+def by_name(name: str) -> Strategy:
+  """The strategy of a name, or of 'package.module:Class'.
+
+  Raises:
+    ConfigError: if there is none, with the nearest name.
+  """
+  module, colon, attribute = BUILT_IN.get(name, name).partition(':')
+  if not colon:
+    raise config_lib.ConfigError(
+      f'config.strategy.name={name!r}: expected one of {", ".join(BUILT_IN)} '
+      f'or package.module:Class{config_lib.nearest(name, BUILT_IN)}'
+    )
+  try:
+    return getattr(importlib.import_module(module), attribute)()
+  except (ImportError, AttributeError) as e:
+    raise config_lib.ConfigError(
+      f'config.strategy.name={name!r}: {e}; expected package.module:Class'
+    ) from e

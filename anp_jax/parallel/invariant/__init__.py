@@ -1,0 +1,1 @@
+"""Synchronous training with the same bits on any number of devices."""

@@ -1,0 +1,49 @@
+"""The strategy `invariant`: what it promises and refuses; see its step."""
+
+from anp_jax.config import rules
+from anp_jax.config import strategy
+
+
+class Invariant(strategy.Strategy):
+  """Synchronous training with the same bits on any number of devices."""
+
+  name = 'invariant'
+  state = 'invariant'
+  # Sums over devices would depend on how many there are.
+  sums_statistics = False
+
+  def check(self, config):
+    """Refuses a batch that depends on the number of devices."""
+    rules.check(
+      config['batch_size'], 'batch_size', 0, 'a number of images where '
+      'strategy.name is invariant: batch_size_per_device makes the batch '
+      'depend on the number of devices',
+    )  # fmt: skip
+
+  def xla_settings(self, config):
+    """Deterministic operations, and a CPU pool of the config's size."""
+    return {'deterministic': True, 'threads': config.strategy.threads}
+
+  def check_mesh(self, config, mesh):
+    """Refuses devices, threads or flags that would change the bits."""
+    from anp_jax.parallel import mesh as mesh_lib
+    from anp_jax.parallel.invariant import step
+
+    step.check(config, mesh_lib.batch_devices(mesh), mesh_lib.platform(mesh))
+
+  def batch_division(self, config, devices):
+    """Logical shards, computed one after another on each device."""
+    shards = config.strategy.logical_shards
+    return strategy.BatchDivision(
+      shards, 1, f'config.strategy.logical_shards={shards}'
+    )
+
+  def eval_parts(self, config, devices):
+    """The logical shards, on any number of devices."""
+    return config.strategy.logical_shards
+
+  def build(self, config, specs, order=(), offload_devices=()):
+    """Sums in one fixed tree."""
+    from anp_jax.parallel.invariant import step
+
+    return step.InvariantStep(config, specs, order)

@@ -1,0 +1,1 @@
+"""Periodic averaging: groups of devices with weights of their own."""

@@ -1,0 +1,47 @@
+"""The strategy `local`: its groups of devices; see its step."""
+
+from anp_jax import config as config_lib
+from anp_jax.config import strategy
+
+
+class Local(strategy.Strategy):
+  """Groups of devices that exchange weights now and then."""
+
+  name = 'local'
+  state = 'local'
+
+  def describe_scores(self, config):
+    """What evaluation sees of the groups."""
+    return f', the mean of {config.strategy.groups} groups'
+
+  def groups(self, config, devices):
+    """The mesh's groups: of more groups than devices, each has several."""
+    groups = config.strategy.groups
+    # Of four groups on six devices, a device would have rows of two.
+    if groups % devices and devices % groups:
+      raise config_lib.ConfigError(
+        f'config.strategy.groups={groups}: expected a number that divides the '
+        f'{devices} devices of the batch, or a multiple of it'
+      )
+    return min(groups, devices)
+
+  def has_group_weights(self):
+    """Each leaf of the state has one part a group."""
+    return True
+
+  def batch_division(self, config, devices):
+    """As `sync`, with one part a group where groups outnumber devices."""
+    groups = config.strategy.groups
+    if groups <= devices:
+      return super().batch_division(config, devices)
+    return strategy.BatchDivision(
+      groups * config.accumulate, groups,
+      f'config.strategy.groups={groups} x config.accumulate='
+      f'{config.accumulate}',
+    )  # fmt: skip
+
+  def build(self, config, specs, order=(), offload_devices=()):
+    """Sums inside a group, and exchanges between groups."""
+    from anp_jax.parallel.local import step
+
+    return step.LocalStep(config, specs, order)

@@ -1,0 +1,1 @@
+"""Synchronous training: every gradient in every update."""

@@ -1,0 +1,342 @@
+"""One model's run: what is open around the loop, and what follows a step."""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import itertools
+import os
+
+import jax
+
+from anp_jax import config as config_lib
+from anp_jax.checkpoint import manager
+from anp_jax.checkpoint import run_dir
+from anp_jax.checkpoint.weights import initial
+from anp_jax.cluster import preemption
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.data import sources
+from anp_jax.data.input import stream as stream_lib
+from anp_jax.data.sources import balance
+from anp_jax.parallel import division
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.reporting import delayed_metrics
+from anp_jax.reporting import run_page
+from anp_jax.reporting import summary
+from anp_jax.reporting import telemetry as telemetry_lib
+from anp_jax.reporting.analysis import run as analysis
+from anp_jax.system import compile_cache
+from anp_jax.system import flops
+from anp_jax.system import profiling
+from anp_jax.system import startup
+from anp_jax.training import build
+from anp_jax.training import eval_loop
+from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
+from anp_jax.training import step as step_lib
+
+
+class Run:
+  """A run of a workdir, new or resumed.
+
+  Attributes:
+    start_step: updates that the state has had.
+    total_steps: of the whole run.
+    owes_evaluation: whether the run was stopped before, or in, the evaluation
+      of its `start_step`.
+    profile: `profiling.Profile`, while the run is opened.
+    log: `delayed_metrics.TrainingLog`, once the step is compiled.
+  """
+
+  def __init__(self, job: strategy_lib.Job):
+    """Opens devices, data, model and checkpoints; nothing is compiled yet.
+
+    Raises:
+      ConfigError: if the config fits neither the devices nor the workdir.
+    """
+    self._timer = startup.Marks()
+    self._timer.mark('imports')
+    self._processes, self._workdir = job.processes, job.workdir
+    self._processes.check_shared(job.workdir)
+    compile_cache.enable(job.config)
+    mesh = mesh_lib.create(job.config, job.devices, job.processes.hosts)
+    config = run_dir.with_batch_size(
+      job.config, job.workdir, mesh_lib.batch_devices(mesh)
+    )
+    self._config, self._mesh = config, mesh
+    division.check(config, config.batch_size, mesh)
+    self._timer.mark('devices')
+    self._open_data()
+    self._spec = spec = self._open_workdir(job)
+    self.total_steps = spec.total_steps
+    self._eval_steps = spec.steps(config.eval.every)
+    self._checkpoint_steps = spec.steps(config.checkpoint.every)
+    messages = self._build(job)
+    self.start_step, self._state, more = self._open_state()
+    self._open_telemetry([*messages, *more])
+    self.owes_evaluation = (
+      self.start_step > 0
+      and self.evaluates_at(self.start_step)
+      and not self._processes.gather(
+        summary.is_scored(self._workdir, self.start_step)
+      )[0]
+    )
+
+  @property
+  def is_finished(self) -> bool:
+    """Whether the run has no step left to make."""
+    return self.start_step >= self.total_steps
+
+  def finish_again(self) -> dict:
+    """Does what is left of a run whose last step was made before.
+
+    Returns:
+      The validation metrics of its last evaluation.
+    """
+    if self.owes_evaluation:
+      self.evaluate(self.start_step, self.take_state())
+      self._checkpoints.wait()
+    self._telemetry.note(
+      f'{self._workdir} is finished: step {self.start_step} of '
+      f'{self.total_steps}; for more, set a longer config.duration or another '
+      '--workdir'
+    )
+    self._telemetry.close()
+    self._checkpoints.close()
+    # Stopped between the last save and the report.
+    if not run_page.exists(self._workdir) and jax.process_index() == 0:
+      self._report()
+    return summary.last_scores(self._workdir)
+
+  @contextlib.contextmanager
+  def opened(self) -> Iterator[None]:
+    """The context of the loop, which hears signals and closes the run."""
+    if self.start_step:
+      self._telemetry.note(
+        f'continuing from step {self.start_step} of {self.total_steps}'
+      )
+    self.profile = profiling.Profile(
+      self._config, self._workdir, self.start_step, self.total_steps,
+      self._telemetry.note, jax.process_index() == 0,
+    )  # fmt: skip
+    with self._processes.handling_signals(
+      self._checkpoints.expected_save_seconds
+    ):
+      try:
+        yield
+      finally:
+        self.profile.close()
+        self._feed.close()
+        self._telemetry.close()
+        self._checkpoints.close()
+
+  def take_state(self):
+    """The state at `start_step`; it is handed out once, to be donated."""
+    state, self._state = self._state, None
+    return state
+
+  def compile(self, state):
+    """Compiles the training step, ahead of its first call.
+
+    Returns:
+      The compiled step, and the iterator of its device batches.
+    """
+    with self._pause('compiling', self.start_step):
+      first = next(self._feed)
+      self._timer.mark('first batch')
+      self._telemetry.set_flops(self._flops(state, first))
+      compiled = self._program.train_step.lower(state, first).compile()
+      compile_cache.release_memory()
+    spec, source = self._spec, self._train_source
+    self.log = delayed_metrics.TrainingLog(
+      step_lib.metric_names(spec.objective), self._telemetry,
+      delayed_metrics.DamageCounter(
+        self._config, source.name, spec.batch_size
+      ),
+      spec.steps(self._config.log.every), self.total_steps, self._feed,
+    )  # fmt: skip
+    return compiled, itertools.chain([first], self._batches())
+
+  def report_startup(self) -> None:
+    """Says what the start took, once the first step has been computed."""
+    self._timer.mark('compile and first step')
+    self._telemetry.note(self._timer.text())
+    self._telemetry.spent('start', self._timer.before('first batch'))
+    self._telemetry.begin(self.start_step + 1)
+
+  def evaluates_at(self, step: int) -> bool:
+    """Whether an evaluation is due after a step."""
+    return step % self._eval_steps == 0 or step == self.total_steps
+
+  def saves_at(self, step: int) -> bool:
+    """Whether a checkpoint is due after a step; before each evaluation too."""
+    return self.evaluates_at(step) or step % self._checkpoint_steps == 0
+
+  def save(self, step: int, state) -> None:
+    """Saves the newest checkpoint, while training goes on."""
+    with self._pause('saving', step):
+      self._checkpoints.save(step, state)
+
+  def wait_for_saves(self, step: int) -> None:
+    """Waits until the checkpoints of steps up to this one are on disk."""
+    with self._pause('saving', step):
+      self._checkpoints.wait()
+
+  def evaluate(self, step: int, state) -> dict:
+    """Evaluates a step's state, and keeps it if it is among the best."""
+    with self._pause('evaluating', step):
+      scores = self._scores(step, state)
+    self._telemetry.evaluation(step, scores)
+    self._checkpoints.save_best(step, state, scores)
+    return scores
+
+  def finish(self, step: int, vote: int) -> None:
+    """Writes the report after the last step, or why the run stopped before."""
+    if jax.process_index():
+      return
+    if step == self.total_steps:
+      self._report()
+      return
+    run_dir.mark_stopped(
+      self._workdir, step, self.total_steps, preemption.REASONS[vote]
+    )
+    print(
+      f'stopped at step {step} of {self.total_steps}; run the same '
+      'command to resume'
+    )
+
+  def _open_data(self):
+    config = self._config
+    self._train_source = sources.open_source(config, training=True)
+    self._eval_source = sources.open_source(config, training=False)
+    train, evaluation = self._train_source, self._eval_source
+    if train.vocabulary.names != evaluation.vocabulary.names:
+      raise config_lib.ConfigError(
+        f'{train.name} and {evaluation.name} have different classes: '
+        f'{len(train.vocabulary)} and {len(evaluation.vocabulary)}'
+      )
+    self._timer.mark('data set')
+
+  def _open_workdir(self, job):
+    """Makes the workdir this run's; gives the run's spec."""
+    config, source = self._config, self._train_source
+    objective = objective_lib.create(
+      source.vocabulary, config, balance.class_weights(config, source)
+    )
+    if config.checkpoint.keep_best:
+      manager.check_best_metric(config, objective.metric_names)
+    run_dir.open_or_refuse(self._workdir, config, source.vocabulary)
+    run_dir.record_class_sizes(self._workdir, source)
+    return run_spec.RunSpec(
+      config, self._mesh, objective, config.batch_size, len(source),
+      job.offload_devices,
+    )  # fmt: skip
+
+  def _build(self, job):
+    """Builds the steps, after a calibration where the strategy has one."""
+    folder = os.path.join(self._workdir, manager.NEWEST)
+    saved = self._processes.gather(manager.saved_steps(folder))[0]
+    config, messages = strategy_lib.find(self._config).calibrate(
+      self._spec, job, self.total_steps > max(saved, default=0)
+    )
+    self._timer.mark('plan')
+    self._program = build.create(dataclasses.replace(self._spec, config=config))
+    helpers = [f'offload  {d.name}' for d in job.offload_devices]
+    return [*helpers, *messages]
+
+  def _open_state(self):
+    """The state, restored or new, and the data stream that begins there.
+
+    Returns:
+      Its step, the state, and lines about the weights that it begins with.
+    """
+    program = self._program
+    self._checkpoints = manager.Checkpoints(
+      self._workdir,
+      self._config,
+      sources.fingerprint(self._train_source),
+      program.abstract_state,
+      self._processes.gather,
+    )
+    restored = self._checkpoints.restore()
+    state, step = restored or (None, 0)
+    weights, messages = ({}, []) if restored else initial.load(
+      self._config, program, self._spec.objective,
+      self._train_source.vocabulary, self._workdir, self._processes.gather,
+    )  # fmt: skip
+    self._timer.mark('model, checkpoint')
+    sharding = mesh_lib.batch_sharding(self._mesh)
+    self._stream = stream_lib.Stream(
+      self._config, sharding, self._processes.vote
+    )
+    if step < self.total_steps:  # begun now: it reads ahead
+      self._feed = self._stream.train(
+        self._train_source, self._spec.batch_size, step
+      )
+    if not restored:
+      state = state_lib.create(program.init_fn, program.abstract_state, weights)
+    self._timer.mark('state')
+    return step, state, messages
+
+  def _open_telemetry(self, messages):
+    """Opens the run's records, and says what the run is."""
+    self._telemetry = summary.telemetry(
+      self._config, self._workdir, self._mesh, self.total_steps,
+      self._spec.batch_size, self._spec.examples, self.start_step,
+    )  # fmt: skip
+    self._telemetry.note(f'workdir  {self._workdir}')
+    summary.introduce(
+      self._telemetry, self._config, self._mesh, self._program.abstract_single,
+      self._train_source, self._eval_source,
+      run_dir.class_sizes(self._workdir, len(self._train_source.vocabulary)),
+    )  # fmt: skip
+    for line in messages:
+      self._telemetry.note(line)
+
+  def _batches(self):
+    """The batches after the first, each with signs of life."""
+    for step in itertools.count(self.start_step + 2):
+      self._processes.heartbeat('input', step)
+      batch = next(self._feed)
+      self._processes.heartbeat('step', step)
+      yield batch
+
+  def _scores(self, step, state):
+    """The metrics of an evaluation; the run's last one writes its folder."""
+    batches = self._processes.heartbeat_each(
+      self._stream.evaluation(self._eval_source), 'evaluating', step
+    )
+    state = self._program.eval_state_fn(state)
+    if step < self.total_steps or not self._config.eval.examples:
+      scores = eval_loop.run(self._program.eval_step, state, batches)
+      eval_loop.check_damage(self._config, self._eval_source, scores)
+      return scores
+    return analysis.of_training(
+      self._config, self._workdir, self._program, state, batches,
+      self._eval_source, step,
+    )  # fmt: skip
+
+  @contextlib.contextmanager
+  def _pause(self, activity, step):
+    """A time in which no step is made: it counts for no rate."""
+    self._processes.heartbeat(activity, step)
+    with self._telemetry.paused(activity):
+      yield
+
+  def _flops(self, state, batch):
+    """Operations of a step on all devices; 0 where no peak is known."""
+    kind = self._mesh.devices.flat[0].device_kind
+    if not telemetry_lib.peak_flops(kind, self._config.model.dtype):
+      return 0.0
+    # Shapes of the mapped step, and so its count, are those of one device. Of a
+    # split layer each device that has the same images takes another branch: all
+    # branches together are what a batch costs.
+    count = flops.count_call(
+      self._program.train_step, state, batch, branches=sum
+    )
+    return float(count * mesh_lib.batch_devices(self._mesh))
+
+  def _report(self):
+    summary.report(
+      self._config, self._workdir, self._mesh, self._program.abstract_single
+    )

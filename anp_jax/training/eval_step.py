@@ -1,0 +1,167 @@
+"""Steps without a gradient: evaluation, evaluation by example, prediction."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+from flax import linen as nn
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.training import microsteps
+from anp_jax.training import mixing
+from anp_jax.training import per_example
+
+P = mesh_lib.P
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalStep:
+  """What a network says of a batch; each method gives a jitted function.
+
+  Attributes:
+    config: of the run.
+    mesh: of the run.
+    model: Flax module called (images, train).
+    objective: `objective.Objective`.
+    strategy: how sums travel, such as `parallel.sync.step.SyncStep`.
+    abstract_single: TrainState of one network, of jax.ShapeDtypeStruct with
+      shardings.
+  """
+
+  config: Any
+  mesh: jax.sharding.Mesh
+  model: nn.Module
+  objective: Any
+  strategy: Any
+  abstract_single: state_lib.TrainState
+
+  def sums(self) -> Callable:
+    """The step of an evaluation.
+
+    Returns:
+      (params, stats, batch) -> (names..., weight) sums over the global batch as
+      a dict of () float arrays; rows of weight 0 count for nothing.
+    """
+
+    def shard(params, stats, batch):
+      outputs = self._outputs(params, stats, batch)
+      values = self.objective.metrics(outputs, batch['label'])
+      weight = batch['weight'].astype(outputs.dtype)
+      return microsteps.weighted_sums(values, weight), None
+
+    return self._summed(shard)
+
+  def examples(self, held_out=()) -> Callable:
+    """The step of an evaluation that tells of each example.
+
+    Args:
+      held_out: see `per_example.rows`.
+
+    Returns:
+      (params, stats, batch) -> (those of `sums`, rows): those of
+      `per_example.rows` with label and weight, of the global batch in its
+      order, whole on every device.
+    """
+
+    def shard(params, stats, batch):
+      outputs, label = self._outputs(params, stats, batch), batch['label']
+      values = self.objective.metrics(outputs, label)
+      sums = microsteps.weighted_sums(
+        values, batch['weight'].astype(outputs.dtype)
+      )
+      rows = per_example.rows(self.objective, outputs, label, held_out)
+      return sums, rows | {'label': label, 'weight': batch['weight']}
+
+    return self._summed(shard)
+
+  def probabilities(self) -> Callable:
+    """The step of prediction.
+
+    Returns:
+      (params, stats, batch) -> the probabilities of
+      `objective.Objective.scores`.
+    """
+
+    def shard(params, stats, batch):
+      return self.objective.scores(self._outputs(params, stats, batch))
+
+    return self._jitted(shard, P(mesh_lib.BATCH))
+
+  def _outputs(self, params, stats, batch):
+    """The network's outputs (batch, outputs) for one device's part."""
+    d = self.config.data
+    images = mixing.normalise(
+      batch['image'], d.mean, d.std, self.config.model.dtype
+    )
+    variables = {'params': self.strategy.gather(params), **stats}
+    with self.strategy.convolution_context():
+      outputs = self.model.apply(variables, images, False)
+    return outputs.astype(self.config.model.param_dtype)
+
+  def _summed(self, shard):
+    """Sums over the global batch, and rows of all of it, jitted.
+
+    Args:
+      shard: (params, stats, batch) -> (sums, rows or None) of a part of a
+        batch.
+
+    Returns:
+      (params, stats, batch) -> sums, or, where there are rows, (sums, rows).
+    """
+    strategy, mesh = self.strategy, self.mesh
+
+    def whole(*shards):
+      sums, rows = zip(*shards, strict=True)
+      sums = strategy.sum_scores(
+        strategy.add_shards(sums) if len(sums) > 1 else sums[0]
+      )
+      if rows[0] is None:
+        return sums
+      rows = jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
+      return sums, lax.all_gather(rows, mesh_lib.BATCH, tiled=True)
+
+    if not strategy.separate_programs:
+      return self._jitted(lambda *args: whole(shard(*args)), P())
+    batch_spec = P(mesh_lib.BATCH)
+    count = strategy.shards_per_device(mesh)
+
+    def one_shard(params, stats, batch, index):
+      micro = microsteps.micro_batch(batch, index, count)
+      return microsteps.with_axis(shard(params, stats, micro))
+
+    def add(*shards):
+      return whole(*jax.tree.map(lambda x: x[0], shards))
+
+    return microsteps.SequentialScores(
+      count=count,
+      shard=self._jitted(one_shard, batch_spec, P()),
+      add=jax.jit(
+        jax.shard_map(
+          add,
+          mesh=mesh,
+          in_specs=(batch_spec,) * count,
+          out_specs=P(),
+          check_vma=False,
+        )  # fmt: skip
+      ),
+      mesh=mesh,
+    )
+
+  def _jitted(self, shard, out_specs, *more_specs):
+    """A shard's function of evaluated params, stats and a batch, jitted."""
+    specs = jax.tree.map(
+      lambda s: s.sharding.spec, self.abstract_single.evaluated()
+    )
+    return jax.jit(
+      jax.shard_map(
+        shard,
+        mesh=self.mesh,
+        in_specs=(*specs, P(mesh_lib.BATCH), *more_specs),
+        out_specs=out_specs,
+        check_vma=False,
+      )
+    )
