@@ -1,26 +1,57 @@
-"""A network trained for a few steps, its convolutions split or not."""
+"""Networks whose convolutions are split or not, and their cost models."""
+
+import functools
 
 import jax
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.config import command_line
 from anp_jax.config import validation
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.training import build
+from anp_jax.runtimes.calibration import calibrate
+from anp_jax.runtimes.calibration import costs as costs_lib
+from anp_jax.runtimes.calibration import timing
+from anp_jax.runtimes.calibration import workloads
+from anp_jax.training import build as build_lib
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
+from tests import launching
 
 BATCH, SIDE = 16, 8
 # float64 rounds at 1e-16; sums in another order differ by some 1e-14.
 TIGHT = 1e-11
-NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+FLOAT32 = {
+  'model.dtype': 'float32',
+  'model.param_dtype': 'float32',
+  'strategy.reduce_dtype': 'float32',
+}
+CLASSES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+
+# Networks that are built and trained here.
 
 
-def parts(name, data, model, helpers=(), **overrides):
-  """`assembly.Assembly` of a tiny network in float64, and its mesh."""
+def mesh(data, model):
+  """A mesh of this machine's first devices."""
+  config = config_lib.base()
+  config.mesh.data, config.mesh.model = data, model
+  return mesh_lib.create(config, jax.devices()[: data * model])
+
+
+def spec(config, mesh, examples=80, offload_devices=()):
+  """The run of a config with 12 classes."""
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(CLASSES), config)
+  return run_spec.RunSpec(
+    config, mesh, objective, config.batch_size, examples,
+    tuple(offload_devices),
+  )  # fmt: skip
+
+
+def build(name, data, model, offload_devices=(), **overrides):
+  """The program of a tiny network in float64, and its mesh."""
   config = config_lib.base()
   config.update_from_flattened_dict(
     {
@@ -44,43 +75,153 @@ def parts(name, data, model, helpers=(), **overrides):
     }
   )
   validation.validate(config)
-  mesh = mesh_lib.create(config, jax.devices()[: data * model])
-  division.check(config, BATCH, mesh)
-  objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), config)
-  made = build.create(
-    run_spec.RunSpec(config, mesh, objective, BATCH, 640, tuple(helpers))
-  )
-  return made, mesh
+  devices = mesh(data, model)
+  division.check(config, BATCH, devices)
+  return build_lib.create(spec(config, devices, 640, offload_devices)), devices
 
 
 def batch(mesh, step):
-  """Noise, of step s always the same."""
+  """Noise, for each step always the same."""
   random = np.random.default_rng(step)
-  made = {
+  arrays = {
     'image': random.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8),
-    'label': random.integers(0, len(NAMES), BATCH).astype(np.int32),
+    'label': random.integers(0, len(CLASSES), BATCH).astype(np.int32),
     'row': np.arange(BATCH, dtype=np.int32),
     'weight': np.ones(BATCH, np.float32),
     'vote': np.zeros(BATCH, np.int32),
   }
-  return jax.device_put(made, mesh_lib.batch_sharding(mesh))
+  return jax.device_put(arrays, mesh_lib.batch_sharding(mesh))
 
 
-def trained(parts, mesh, steps=4):
+def new_state(program):
+  """The state before the first step."""
+  return state_lib.create(program.init_fn, program.abstract_state)
+
+
+def train(program, mesh, steps=4):
   """The state after some steps, and the values of each."""
-  state = state_lib.create(parts.init_fn, parts.abstract_state)
+  state = new_state(program)
   values = []
   for step in range(steps):
-    state, found = parts.train_step(state, batch(mesh, step))
-    values.append(found)
+    state, values_of_step = program.train_step(state, batch(mesh, step))
+    values.append(values_of_step)
   return state, np.stack(values)
 
 
-def same(found, want, tolerance):
+def assert_same(trees, expected, tolerance=TIGHT):
   """Compares two trees leaf by leaf."""
-  names = jax.tree_util.tree_leaves_with_path(want)
-  for (path, b), a in zip(names, jax.tree.leaves(found), strict=True):
+  leaves = jax.tree_util.tree_leaves_with_path(expected)
+  for (path, b), a in zip(leaves, jax.tree.leaves(trees), strict=True):
     np.testing.assert_allclose(
       np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance,
       err_msg=mesh_lib.path_name(path),
     )  # fmt: skip
+
+
+def assert_trains_as_unsplit(program, mesh, **overrides):
+  """Compares steps and an evaluation with those of one device, nothing split.
+
+  Args:
+    program: that train with split convolutions.
+    mesh: of the program.
+    **overrides: of the network's config.
+  """
+  state, values = train(program, mesh)
+  expected, expected_values, expected_scores = _unsplit(*overrides.items())
+  assert_same(state, expected)
+  assert_same(values, expected_values)
+  scores = program.eval_step(state.params, state.stats, batch(mesh, 9))
+  assert_same(scores, expected_scores)
+
+
+def assert_same_weights(workdir, expected_workdir, key):
+  """Compares the weights of the newest checkpoints of two float64 runs.
+
+  Args:
+    workdir: of a run of about ten steps.
+    expected_workdir: of another one.
+    key: of a weight that both have.
+  """
+  weights = launching.weights(workdir)
+  expected = launching.weights(expected_workdir)
+  assert weights.keys() == expected.keys() and key in expected
+  for name, value in expected.items():
+    # Sums in another order.
+    scale = max(np.abs(value).max(initial=0), 1e-3)
+    np.testing.assert_allclose(
+      weights[name], value, 0, 1e-11 * scale, err_msg=name
+    )
+
+
+@functools.cache
+def _unsplit(*overrides):
+  """State, values and scores of a network on one device."""
+  program, devices = build('sync', 1, 1, **dict(overrides))
+  state, values = train(program, devices)
+  scores = program.eval_step(state.params, state.stats, batch(devices, 9))
+  return state, values, scores
+
+
+# Networks that are measured.
+
+
+def two_convolutions(**overrides):
+  """The config of a small network of two convolutions, of 8 and 16 features."""
+  return command_line.load(
+    'configs/kernel_split_cifar10.py',
+    {
+      'model.kernels': '(8, 16)', 'batch_size': '8', 'data.image_size': '12',
+      'data.resize': '12', 'duration': '9 epochs', **overrides,
+    },
+  )  # fmt: skip
+
+
+def layer(*rates, features=24, **sizes):
+  """A layer of devices that compute so many features a second."""
+  counts = (features // 4, features // 2, features)
+  return costs_lib.Layer(
+    features=features,
+    alone=tuple(features / r for r in rates),
+    counts=counts,
+    seconds=tuple(tuple(n / r for n in counts) for r in rates),
+    **{'output': 0, 'input': 0, 'kernel': 0, **sizes},
+  )
+
+
+def costs(layers, rest=1.0, **fields):
+  """Costs of devices that take equally long for the rest.
+
+  Args:
+    layers: path to `layer`.
+    rest: seconds of everything else.
+    **fields: of `costs.Costs`.
+  """
+  devices = range(len(next(iter(layers.values())).alone))
+  return costs_lib.Costs(
+    names=tuple(f'device {d}' for d in devices),
+    unsplit=tuple(
+      rest + sum(layer.alone[d] for layer in layers.values()) for d in devices
+    ),
+    layers=layers,
+    **{'other_bytes': 0, 'link': costs_lib.NO_COLLECTIVES, **fields},
+  )
+
+
+def pretend_times(monkeypatch, **builders):
+  """Has one round take the seconds of functions made by `lasting`.
+
+  Args:
+    monkeypatch: of the test.
+    **builders: in place of those of `calibration.workloads`.
+  """
+  monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
+  monkeypatch.setattr(timing, 'timed', lambda run: getattr(run, 'seconds', 0.0))
+  for name, builder in builders.items():
+    monkeypatch.setattr(workloads, name, builder)
+
+
+def lasting(seconds):
+  """A function that does nothing, and is said to take that many seconds."""
+  run = lambda: None  # noqa: E731
+  run.seconds = seconds
+  return run

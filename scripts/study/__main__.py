@@ -1,7 +1,7 @@
 """Compares ways of spreading a training over devices and nodes.
 
-`python -m scripts.study relay --help` tells of the study of many models in a
-ring, `kernel_split --help` of that of convolutions split over devices; here is
+`python -m scripts.study relay --help` describes the study of many models in a
+ring, `channel_split --help` that of convolutions split over devices; here is
 that of strategies:
 
   python -m scripts.study strategies --config=configs/lenet.py
@@ -27,8 +27,8 @@ import time
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
+from scripts.study import channel_split
 from scripts.study import grid
-from scripts.study import kernel_split
 from scripts.study import local
 from scripts.study import relay
 from scripts.study import results
@@ -36,12 +36,17 @@ from scripts.study import runner
 from scripts.study import slurm
 from scripts.study import traffic
 
+_OTHER_STUDIES = {
+  'relay': relay,
+  'channel_split': channel_split,
+  'kernel_split': channel_split,  # its former name
+}
+
 
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
-  others = {'relay': relay, 'kernel_split': kernel_split}
-  if arguments and arguments[0] in others:
-    return others[arguments[0]].main(arguments[1:])
+  if arguments and arguments[0] in _OTHER_STUDIES:
+    return _OTHER_STUDIES[arguments[0]].main(arguments[1:])
   try:
     overrides, rest = command_line.split_overrides(arguments)
     flags = _flags(rest)
@@ -66,7 +71,7 @@ def _flags(arguments):
   )
   parser.add_argument(
     'what',
-    choices=['strategies', 'relay', 'kernel_split'],
+    choices=['strategies', 'relay', 'channel_split'],
     help='what is compared',
   )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')

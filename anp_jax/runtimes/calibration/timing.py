@@ -1,26 +1,28 @@
-"""What a network's convolutions take on each device, and what travels."""
+"""Times a network's convolutions, steps and collectives on a run's devices."""
 
 from concurrent import futures
-import dataclasses
+import functools
 import math
+import platform
 import time
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib
+from anp_jax.runtimes.calibration import workloads
+from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.training import build
+from anp_jax.training import run_spec
 
-# Of a layer's features, what is timed.
-_PARTS = (0.25, 0.5, 1.0)
-# Bytes of collectives; the last only where that before takes less than _QUICK.
+# Fractions of a layer's features that are timed.
+_FRACTIONS = (0.25, 0.5, 1.0)
+# Bytes of collectives; the last size only if the one before is quick.
 _SIZES = (4 * 2**10, 4 * 2**20, 32 * 2**20)
 _QUICK = 0.05  # seconds
 
@@ -28,257 +30,258 @@ _QUICK = 0.05  # seconds
 class Timing:
   """Times convolutions, the whole step and collectives, round after round.
 
-  In a round each is run once, so a machine that is slower for a while is so for
-  all of them. All devices work at once, as in a step: those that share a memory
-  or a core are timed as they will be.
+  In a round each is run once, so a machine that is slower for a while is slower
+  for all of them. All devices work at once, as in a step: those that share a
+  memory or a core are timed as they will be used.
   """
 
-  def __init__(self, spec, processes):
-    """Compiles all of it; all processes call it.
+  def __init__(self, spec: run_spec.RunSpec, processes):
+    """Compiles all programs; all processes call it.
 
     Args:
-      spec: `training.run_spec.RunSpec`.
+      spec: of the run; its offload devices are timed with their transfers, in
+        place of collectives.
       processes: `cluster.Processes`.
+
+    Raises:
+      ConfigError: if no convolution may be split.
     """
-    config, mesh = spec.config, spec.mesh
-    rows = spec.batch_size // mesh_lib.batch_devices(mesh)
-    own = _unsplit(config)
-    self._mesh, self._processes = mesh, processes
-    self._turns = config.accumulate
+    self._spec, self._processes = spec, processes
+    self._offload_devices = spec.offload_devices
     self._devices = [
-      d for d in mesh.devices.flat if d.process_index == jax.process_index()
+      d
+      for d in spec.mesh.devices.flat
+      if d.process_index == jax.process_index()
     ]
-    meshes = [mesh_lib.create(own, [d]) for d in self._devices]
-    made = [
-      build.create(
-        dataclasses.replace(spec, config=own, mesh=m, offload_devices=())
-      )
-      for m in meshes
-    ]
-    # Gradients travel in a dtype of their own; of float64 never in less.
-    wire = jnp.dtype(config.strategy.reduce_dtype).itemsize
-    self._wire = 8 if config.model.param_dtype == 'float64' else wire
-    leaves = jax.tree.leaves(made[0].abstract_single.params)
-    self._params = self._wire * sum(leaf.size for leaf in leaves)
-    # Each a function that makes the one that is timed, by device.
-    programs = [
-      [_step(p, own, m, rows) for p, m in zip(made, meshes, strict=True)]
-    ]
-    split = plan_lib.Shares((), config.strategy.split_layers)
-    # Uses of each layer: what it computes, and which programs that is.
-    self._uses, places = {}, {}
-    for call in _calls(made[0], own, rows):
-      if split.counts(call.layer, call.features, 2) is None:
-        continue
-      kind = (_traced(call), call.reads_images)
-      if kind not in places:
-        ways = [(call.features, False)]
-        ways += [(n, True) for n in _counts(call.features)]
-        places[kind] = slice(len(programs), len(programs) + len(ways))
-        held = [{} for _ in self._devices]
-        programs += [
-          [_convolution(call, *way, arrays) for arrays in held]
-          + self._more(call, *way)
-          for way in ways
-        ]
-      self._uses.setdefault(call.layer, []).append((call, places[kind]))
-    if not self._uses:
-      raise config_lib.ConfigError(
-        f'config.strategy.split_layers={config.strategy.split_layers!r}: no '
-        'convolution has such a path'
-      )
-    self._programs = [self._compiled(program) for program in programs]
-    self._collectives = self._links()
-    self._rounds, self._travels = [], []
+    self._names, self._alike = self._kinds()
+    rows = spec.batch_size // mesh_lib.batch_devices(spec.mesh)
+    specs = [workloads.unsplit(spec, d) for d in self._devices]
+    singles = [build.create(s) for s in specs]
+    config = spec.config
+    # Gradients travel in a dtype of their own; those in float64 never in less.
+    is_wide = config.model.param_dtype == 'float64'
+    dtype = 'float64' if is_wide else config.strategy.reduce_dtype
+    self._gradient_bytes = jnp.dtype(dtype).itemsize
+    leaves = jax.tree.leaves(singles[0].abstract_single.params)
+    self._parameters = sum(leaf.size for leaf in leaves)
+    # Each program by device; the first is the step that is not split.
+    self._programs = []
+    self._compile(
+      functools.partial(workloads.step, single, s, rows)
+      for single, s in zip(singles, specs, strict=True)
+    )
+    # By layer, its calls and each one's workloads.
+    self._layers = self._compile_layers(singles[0], rows)
+    self._collectives = [] if spec.offload_devices else self._links()
+    self._rounds, self._collective_rounds = [], []
 
   def round(self) -> None:
     """Runs everything once; all processes call it equally often."""
     processes = self._processes
     self._rounds.append([])
-    at_once = max(map(len, self._programs))
-    with futures.ThreadPoolExecutor(at_once) as pool:
+    with futures.ThreadPoolExecutor(max(map(len, self._programs))) as pool:
       for program in self._programs:
         processes.heartbeat('timing')
         processes.gather('ready')
         self._rounds[-1].append(list(pool.map(timed, program)))
     processes.gather('ready')
-    self._travels.append([timed(run) for _, _, run in self._collectives])
+    self._collective_rounds.append(
+      [timed(run) for _, _, run in self._collectives]
+    )
 
-  def costs(self, names, alike: bool) -> costs_lib.Costs:
-    """Medians over the rounds; the same on all processes.
-
-    Args:
-      names: of the devices along mesh.model, for people.
-      alike: whether they are of one kind.
-    """
-    times = self._layers()
-    steps = self._times(0)
-    own = [
-      {
-        'device': d.id,
-        'step': steps[i],
-        'layers': {layer: t[:, i].tolist() for layer, t in times.items()},
-      }
-      for i, d in enumerate(self._devices)
+  def costs(self) -> costs_lib.Costs:
+    """Costs from the medians over the rounds; the same on all processes."""
+    mesh = self._spec.mesh
+    model = mesh.shape[mesh_lib.MODEL]
+    # Along mesh.model, the devices that have other parts of the batch.
+    columns = [
+      [d.id for d in column] for column in mesh.devices.reshape(-1, model).T
     ]
-    by_device = {
-      t['device']: t for part in self._processes.gather(own) for t in part
-    }
-    mesh = self._mesh
-    columns = mesh.devices.reshape(-1, mesh.shape[mesh_lib.MODEL]).T
+    times = self._gather_times()
 
-    def slowest(of):
-      """Along mesh.model, of the devices with other parts of the batch."""
-      return np.array(
-        [np.max([of(by_device[d.id]) for d in column], 0) for column in columns]
-      )
+    def slowest(column, name):
+      return np.max([times[device][name] for device in column], 0).tolist()
 
+    unsplit = [slowest(column, 'step') for column in columns]
+    columns += [[_offload_id(i)] for i in range(len(self._offload_devices))]
     layers = {
-      layer: self._layer(
-        [call for call, _ in uses],
-        slowest(lambda t, layer=layer: t['layers'][layer]),
+      path: self._layer(
+        [call for call, _ in uses], [slowest(c, path) for c in columns]
       )
-      for layer, uses in self._uses.items()
+      for path, uses in self._layers.items()
     }
-    found = costs_lib.Costs(
-      names=tuple(names),
-      whole=tuple(slowest(lambda t: t['step']).tolist()),
+    kernels = sum(layer.kernel for layer in layers.values())
+    kind = costs_lib.OffloadCosts if self._offload_devices else costs_lib.Costs
+    costs = kind(
+      names=self._names,
+      unsplit=unsplit,
       layers=layers,
-      others=self._params - sum(layer.kernel for layer in layers.values()),
+      other_bytes=self._gradient_bytes * self._parameters - kernels,
       link=self._link(),
-      alike=alike,
+      alike=self._alike,
       multiple=costs_lib.MULTIPLES.get(mesh_lib.platform(mesh), 1),
     )
-    return costs_lib.pooled(found)
+    if self._offload_devices:
+      return costs
+    return costs_lib.average_similar(costs)
 
-  def _layers(self):
-    """Seconds of each layer, by way and by device of this process."""
-    return {
-      layer: self._turns * sum(self._ways(place) for _, place in uses)
-      for layer, uses in self._uses.items()
-    }
+  def _kinds(self):
+    """Names of the devices, and whether all are of one kind."""
+    rows = devices(self._spec.mesh, self._processes)
+    names = [f'{kind} ({host})' for kind, host in rows[0]]
+    names += [device.name for device in self._offload_devices]
+    kinds = {kind for row in rows for kind, _ in row}
+    return names, len(kinds) == 1 and not self._offload_devices
 
-  def _ways(self, place):
-    """Seconds of a layer's programs, by way and by device of this process."""
-    return np.array([self._times(p) for p in range(place.start, place.stop)])
+  def _compile(self, builders) -> int:
+    """Adds a program, built and run once on each device; returns its index.
 
-  def _more(self, call, count, split):
-    """Makers of what is timed beside the mesh's devices."""
-    del call, count, split
-    return []
-
-  def _times(self, program):
-    """Seconds of a program, medians over the rounds, by device."""
-    return np.median([r[program] for r in self._rounds], 0)
-
-  def _layer(self, calls, seconds):
-    """Of a layer's calls and (devices, ways) seconds."""
-    first, turns = calls[0], self._turns
-    return costs_lib.Layer(
-      features=first.features,
-      alone=tuple(seconds[:, 0].tolist()),
-      counts=_counts(first.features),
-      seconds=tuple(map(tuple, seconds[:, 1:].tolist())),
-      output=turns * sum(_bytes(call.y) for call in calls),
-      input=turns * sum(_bytes(c.x) for c in calls if not c.reads_images),
-      kernel=self._wire * math.prod(first.kernel.shape),
-      uses=turns * len(calls),
-    )
-
-  def _compiled(self, program):
-    """The functions of a program's makers, each run once."""
+    Args:
+      builders: for this process's devices; further ones are for offload
+        devices, which are no matter of JAX's here.
+    """
     self._processes.heartbeat('compiling')
     runs = []
-    for place, make in enumerate(program):
-      # Others than this process's devices are no matter of JAX's here.
-      own = self._devices[place] if place < len(self._devices) else None
-      with jax.default_device(own):
-        runs.append(make())
+    for i, builder in enumerate(builders):
+      device = self._devices[i] if i < len(self._devices) else None
+      with jax.default_device(device):
+        runs.append(builder())
         runs[-1]()
-    return runs
+    self._programs.append(runs)
+    return len(self._programs) - 1
+
+  def _compile_layers(self, network, rows):
+    """By layer that may be split, (call, indices of its programs)."""
+    config = self._spec.config
+    shares = plan_lib.Shares((), config.strategy.split_layers)
+    layers, indices = {}, {}
+    for call in _calls(network, config, rows):
+      if shares.counts(call.layer, call.features, 2) is None:
+        continue
+      # Calls that compute the same are timed once.
+      traced = str(jax.make_jaxpr(call.convolve)(call.x, call.kernel))
+      key = (traced, call.reads_images)
+      if key not in indices:
+        indices[key] = self._compile_call(call)
+      layers.setdefault(call.layer, []).append((call, indices[key]))
+    if not layers:
+      raise config_lib.ConfigError(
+        f'config.strategy.split_layers={config.strategy.split_layers!r}: no '
+        'convolution has such a path'
+      )
+    return layers
+
+  def _compile_call(self, call) -> list[int]:
+    """Compiles a convolution: not split, then each count of its features."""
+    arrays = []  # each device's operands, for all of its programs
+    for device in self._devices:
+      with jax.default_device(device):
+        arrays.append(workloads.operands(call))
+
+    def builders(count, split):
+      for operands in arrays:
+        yield functools.partial(
+          workloads.convolution, call, count, split, operands
+        )
+      # A layer that is not split is the training device's alone.
+      for device in self._offload_devices if split else ():
+        yield functools.partial(
+          workloads.offloaded_convolution, call, count, device
+        )
+
+    ways = [(call.features, False)]
+    ways += [(count, True) for count in _counts(call.features)]
+    return [self._compile(builders(*way)) for way in ways]
+
+  def _gather_times(self) -> dict:
+    """By device, the median seconds of its step, and of each layer's ways."""
+    steps = self._median(0)
+    layers = {
+      path: self._spec.config.accumulate
+      * sum(self._call_seconds(indices) for _, indices in uses)
+      for path, uses in self._layers.items()
+    }
+    ids = [device.id for device in self._devices]
+    ids += [_offload_id(i) for i in range(len(self._offload_devices))]
+    rows = []
+    for i, device in enumerate(ids):
+      times = {path: ways[:, i].tolist() for path, ways in layers.items()}
+      if i < len(steps):
+        times['step'] = float(steps[i])
+      rows.append([device, times])
+    return dict(sum(self._processes.gather(rows), []))
+
+  def _call_seconds(self, indices) -> np.ndarray:
+    """(ways, devices) seconds of a convolution: not split, and by count."""
+    ways = [self._median(i) for i in indices]
+    # For all features an offload device needs the time of the last count.
+    ways[0] = np.concatenate([ways[0], ways[-1][len(ways[0]) :]])
+    return np.array(ways)
+
+  def _median(self, program) -> np.ndarray:
+    """Seconds of a program by device, medians over the rounds."""
+    return np.median([times[program] for times in self._rounds], 0)
+
+  def _layer(self, calls, seconds) -> costs_lib.Layer:
+    """A layer from its calls and its (devices, ways) seconds."""
+    first, times = calls[0], self._spec.config.accumulate
+    return costs_lib.Layer(
+      features=first.features,
+      alone=[ways[0] for ways in seconds],
+      counts=_counts(first.features),
+      seconds=[ways[1:] for ways in seconds],
+      output=times * sum(_bytes(call.y) for call in calls),
+      input=times * sum(_bytes(c.x) for c in calls if not c.reads_images),
+      kernel=self._gradient_bytes * math.prod(first.kernel.shape),
+      uses=times * len(calls),
+    )
 
   def _links(self):
-    """(kind, bytes, function) of gathers and sums over the axis 'model'."""
-    found = []
-    for kind, collective in (('gather', _gather), ('total', _total)):
+    """(name, bytes, function) of gathers and sums over the axis 'model'."""
+    links = []
+    for name in ('gather', 'total'):
       for size in _SIZES:
         self._processes.heartbeat('compiling')
-        sent, run = self._collective(kind, collective, size)
+        size_sent, run = workloads.collective(name, self._spec.mesh, size)
         run()
-        found.append((kind, sent, run))
+        links.append((name, size_sent, run))
         if size > _SIZES[0] and (
           max(self._processes.gather(timed(run))) > _QUICK
         ):
           break
-    return found
+    return links
 
-  def _collective(self, kind, collective, size):
-    mesh = self._mesh
-    parts = mesh.shape[mesh_lib.MODEL] if kind == 'gather' else 1
-    columns = max(size // 4 // parts // 64, 1)
-    mapped = jax.jit(
-      jax.shard_map(
-        collective, mesh=mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(),
-        check_vma=False,
-      )
-    )  # fmt: skip
-    zeros = jax.jit(
-      lambda: jnp.zeros((64, columns), jnp.float32),
-      out_shardings=mesh_lib.replicated(mesh),
-    )()
-    sent = 4 * 64 * columns * parts
-    return sent, lambda: jax.block_until_ready(mapped(zeros))
-
-  def _link(self):
-    medians = np.median(self._travels, 0).tolist()
+  def _link(self) -> costs_lib.CollectiveCost:
+    """Latency and seconds per byte, from the smallest and largest size."""
+    if not self._collectives:
+      return costs_lib.NO_COLLECTIVES
+    medians = np.median(self._collective_rounds, 0).tolist()
     medians = np.max(self._processes.gather(medians), 0)
     lines = {}
-    for kind in ('gather', 'total'):
-      sizes, times = zip(
-        *(
-          (size, seconds)
-          for (k, size, _), seconds in zip(self._collectives, medians)
-          if k == kind
-        )
-      )
-      slope = max(times[-1] - times[0], 0.0) / (sizes[-1] - sizes[0])
-      lines[kind] = (max(times[0] - sizes[0] * slope, 0.0), float(slope))
-    return costs_lib.Link(**lines)
+    for name in ('gather', 'total'):
+      points = [
+        (size, seconds)
+        for (kind, size, _), seconds in zip(self._collectives, medians)
+        if kind == name
+      ]
+      (small, quick), (large, slow) = points[0], points[-1]
+      slope = max(slow - quick, 0.0) / (large - small)
+      lines[name] = (max(quick - small * slope, 0.0), float(slope))
+    return costs_lib.CollectiveCost(**lines)
 
 
-def alone(spec, device):
-  """A function that makes a step of the unsplit network on one device.
-
-  Args:
-    spec: `training.run_spec.RunSpec`.
-    device: jax.Device of this process.
-  """
-  own = _unsplit(spec.config)
-  mesh = mesh_lib.create(own, [device])
-  parts = build.create(
-    dataclasses.replace(spec, config=own, mesh=mesh, offload_devices=())
-  )
-  with jax.default_device(device):
-    return _step(parts, own, mesh, spec.batch_size)()
-
-
-def images(config, mesh, rows: int):
-  """A batch of noise on a mesh."""
-  batch = {
-    name: np.zeros(like.shape, like.dtype)
-    for name, like in build.abstract_batch(config, mesh, rows).items()
-  }
-  shape = batch['image'].shape
-  batch['image'] = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-  batch['row'] = np.arange(rows, dtype=np.int32)
-  batch['weight'] += 1
-  sharding = mesh_lib.batch_sharding(mesh)
-  return {
-    name: jax.make_array_from_callback(
-      x.shape, sharding, lambda index, x=x: x[index]
-    )
-    for name, x in batch.items()
-  }
+def devices(mesh, processes) -> list[list[tuple[str, str]]]:
+  """Processor and host of each device, by its place on data and model."""
+  hosts = processes.gather(f'{platform.node()}, rank {processes.index}')
+  cpus = processes.gather(device_lib.processor())
+  return [
+    [
+      (cpus[d.process_index] if d.platform == 'cpu' else d.device_kind,
+       hosts[d.process_index])
+      for d in row
+    ]
+    for row in mesh.devices.reshape(-1, mesh.shape[mesh_lib.MODEL])
+  ]  # fmt: skip
 
 
 def timed(run) -> float:
@@ -288,105 +291,26 @@ def timed(run) -> float:
   return time.perf_counter() - start
 
 
-def _unsplit(config):
-  """The config of the network that is not split, on one device."""
-  own = config.copy_and_resolve_references()
-  own.strategy.name = 'sync'
-  own.mesh.data = own.mesh.model = 1
-  return own
-
-
-def _step(parts, config, mesh, rows):
-  """() -> a function that makes a step of the network that is not split."""
-
-  def make():
-    held = [state_lib.create(parts.init_fn, parts.abstract_state)]
-    batch = images(config, mesh, rows)
-    step = parts.train_step.lower(held[0], batch).compile()
-
-    def run():
-      held[0], values = step(held[0], batch)
-      jax.block_until_ready(values)
-
-    return run
-
-  return make
-
-
-def _calls(parts, config, rows):
-  """The network's convolutions, of so many images a micro-batch."""
+def _calls(network, config, rows) -> list[convolutions.Call]:
+  """The network's convolutions of a micro-batch."""
   side = config.data.image_size
   images = jax.ShapeDtypeStruct(
     (rows // config.accumulate, side, side, 3), jnp.dtype(config.model.dtype)
   )
-  variables = {
-    'params': parts.abstract_single.params,
-    **parts.abstract_single.stats,
-  }
-  return convolutions.find(parts.model, variables, images)
+  single = network.abstract_single
+  variables = {'params': single.params, **single.stats}
+  return convolutions.find(network.model, variables, images)
 
 
-def _counts(features):
-  return tuple(sorted({max(round(features * part), 1) for part in _PARTS}))
+def _counts(features) -> tuple[int, ...]:
+  """Numbers of features that are timed."""
+  return tuple(sorted({max(round(features * f), 1) for f in _FRACTIONS}))
 
 
-def _convolution(call, count, split, held):
-  """() -> a function that computes some of a convolution's features.
-
-  Of a split layer it is what `operation.split` has a device do: in a branch,
-  with its features cut out of the whole, and their gradient put back.
-
-  Args:
-    call: `convolutions.Call`.
-    count: of features.
-    split: whether it is a split layer's.
-    held: where its operands are kept for other counts on the same device.
-  """
-
-  def whole(x, kernel, dy):
-    y, pull = jax.vjp(call.convolve, x, kernel)
-    dx, dw = pull(dy)
-    return (y, dw) if call.reads_images else (y, dx, dw)
-
-  def part(x, kernel, dy):
-    y, *dx, dw = whole(x, kernel[..., :count], dy[..., :count])
-    after = kernel.shape[-1] - count
-    return y, *dx, jnp.pad(dw, ((0, 0),) * (dw.ndim - 1) + ((0, after),))
-
-  def branch(choice, *arguments):
-    found = jax.eval_shape(part, *arguments)
-    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), found)
-    return lax.switch(choice, [part, lambda *_: nothing], *arguments)
-
-  def make():
-    if not held:
-      random = np.random.default_rng(0)
-      held['arguments'] = [
-        jnp.asarray(random.random(like.shape, np.float32) - 0.5, like.dtype)
-        for like in (call.x, call.kernel, call.y)
-      ]
-    arguments = held['arguments']
-    if split:
-      arguments = [jnp.zeros((), jnp.int32), *arguments]
-    function = branch if split else whole
-    compiled = jax.jit(function).lower(*arguments).compile()
-    return lambda: jax.block_until_ready(compiled(*arguments))
-
-  return make
+def _offload_id(index) -> int:
+  """A key like those of the mesh's devices, which are 0 and above."""
+  return -1 - index
 
 
-def _traced(call):
-  """What a convolution computes, as text: alike for alike ones."""
-  return str(jax.make_jaxpr(call.convolve)(call.x, call.kernel))
-
-
-def _gather(x):
-  return jnp.concatenate(list(lax.all_gather(x, mesh_lib.MODEL)), -1)
-
-
-def _total(x):
-  return lax.psum(x, mesh_lib.MODEL)
-
-
-def _bytes(like):
-  return int(np.prod(like.shape)) * jnp.dtype(like.dtype).itemsize
+def _bytes(array) -> int:
+  return math.prod(array.shape) * jnp.dtype(array.dtype).itemsize

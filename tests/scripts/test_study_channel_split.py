@@ -1,65 +1,68 @@
-"""Tests of the study of split convolutions: arithmetic, figures, whole."""
+"""The study of split convolutions: arithmetic, figures, and all of it."""
 
-import dataclasses
 import json
 
 import pytest
 
 from anp_jax.runtimes.calibration import costs as costs_lib
 from scripts.study import __main__ as study_main
-from scripts.study import kernel_split
+from scripts.study import channel_split
+from scripts.study import channel_split_process
 from scripts.study import plots
-from scripts.study import split
+from tests import splitting
 
 
-def _costs(link=((0.0, 0.0), (0.0, 0.0))):
-  """A second of rest; 16 features, 4 a second on one device, 2 on the other."""
-  layer = costs_lib.Layer(
-    16, (4.0, 8.0), (4, 8, 16), ((1.0, 2.0, 4.0), (2.0, 4.0, 8.0)), 800, 0, 0
-  )
-  return costs_lib.Costs(
-    ('fast', 'slow'), (5.0, 9.0), {'conv': layer}, 0, costs_lib.Link(*link)
+def _costs():
+  """One second of rest; 16 features, 4 and 2 a second on the two devices."""
+  return splitting.costs(
+    {'conv': splitting.layer(4, 2, features=16, output=800)}
   )
 
 
-def test_ways_are_in_proportion():
-  found = split.ways(_costs())
-  assert found[split.EQUAL] == {'conv': (8, 8)}
-  assert found['first 3, others 1'] == {'conv': (12, 4)}
-  assert found['last 2, others 1'] == {'conv': (5, 11)}
+def _run(costs, offload, *steps):
+  names = ('name', 'plan', 'predicted', 'measured', 'speed_up')
+  values = {
+    'batch_size': 32, 'offload': offload,
+    'costs': json.loads(json.dumps(costs.to_json())),
+    'steps': [dict(zip(names, step, strict=True)) for step in steps],
+  }  # fmt: skip
+  return channel_split.Run.from_json('net', 2, values)
+
+
+def _write(folder, run):
+  links = channel_split.bandwidths('1gbit')
+  text = channel_split.write(str(folder), [run], links, ['--config=x'])
+  return json.loads(text.splitlines()[-1])
+
+
+def test_divisions_are_in_proportion():
+  divisions = channel_split_process.divisions(_costs())
+  assert divisions[channel_split_process.EQUAL] == {'conv': (8, 8)}
+  assert divisions['first 3, others 1'] == {'conv': (12, 4)}
+  assert divisions['last 2, others 1'] == {'conv': (5, 11)}
   # The plan: 2/3 and 1/3 of 16, in whole features; (10, 6) takes 3 s.
-  assert found[split.PLAN] == {'conv': (11, 5)}
+  assert divisions[channel_split_process.PLAN] == {'conv': (11, 5)}
 
 
 def test_simulated_devices_are_like_the_fastest():
-  curve = kernel_split.simulated(_costs(), bandwidth=1e15)
+  curve = channel_split.simulated(_costs(), bandwidth=1e15)
   # 16 features on n devices; latency is 50 us a message, 3 messages a hop.
   for count, speed_up in curve[:3]:
     assert speed_up == pytest.approx(5 / (1 + 4 / count), rel=1e-3)
-  # Of 800 bytes through 100 bytes a second: 4 s on two devices, 2 s saved.
-  assert dict(kernel_split.simulated(_costs(), 100.0))[2] == pytest.approx(
+  # 800 bytes through 100 bytes a second: 4 s on two devices, 2 s saved.
+  assert dict(channel_split.simulated(_costs(), 100.0))[2] == pytest.approx(
     1.0, rel=1e-3
   )
 
 
 def test_the_page_has_every_number(tmp_path):
-  found = {
-    'batch_size': 32,
-    'helped': False,
-    'costs': json.loads(json.dumps(dataclasses.asdict(_costs()))),
-    'alone': 5.0,
-    'ways': [
-      {'name': 'plan', 'plan': 'conv=11,5', 'predicted': 3.75,
-       'measured': 4.0, 'speed_up': 1.25},
-      {'name': 'equal shares', 'plan': 'conv=8,8', 'predicted': 6.0,
-       'measured': 5.0, 'speed_up': 1.0},
-    ],
-  }  # fmt: skip
-  runs = [{'name': 'net', 'devices': 2, 'found': [found]}]
-  out = kernel_split.write(
-    str(tmp_path), runs, kernel_split.bandwidths('1gbit'), ['--config=x']
-  )
-  ratios = json.loads(out.splitlines()[-1])
+  ratios = _write(
+    tmp_path,
+    _run(
+      _costs(), False, ('plan', 'conv=11,5', 3.75, 4.0, 1.25),
+      ('equal shares', 'conv=8,8', 6.0, 5.0, 1.0),
+    ),
+  )  # fmt: skip
   # The ideal: a second, and 16 features at 6 a second.
   ideal = 5 / (1 + 16 / 6)
   assert ratios['net_2x32'] == {
@@ -76,24 +79,17 @@ def test_the_page_has_every_number(tmp_path):
     assert (tmp_path / name).stat().st_size > 5000
 
 
-def test_the_page_of_helpers(tmp_path):
-  """What a helper takes has its way in it: of other links nothing is said."""
-  costs = {**dataclasses.asdict(_costs()), 'whole': (5.0,), 'alike': False}
-  ways = [
-    {'name': 'plan', 'plan': 'conv=11,5', 'predicted': 3.75, 'measured': 4.0,
-     'speed_up': 1.25},
-    {'name': 'equal shares', 'plan': 'nothing', 'predicted': 5.0,
-     'measured': 5.0, 'speed_up': 1.0},
-  ]  # fmt: skip
-  found = {
-    'batch_size': 32, 'helped': True, 'alone': 5.0, 'ways': ways,
-    'costs': json.loads(json.dumps(costs)),
-  }  # fmt: skip
-  runs = [{'name': 'net', 'devices': 2, 'found': [found]}]
-  out = kernel_split.write(
-    str(tmp_path), runs, kernel_split.bandwidths('1gbit'), ['--config=x']
-  )
-  ratios = json.loads(out.splitlines()[-1])
+def test_offload_devices_are_not_simulated_over_other_links(tmp_path):
+  """Their times include the transfers."""
+  fields = {**_costs().to_json(), 'whole': (5.0,), 'alike': False}
+  costs = costs_lib.OffloadCosts.from_json(fields)
+  ratios = _write(
+    tmp_path,
+    _run(
+      costs, True, ('plan', 'conv=11,5', 3.75, 4.0, 1.25),
+      ('equal shares', 'nothing', 5.0, 5.0, 1.0),
+    ),
+  )  # fmt: skip
   ideal = 5 / (1 + 16 / 6)
   assert ratios['net_2x32']['of_ideal'] == pytest.approx(1.25 / ideal, abs=1e-4)
   assert ratios['predictions'] == 1
@@ -111,7 +107,7 @@ def test_the_figure_of_steps_shows_what_was_measured():
 
 
 def test_bandwidths_are_in_bytes():
-  assert kernel_split.bandwidths('100mbit, 1.5gbit') == {
+  assert channel_split.bandwidths('100mbit, 1.5gbit') == {
     '100mbit': 12.5e6, '1.5gbit': 187.5e6,
   }  # fmt: skip
 
@@ -128,25 +124,27 @@ def test_bandwidths_are_in_bytes():
   ],
 )
 def test_bad_input(capsys, more, expected):
-  given = ['--config=configs/kernel_split_cifar10.py', '--workdir=x']
-  assert study_main.main(['kernel_split', *given[: 2 * bool(more)], *more]) == 2
+  flags = ['--config=configs/kernel_split_cifar10.py', '--workdir=x']
+  flags = [*flags, *more] if more else []
+  assert study_main.main(['channel_split', *flags]) == 2
   error = capsys.readouterr().err
   assert expected in error and error.count('\n') == 1
 
 
 @pytest.mark.multiprocess
 @pytest.mark.soak
-@pytest.mark.parametrize('helpers', ['()', "('processes',)"])
-def test_whole_study(tmp_path, capsys, helpers):
+@pytest.mark.parametrize('devices', ['()', "('processes',)"])
+def test_whole_study(tmp_path, capsys, devices):
   status = study_main.main(
+    # By its former name.
     ['kernel_split', '--config=configs/kernel_split_cifar10.py',
      f'--workdir={tmp_path}', '--batch_sizes=8', '--rounds=1',
      '--config.model.kernels=(8, 16)', '--config.data.source=synthetic',
-     f'--config.strategy.helpers={helpers}']
+     f'--config.strategy.helpers={devices}']
   )  # fmt: skip
   out = capsys.readouterr()
   assert status == 0, out.err
   ratios = json.loads(out.out.splitlines()[-1])
-  # Six ways, and the plan where it is none of them.
+  # Six divisions, and the plan where it is none of them.
   assert ratios['predictions'] in (6, 7)
   assert ratios['kernel_split_cifar10_2x8']['over_alone'] > 0

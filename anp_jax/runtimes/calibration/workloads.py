@@ -1,0 +1,186 @@
+"""The workloads that are timed: steps, convolutions and collectives.
+
+Each function compiles for JAX's default device, unless told otherwise, and
+returns a function without arguments that ends when its results exist.
+"""
+
+from collections.abc import Callable
+import dataclasses
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.parallel.channel_split import convolutions
+from anp_jax.runtimes.offload import device as device_lib
+from anp_jax.training import build
+from anp_jax.training import run_spec
+
+
+def unsplit(spec: run_spec.RunSpec, device: jax.Device) -> run_spec.RunSpec:
+  """The run on one device of this process, with nothing split."""
+  config = spec.config.copy_and_resolve_references()
+  config.strategy.name = 'sync'
+  config.mesh.data = config.mesh.model = 1
+  mesh = mesh_lib.create(config, [device])
+  return dataclasses.replace(spec, config=config, mesh=mesh, offload_devices=())
+
+
+def unsplit_step(spec: run_spec.RunSpec, device: jax.Device) -> Callable:
+  """A step of the whole batch on one device, with nothing split."""
+  single = unsplit(spec, device)
+  with jax.default_device(device):
+    return step(build.create(single), single, spec.batch_size)
+
+
+def step(program, spec: run_spec.RunSpec, rows: int) -> Callable:
+  """A train step.
+
+  Args:
+    program: of the run, see `build.create`.
+    spec: of the run.
+    rows: images of the batch.
+  """
+  state = [state_lib.create(program.init_fn, program.abstract_state)]
+  batch = images(spec, rows)
+  compiled = program.train_step.lower(state[0], batch).compile()
+
+  def run():
+    state[0], values = compiled(state[0], batch)
+    jax.block_until_ready(values)
+
+  return run
+
+
+def images(spec: run_spec.RunSpec, rows: int) -> dict[str, jax.Array]:
+  """A batch of noise on the run's mesh."""
+  batch = {
+    name: np.zeros(array.shape, array.dtype)
+    for name, array in build.abstract_batch(
+      spec.config, spec.mesh, rows
+    ).items()
+  }
+  shape = batch['image'].shape
+  batch['image'] = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+  batch['row'] = np.arange(rows, dtype=np.int32)
+  batch['weight'] += 1
+  sharding = mesh_lib.batch_sharding(spec.mesh)
+  return {
+    name: jax.make_array_from_callback(
+      x.shape, sharding, lambda index, x=x: x[index]
+    )
+    for name, x in batch.items()
+  }
+
+
+def operands(call: convolutions.Call) -> list[jax.Array]:
+  """Noise for x, kernel and dy of a convolution."""
+  return [jnp.asarray(x) for x in _noise(call.x, call.kernel, call.y)]
+
+
+def convolution(
+  call: convolutions.Call, count: int, split: bool, arrays: list[jax.Array]
+) -> Callable:
+  """The forward and backward pass of some features of a convolution.
+
+  Those of a split layer are computed as in `channel_split.operation`: in a
+  branch, with the features cut out of the kernel, and their gradient padded.
+
+  Args:
+    call: of the network.
+    count: features that are computed.
+    split: whether the layer is split; else count is all features.
+    arrays: from `operands`.
+  """
+
+  def compute(x, kernel, dy):
+    y, pull = jax.vjp(call.convolve, x, kernel)
+    dx, dkernel = pull(dy)
+    return (y, dkernel) if call.reads_images else (y, dx, dkernel)
+
+  def compute_part(x, kernel, dy):
+    y, *dx, dkernel = compute(x, kernel[..., :count], dy[..., :count])
+    after = kernel.shape[-1] - count
+    padding = ((0, 0),) * (dkernel.ndim - 1) + ((0, after),)
+    return y, *dx, jnp.pad(dkernel, padding)
+
+  def branch(choice, *arguments):
+    shapes = jax.eval_shape(compute_part, *arguments)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return lax.switch(choice, [compute_part, lambda *_: zeros], *arguments)
+
+  function, arguments = compute, arrays
+  if split:
+    function, arguments = branch, [jnp.zeros((), jnp.int32), *arrays]
+  compiled = jax.jit(function).lower(*arguments).compile()
+  return lambda: jax.block_until_ready(compiled(*arguments))
+
+
+def offloaded_convolution(
+  call: convolutions.Call, count: int, device
+) -> Callable:
+  """The passes of some features on an offload device, with the transfers.
+
+  Args:
+    call: of the network.
+    count: features of the device.
+    device: `offload.device.LocalDevice` or `offload.remote.RemoteDevice`.
+  """
+  shapes = call.x, call.kernel, call.y
+  task = device_lib.Task.create(call.convolve, *shapes, count)
+  x, kernel, dy = _noise(task.x, task.kernel, task.y)
+
+  def run():
+    device.forward(task, x, kernel, True).result()
+    # The device computes in order: the kernel's gradient ends last.
+    device.backward(task, dy, not call.reads_images)[1].result()
+
+  return run
+
+
+def collective(name: str, mesh, size: int) -> tuple[int, Callable]:
+  """A collective over the axis 'model' of float32 arrays.
+
+  Args:
+    name: 'gather' or 'total'.
+    mesh: of the run.
+    size: bytes that each device has in the end.
+
+  Returns:
+    The bytes, rounded to whole rows, and the function.
+  """
+  function = {'gather': _gather, 'total': _total}[name]
+  parts = mesh.shape[mesh_lib.MODEL] if name == 'gather' else 1
+  columns = max(size // 4 // parts // 64, 1)
+  mapped = jax.jit(
+    jax.shard_map(
+      function, mesh=mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(),
+      check_vma=False,
+    )
+  )  # fmt: skip
+  zeros = jax.jit(
+    lambda: jnp.zeros((64, columns), jnp.float32),
+    out_shardings=mesh_lib.replicated(mesh),
+  )()
+  return (
+    4 * 64 * columns * parts,
+    lambda: jax.block_until_ready(mapped(zeros)),
+  )
+
+
+def _gather(x):
+  return jnp.concatenate(list(lax.all_gather(x, mesh_lib.MODEL)), -1)
+
+
+def _total(x):
+  return lax.psum(x, mesh_lib.MODEL)
+
+
+def _noise(*shapes) -> list[np.ndarray]:
+  random = np.random.default_rng(0)
+  return [
+    (random.random(s.shape, np.float32) - 0.5).astype(s.dtype) for s in shapes
+  ]

@@ -1,0 +1,164 @@
+"""A network is timed on this machine's devices, and the times are kept."""
+
+import json
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import cluster
+from anp_jax import config as config_lib
+from anp_jax.parallel.channel_split import convolutions
+from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.runtimes.calibration import calibrate
+from anp_jax.runtimes.calibration import costs as costs_lib
+from anp_jax.runtimes.calibration import workloads
+from tests import splitting
+
+# Times have to exist, not to be short.
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+
+def _spec(model, data=1, **overrides):
+  config = splitting.two_convolutions(**overrides)
+  config.mesh.data, config.mesh.model = data, model
+  return splitting.spec(config, splitting.mesh(data, model))
+
+
+def _measured(spec):
+  return calibrate.measure(spec, cluster.Processes(spec.config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'devices', [1, 2, 4, pytest.param(8, marks=pytest.mark.soak)]
+)
+def test_every_layer_and_device_is_measured(devices, monkeypatch):
+  monkeypatch.setattr(calibrate, '_ROUNDS', (1, 1))
+  costs = _measured(_spec(devices))
+  assert len(costs.unsplit) == len(costs.names) == devices
+  assert costs.alike  # devices of one process
+  assert list(costs.layers) == ['conv1', 'conv2']
+  first, second = costs.layers.values()
+  # 8 images in float32: 12 x 12 x 8, pooled to 6 x 6 and 6 x 6 x 16.
+  assert (first.output, first.input) == (4 * 8 * 144 * 8, 0)
+  assert (second.output, second.input) == (4 * 8 * 36 * 16, 4 * 8 * 36 * 8)
+  assert first.kernel == 4 * 25 * 3 * 8 and second.kernel == 4 * 25 * 8 * 16
+  # Biases, and the head of 12 classes at 3 x 3 x 16.
+  assert costs.other_bytes == 4 * (8 + 16 + 9 * 16 * 12 + 12)
+  assert second.counts == (4, 8, 16)
+  assert {len(x.alone) for x in (first, second)} == {devices}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('data, model', [(1, 4), (2, 2), (4, 1)])
+def test_times_are_put_where_they_belong(data, model, monkeypatch):
+  """A program's seconds follow from its layer, count and device."""
+
+  def on_device(seconds):
+    return splitting.lasting(seconds * (1 + jax.config.jax_default_device.id))
+
+  splitting.pretend_times(
+    monkeypatch,
+    step=lambda *_: on_device(100.0),
+    convolution=lambda call, count, split, _: on_device(
+      count + 1000 * (call.layer == 'conv2') + 0.5 * split
+    ),
+  )
+  monkeypatch.setattr(costs_lib, '_SIMILAR', 1.0)
+  costs = _measured(_spec(model, data, accumulate='2', batch_size='16'))
+  # The slowest with another part of the batch is in the last row.
+  rates = [1 + model * (data - 1) + i for i in range(model)]
+  assert costs.unsplit == pytest.approx([100 * r for r in rates])
+  for path, extra, counts in (
+    ('conv1', 0, (2, 4, 8)), ('conv2', 1000, (4, 8, 16)),
+  ):  # fmt: skip
+    layer = costs.layers[path]
+    # Twice, for two micro-batches.
+    expected = [2 * r * (extra + counts[-1]) for r in rates]
+    assert layer.alone == pytest.approx(expected) and layer.uses == 2
+    expected = [[2 * r * (extra + n + 0.5) for n in counts] for r in rates]
+    np.testing.assert_allclose(layer.seconds, expected)
+
+
+@pytest.mark.slow
+def test_measurements_are_used_again(tmp_path, monkeypatch):
+  monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
+  spec = _spec(2)
+  processes = cluster.Processes(spec.config)
+  plan = calibrate.planned(spec, str(tmp_path), processes)
+  saved = json.loads((tmp_path / calibrate.FILE).read_text())
+  assert plan_lib.parse(plan[0]).layers == tuple(saved['plan'])
+
+  def never(*_):
+    raise AssertionError('measured again')
+
+  monkeypatch.setattr(calibrate, 'measure', never)
+  assert calibrate.planned(spec, str(tmp_path), processes) == plan
+  # Another network has not been measured yet.
+  other = _spec(2, **{'model.kernels': '(8, 24)'})
+  with pytest.raises(AssertionError, match='measured again'):
+    calibrate.planned(other, str(tmp_path), processes)
+
+
+def test_a_file_of_an_earlier_version_is_read():
+  costs = splitting.costs({'a': splitting.layer(4, 2)}, other_bytes=9)
+  values = json.loads(json.dumps(costs.to_json()))
+  assert values['whole'] == list(costs.unsplit) and values['others'] == 9
+  assert costs_lib.Costs.from_json(values).step_seconds(
+    {'a': (16, 8)}
+  ) == costs.step_seconds({'a': (16, 8)})
+
+
+def test_a_pattern_that_no_layer_matches_is_refused():
+  spec = _spec(2, **{'strategy.split_layers': 'stage'})
+  with pytest.raises(config_lib.ConfigError, match="'stage': no convolution"):
+    _measured(spec)
+
+
+@pytest.mark.slow
+def test_layers_outside_the_pattern_are_not_measured(monkeypatch):
+  monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
+  costs = _measured(_spec(2, **{'strategy.split_layers': 'conv2'}))
+  assert list(costs.layers) == ['conv2']
+
+
+class _Convolutions(nn.Module):
+  """Two convolutions along some number of axes."""
+
+  axes: int
+
+  @nn.compact
+  def __call__(self, x, train: bool):
+    del train
+    for features in (3, 5):
+      size = (2,) * self.axes
+      x = nn.Conv(features, size, padding='VALID', name=f'conv{features}')(x)
+    return x
+
+
+@pytest.mark.parametrize('axes', [1, 2, 3])
+def test_a_part_of_a_convolution_along_other_axes(axes):
+  """The first features are computed; the others' gradient is zero."""
+  model = _Convolutions(axes)
+  x = jax.ShapeDtypeStruct((2, *[5, 4, 3][:axes], 2), jnp.float32)
+  variables = jax.eval_shape(
+    lambda x: model.init(jax.random.key(0), x, True), x
+  )
+  _, call = convolutions.find(model, variables, x)
+  operands = workloads.operands(call)
+  y, dx, dw = workloads.convolution(call, 2, True, operands)()
+  x, kernel, dy = map(np.asarray, operands)
+  windows = np.lib.stride_tricks.sliding_window_view(
+    x, kernel.shape[:-2], tuple(range(1, 1 + axes))
+  )
+  windows = np.moveaxis(windows, 1 + axes, -1)
+  expected = np.tensordot(windows, kernel[..., :2], axes + 1)
+  np.testing.assert_allclose(y, expected, atol=1e-6)
+  rows = tuple(range(1 + axes))
+  kernel_gradient = np.tensordot(windows, dy[..., :2], (rows, rows))
+  np.testing.assert_allclose(dw[..., :2], kernel_gradient, atol=1e-5)
+  assert dx.shape == x.shape and dw.shape == kernel.shape
+  assert not dw[..., 2:].any()

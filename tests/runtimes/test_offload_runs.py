@@ -1,0 +1,223 @@
+"""Runs with offload devices: what they print, keep and refuse."""
+
+import json
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from anp_jax import cluster
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.cluster import process_info
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import validation
+from anp_jax.runtimes.calibration import calibrate
+from anp_jax.runtimes.offload import device as device_lib
+from anp_jax.system import xla_flags
+from tests import launching
+from tests import splitting
+
+# Compiling is most of the time here; the arithmetic is what is tested.
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+
+def _config(**overrides):
+  return splitting.two_convolutions(
+    **{
+      'data.source': 'synthetic', 'data.synthetic_classes': '12',
+      'data.synthetic_examples': '64', 'duration': '6 steps',
+      'schedule.warmup': '1 steps', 'log.tensorboard': 'False',
+      'strategy.helpers': "('cpu:1',)", **overrides,
+    }
+  )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_measures_plans_and_resumes(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(calibrate, '_ROUNDS', (1, 1))
+  train.run(_config(), str(tmp_path))
+  printed = capsys.readouterr().out
+  assert ' (cpu:1), offload devices from 1 on' in printed
+  assert f'offload  {device_lib.processor()} (cpu:1)\n' in printed
+  assert 'plan     conv2  16 features' in printed
+  saved = json.loads((tmp_path / 'kernel_split.json').read_text())
+  assert saved['key']['helpers'] == [f'{device_lib.processor()} (cpu:1)']
+  seconds = saved['costs']['layers']['conv2']['seconds']
+  assert len(seconds) == 2 and all(t > 0 for row in seconds for t in row)
+  # On the same devices the plan stays; without offload devices there is none.
+  train.run(_config(duration='8 steps'), str(tmp_path))
+  assert 'continuing from step 6' in capsys.readouterr().out
+  assert json.loads((tmp_path / 'kernel_split.json').read_text()) == saved
+  # A finished run times nothing, on any devices.
+  with monkeypatch.context() as m:
+    m.delattr(calibrate, 'measure')
+    elsewhere = _config(**{
+      'duration': '8 steps', 'strategy.helpers': "('cpu:1', 'cpu:2')",
+    })  # fmt: skip
+    train.run(elsewhere, str(tmp_path))
+  assert 'is finished: step 8 of 8' in capsys.readouterr().out
+  alone = _config(**{'duration': '9 steps', 'strategy.helpers': '()'})
+  alone.mesh.model, alone.mesh.data = 1, -1
+  alone.strategy.name, alone.batch_size = 'sync', 8
+  train.run(alone, str(tmp_path))
+  assert 'continuing from step 8' in capsys.readouterr().out
+  scores = train.run(_config(), str(tmp_path), mode='evaluate')
+  assert scores['examples'] == 64
+
+
+@pytest.mark.parametrize(
+  'overrides, words',
+  [
+    ({'strategy.helpers': "('cpu:0',)"}, "'cpu:0' is the device that trains"),
+    ({'strategy.helpers': "('cpu:99',)"}, "no 'cpu:99' here; expected cpu:0, "),
+    ({'strategy.helpers': "('tpu:0',)"}, "no 'tpu:0' here; expected another"),
+    ({'strategy.helpers': "('processes',)"}, 'there is no other process'),
+    ({'strategy.shares': '(1, 2, 3)'}, 'expected 2, of the device that trains'),
+    ({'mesh.data': '2'}, 'config.mesh (data=2, model=-1) does not fit 1 cpu'),
+    ({'strategy.plan': 'conv1=4,4; conv3=8,8'}, "no convolution 'conv3'"),
+  ],
+)
+def test_devices_that_do_not_exist_are_refused(tmp_path, overrides, words):
+  with pytest.raises(config_lib.ConfigError) as e:
+    train.run(_config(**overrides), str(tmp_path))
+  assert words in str(e.value) and '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'name, devices, words',
+  [
+    ('kernel_split', "('cpu',)", "('cpu',): expected each once"),
+    ('kernel_split', "('cpu:1', 'cpu:1')", 'expected each once'),
+    ('sync', "('cpu:1',)", 'expected () where strategy.name is not kernel_sp'),
+  ],
+)
+def test_bad_values_are_refused(name, devices, words):
+  with pytest.raises(config_lib.ConfigError) as e:
+    validation.validate(
+      _config(**{'strategy.name': name, 'strategy.helpers': devices})
+    )
+  assert 'config.strategy.helpers' in str(e.value) and words in str(e.value)
+
+
+@pytest.mark.slow
+def test_an_error_of_an_offload_device_ends_the_run_by_name(
+  tmp_path, monkeypatch
+):
+  def full(self, *_):
+    with self._context(np.float32):
+      raise MemoryError('no room for the kernel')
+
+  monkeypatch.setattr(device_lib.LocalDevice, '_forward', full)
+  config = _config(**{'strategy.shares': '(1, 1)'})
+  with pytest.raises(cluster.Failed) as e:
+    train.run(config, str(tmp_path))
+  name = f'{device_lib.processor()} (cpu:1)'
+  assert str(e.value) == f'offload device {name}: no room for the kernel'
+
+
+def test_platforms_may_differ_only_between_offload_processes():
+  def describe(index, here, mixes):
+    return {
+      'index': index, 'host': f'node{index}', 'count': 2, 'platform': here,
+      'problem': '', 'gpus': [], 'loopback': '', 'versions': {}, 'code': 'a',
+      'mixes_platforms': mixes,
+      'config': {}, 'command': {},
+    }  # fmt: skip
+
+  offloads = _config(**{'strategy.helpers': "('processes',)"})
+  split = strategy_lib.find(offloads)
+  assert split.mixes_platforms(offloads, 'train')
+  assert not split.mixes_platforms(offloads, 'evaluate')
+  assert not split.mixes_platforms(
+    _config(**{'strategy.helpers': '()'}), 'train'
+  )
+  for mixes in (True, False):
+    pair = [describe(0, 'cpu', mixes), describe(1, 'tpu', mixes)]
+    text = process_info.first_mismatch(pair)
+    assert (not text) == mixes
+  assert 'rank 1 on node1 would compute on tpu' in text
+
+
+def test_a_program_that_waits_has_spare_threads(monkeypatch):
+  monkeypatch.setattr(xla_flags, '_devices_are_open', lambda: False)
+  for set_before, spare in ((None, True), ('3', False)):
+    environment = {'JAX_PLATFORMS': 'cpu'}
+    if set_before:
+      environment['NPROC'] = set_before
+    xla_flags.enable(environment, waiting=True)
+    assert (int(environment['NPROC']) > 8) == spare
+  environment = {'JAX_PLATFORMS': 'cpu'}
+  xla_flags.enable(environment)
+  assert 'NPROC' not in environment
+
+
+# Processes.
+
+_KEYS = {
+  'model.dtype': 'float64', 'model.param_dtype': 'float64',
+  'strategy.reduce_dtype': 'float64', 'schedule.name': 'constant',
+  'schedule.warmup': '0 steps',
+}  # fmt: skip
+_OFFLOAD = {
+  'strategy.name': 'kernel_split', 'strategy.shares': '(2, 1)',
+  'strategy.helpers': "('processes',)", 'mesh.model': '1',
+}  # fmt: skip
+_X64 = {'JAX_ENABLE_X64': '1'}
+
+
+@pytest.mark.multiprocess
+def test_a_run_resumes_with_more_offload_devices(tmp_path):
+  def train_for(name, steps, processes, devices=1, **more):
+    return launching.run(
+      tmp_path / f'{name}{steps}', processes,
+      launching.arguments(
+        tmp_path / name, duration=f'{steps} steps', **_KEYS, **more
+      ),
+      devices, environment=_X64,
+    )  # fmt: skip
+
+  train_for('unsplit', 8, 1)
+  train_for('split', 4, 2, **_OFFLOAD)
+  # Each of the second process's devices is an offload device. Without shares,
+  # they are timed.
+  texts = train_for(
+    'split', 8, 2, devices=[1, 2], **{**_OFFLOAD, 'strategy.shares': '()'}
+  )
+  assert re.search(r'devices  0: .*; 1: .*; 2: .* \(rank 1 on', texts[0])
+  splitting.assert_same_weights(
+    tmp_path / 'split', tmp_path / 'unsplit', '8/params/conv1/kernel'
+  )
+
+
+def _await_first_steps(ranks):
+  end = time.monotonic() + 90
+  while 'epoch' not in ranks.text(0):
+    assert time.monotonic() < end, ranks.text(0)
+    time.sleep(0.05)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+  'sent, shares, codes, words',
+  [
+    # The process that trains gets the vote also of an idle offload process.
+    (signal.SIGTERM, '(1, 0)', [0, 0], 'run the same command to resume'),
+    (signal.SIGKILL, '(2, 1)', [75, -9], 'rank 1 on '),
+  ],
+)
+def test_an_offload_process_that_is_stopped_or_killed_ends_the_run(
+  tmp_path, sent, shares, codes, words
+):
+  arguments = launching.arguments(
+    tmp_path / 'run', duration='20000 steps', **_KEYS,
+    **{**_OFFLOAD, 'strategy.shares': shares},
+  )  # fmt: skip
+  with launching.Ranks(tmp_path, 2, arguments, environment=_X64) as ranks:
+    _await_first_steps(ranks)
+    ranks.processes[1].send_signal(sent)
+    assert ranks.wait(60) == codes, ranks.text(0)
+    assert words in ranks.text(0)
+    assert 'Traceback' not in ranks.text(0)
