@@ -3,7 +3,8 @@
 import os
 
 
-def write_anew(path, data):
+def replace_file(path, data):
+  """Writes a file, after one that is there has been removed."""
   # Some file systems wait for the disk when a file is cut short and rewritten.
   if os.path.exists(path):
     os.remove(path)

@@ -41,12 +41,12 @@ class _ResNet(nn.Module):
     self.bn1 = nn.BatchNorm2d(width)
     channels = width
     for i, blocks in enumerate(stages):
-      made = []
+      stage = []
       for j in range(blocks):
         features, stride = width * 2**i, 2 if i and not j else 1
-        made.append(_Block(channels, features, stride, bottleneck))
+        stage.append(_Block(channels, features, stride, bottleneck))
         channels = features * (4 if bottleneck else 1)
-      setattr(self, f'layer{i + 1}', nn.Sequential(*made))
+      setattr(self, f'layer{i + 1}', nn.Sequential(*stage))
     self.fc = nn.Linear(channels, classes)
 
   def forward(self, x):
@@ -79,11 +79,11 @@ def transformers(stages, bottleneck, width, classes=CLASSES, **settings):
 
 def tensors(network, dtype=None):
   """The state_dict as NumPy arrays: copies, which training does not reach."""
-  found = {}
+  arrays = {}
   for name, value in network.state_dict().items():
     kind = dtype if dtype and value.is_floating_point() else None
-    found[name] = np.array(value.numpy(), kind)
-  return found
+    arrays[name] = np.array(value.numpy(), kind)
+  return arrays
 
 
 def images(count, side=64, seed=0):

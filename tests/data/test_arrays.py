@@ -6,9 +6,6 @@ import pytest
 from anp_jax.data.sources import arrays as arrays_lib
 from tests import opening
 
-_open = opening.source
-_refused = opening.refused
-
 
 def _arrays():
   rng = np.random.default_rng(0)
@@ -21,7 +18,7 @@ def _arrays():
 
 
 def _save(path, arrays):
-  """As an .npz file or a folder of .npy files, by the path's suffix."""
+  """Saves an .npz file or a folder of .npy files, by the path's suffix."""
   if path.suffix == '.npz':
     np.savez(path, **arrays)
   else:
@@ -35,7 +32,7 @@ def test_arrays(tmp_path, config, name):
   arrays = _arrays()
   _save(tmp_path / name, arrays)
   for split in ('train', 'validation'):
-    source = _open(config, 'arrays', tmp_path / name, split)
+    source = opening.source(config, 'arrays', tmp_path / name, split)
     assert source.kind == 'pixels'
     assert len(source) == len(arrays[f'{split}_labels'])
     order = np.array([2, 0, 2, 1])
@@ -52,7 +49,7 @@ def test_arrays(tmp_path, config, name):
 def test_arrays_with_names(tmp_path, config, name):
   names = [f'fine_n{i}' for i in range(12)]
   _save(tmp_path / name, _arrays() | {'class_names': np.array(names)})
-  source = _open(config, 'arrays', tmp_path / name, 'validation')
+  source = opening.source(config, 'arrays', tmp_path / name, 'validation')
   assert source.vocabulary.names == tuple(names)
   assert source.vocabulary.is_anp
 
@@ -84,32 +81,43 @@ def test_bad_arrays(tmp_path, config, name, change, words):
   _save(tmp_path / name, arrays)
   if name == 'set.npz' and words == ['class_names']:
     words = []  # an .npz does not say which of its arrays it could not read
-  _refused([tmp_path, *words], config, 'arrays', tmp_path / name)
+  opening.refused([tmp_path, *words], config, 'arrays', tmp_path / name)
 
 
 @pytest.mark.parametrize('name', ['set.npz', 'folder'])
 def test_unknown_split_of_arrays(tmp_path, config, name):
   _save(tmp_path / name, _arrays())
-  _refused(["'trian_images'", "did you mean 'train_images'"],
-           config, 'arrays', tmp_path / name, 'trian')  # fmt: skip
-  _refused(["'test_images'", 'train_images', 'validation_images'],
-           config, 'arrays', tmp_path / name, 'test')  # fmt: skip
+  opening.refused(
+    ["'trian_images'", "did you mean 'train_images'"],
+    config,
+    'arrays',
+    tmp_path / name,
+    'trian',
+  )
+  opening.refused(
+    ["'test_images'", 'train_images', 'validation_images'],
+    config,
+    'arrays',
+    tmp_path / name,
+    'test',
+  )
 
 
 def test_folder_of_misnamed_arrays(tmp_path, config):
   np.save(tmp_path / 'trainimages.npy', np.zeros(3))
-  _refused(["'train_images'", "did you mean 'trainimages'"],
-           config, 'arrays', tmp_path)  # fmt: skip
+  opening.refused(
+    ["'train_images'", "did you mean 'trainimages'"], config, 'arrays', tmp_path
+  )
 
 
 def test_images_are_contiguous(tmp_path):
   """Whatever the order on disk: a stack would take it over."""
-  images = np.asfortranarray(_arrays()['train_images'])
-  _save(tmp_path / 'folder', _arrays() | {'train_images': images})
+  stored = np.asfortranarray(_arrays()['train_images'])
+  _save(tmp_path / 'folder', _arrays() | {'train_images': stored})
   source = arrays_lib.Arrays(str(tmp_path / 'folder'), 'train')
-  given, _ = source.read(np.arange(7))
-  assert all(image.flags.c_contiguous for image in given)
-  np.testing.assert_array_equal(given, images)
+  images, _ = source.read(np.arange(7))
+  assert all(image.flags.c_contiguous for image in images)
+  np.testing.assert_array_equal(images, stored)
 
 
 def test_bad_array_files(tmp_path, config):
@@ -126,19 +134,19 @@ def test_bad_array_files(tmp_path, config):
   for name, content in cases.items():
     (tmp_path / name).write_bytes(content)
   for name in [*cases, 'missing.npz', 'single.npy']:
-    _refused([tmp_path / name], config, 'arrays', tmp_path / name)
+    opening.refused([tmp_path / name], config, 'arrays', tmp_path / name)
   folder = tmp_path / 'folder'
   _save(folder, _arrays())
   labels = folder / 'train_labels.npy'
   labels.write_bytes(labels.read_bytes()[:-9])
-  _refused([labels], config, 'arrays', folder)
+  opening.refused([labels], config, 'arrays', folder)
 
 
 def test_class_names_of_bytes(tmp_path, config):
   names = ['happy_dog', *'abcdefghij', 'é']
   encoded = np.array([n.encode() for n in names])
   _save(tmp_path / 'set.npz', _arrays() | {'class_names': encoded})
-  source = _open(config, 'arrays', tmp_path / 'set.npz')
+  source = opening.source(config, 'arrays', tmp_path / 'set.npz')
   assert source.vocabulary.names == tuple(names)
 
 
@@ -148,11 +156,11 @@ def test_class_names_of_bytes(tmp_path, config):
 def test_class_names_that_are_no_texts(tmp_path, config, names):
   path = tmp_path / 'set.npz'
   _save(path, _arrays() | {'class_names': names})
-  _refused([path, 'class_names', 'texts'], config, 'arrays', path)
+  opening.refused([path, 'class_names', 'texts'], config, 'arrays', path)
 
 
 def test_class_names_that_repeat(tmp_path, config):
   path = tmp_path / 'set.npz'
   names = ['a', 'b', 'a', *map(str, range(9))]
   _save(path, _arrays() | {'class_names': np.array(names)})
-  _refused([path, "'a'", 'class 2', 'class 0'], config, 'arrays', path)
+  opening.refused([path, "'a'", 'class 2', 'class 0'], config, 'arrays', path)

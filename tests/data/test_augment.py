@@ -98,8 +98,8 @@ def test_scales_are_whole_numbers_alike(config):
   config.data.augment = 'scale'
   config.data.scale_range = (32, 35)
   sides = _views(config, (35 * 34 * 33, 10**6)).boxes[:, 2]
-  found, counts = np.unique(sides, return_counts=True)
-  assert found.tolist() == [32 * 34 * 33, 35 * 32 * 33, 35 * 34 * 32, 39270]
+  lengths, counts = np.unique(sides, return_counts=True)
+  assert lengths.tolist() == [32 * 34 * 33, 35 * 32 * 33, 35 * 34 * 32, 39270]
   assert stats.chisquare(counts).pvalue > 1e-4
 
 
@@ -115,8 +115,8 @@ def test_share_of_flips(config, mode, share):
   assert abs(views.flips.mean() - share) <= wide
   if share == 0.25:  # flips do not depend on the place
     left = views.boxes[:, 1]
-    both = np.corrcoef(left, views.flips)[0, 1]
-    assert abs(both) < 5 / np.sqrt(_N)
+    correlation = np.corrcoef(left, views.flips)[0, 1]
+    assert abs(correlation) < 5 / np.sqrt(_N)
 
 
 def test_none_is_the_evaluations_view(config):
@@ -185,9 +185,9 @@ def test_evaluation_is_resize_then_central_crop(config, size):
 
 
 def test_draws_belong_to_positions_and_seed(config):
-  whole = augment.train_draws(config, np.arange(1000))
+  draws = augment.train_draws(config, np.arange(1000))
   some = np.array([999, 3, 500])
-  np.testing.assert_array_equal(augment.train_draws(config, some), whole[some])
-  assert len(np.unique(whole)) == whole.size
+  np.testing.assert_array_equal(augment.train_draws(config, some), draws[some])
+  assert len(np.unique(draws)) == draws.size
   config.seed = 1
-  assert not np.isin(augment.train_draws(config, some), whole).any()
+  assert not np.isin(augment.train_draws(config, some), draws).any()

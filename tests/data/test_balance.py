@@ -35,8 +35,8 @@ def source(tmp_path, config):
 
 def _indices(config, source, plans, first, last):
   """What several processes read, in the order of the stream."""
-  seen = [plan.indices(s) for s in range(first, last) for plan in plans]
-  positions, indices, weights = (np.concatenate(x) for x in zip(*seen))
+  batches = [plan.indices(s) for s in range(first, last) for plan in plans]
+  positions, indices, weights = (np.concatenate(x) for x in zip(*batches))
   assert (weights == 1).all()
   return indices[np.argsort(positions)]
 
@@ -62,10 +62,10 @@ def test_every_class_and_each_of_its_examples_equally_often(config, source):
     assert counts[2] == 0
     assert set(counts[present].tolist()) == {12, 13}
   for upto in (1, 2, 7, 200):
-    seen = epochs[:upto].ravel()
-    of_classes = np.bincount(_LABELS[seen], minlength=6)[present]
+    indices_so_far = epochs[:upto].ravel()
+    of_classes = np.bincount(_LABELS[indices_so_far], minlength=6)[present]
     assert np.ptp(of_classes) <= 1
-    of_examples = np.bincount(seen, minlength=63)
+    of_examples = np.bincount(indices_so_far, minlength=63)
     for label in present:
       assert np.ptp(of_examples[_LABELS == label]) <= 1
   # An epoch's order is shuffled: five classes in turn would differ always.
@@ -78,22 +78,22 @@ def test_every_class_and_each_of_its_examples_equally_often(config, source):
 
 def test_any_process_layout_and_any_start_give_the_same_stream(config, source):
   config.data.balance = 'sample'
-  whole = _indices(config, source, _plans(config, source, 24), 0, 12)
+  stream = _indices(config, source, _plans(config, source, 24), 0, 12)
   for cuts in ([12], [6, 12, 18], [5, 7, 23]):
     plans = _plans(config, source, 24, cuts)
     got = _indices(config, source, plans, 0, 12)
-    np.testing.assert_array_equal(got, whole)
+    np.testing.assert_array_equal(got, stream)
   got = _indices(config, source, _plans(config, source, 24), 7, 12)
-  np.testing.assert_array_equal(got, whole[7 * 24 :])
+  np.testing.assert_array_equal(got, stream[7 * 24 :])
   config.seed = 1
   other = _indices(config, source, _plans(config, source, 24), 0, 12)
-  assert (other != whole).any()
+  assert (other != stream).any()
 
 
 def test_tickets_name_the_same_batches(config, source):
-  """As the asynchronous workers read them: shares of batches in any order."""
+  """Asynchronous workers read them: shares of batches in any order."""
   config.data.balance = 'sample'
-  whole = _indices(config, source, _plans(config, source, 24), 0, 4)
+  stream = _indices(config, source, _plans(config, source, 24), 0, 4)
   shares = [(2, np.arange(8, 16)), (0, np.arange(16, 24)), (3, np.arange(8))]
   plan = batch_plan.BatchPlan(
     config, len(source), 24, np.arange(8), True, tickets=shares.__getitem__,
@@ -101,7 +101,7 @@ def test_tickets_name_the_same_batches(config, source):
   )  # fmt: skip
   for count, (step, rows) in enumerate(shares):
     _, indices, _ = plan.indices(count)
-    np.testing.assert_array_equal(indices, whole[step * 24 + rows])
+    np.testing.assert_array_equal(indices, stream[step * 24 + rows])
 
 
 def test_batches_show_the_examples_of_the_plan(config, source):

@@ -7,48 +7,17 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data import vocabulary
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import corruption
 from anp_jax.data.input import pipeline
 from anp_jax.data.sources import cache
 from anp_jax.data.sources import synthetic
-
-
-class _Files:
-  """JPEG and PNG files in memory that count how often they are read."""
-
-  kind, name = 'encoded', 'files'
-  vocabulary = vocabulary.Vocabulary(('a', 'b'))
-
-  def __init__(self, images):
-    self.files = images
-    self.reads = []
-
-  def __len__(self):
-    return len(self.files)
-
-  def read(self, indices):
-    self.reads += np.asarray(indices).tolist()
-    files = [self.files[i] for i in indices]
-    if None in files:
-      raise FileNotFoundError('gone')
-    return files, np.asarray(indices, np.int32) % 2
-
-  def labels(self):
-    return np.arange(len(self.files), dtype=np.int32) % 2
-
-  def example_name(self, index):
-    return f'file {index}'
+from tests import image_sources
 
 
 def _file(height, width, kind='PNG', seed=0, mode='RGB'):
-  rng = np.random.default_rng(seed)
-  small = Image.fromarray(rng.integers(0, 256, (5, 5, 3), np.uint8))
-  data = io.BytesIO()
-  image = small.resize((width, height), Image.Resampling.BICUBIC).convert(mode)
-  image.save(data, kind)
-  return data.getvalue()
+  picture = image_sources.picture(height, width, seed, 5, mode)
+  return image_sources.encode(picture, kind)
 
 
 def _wrapped(config, files, kind, gigabytes=1.0):
@@ -58,7 +27,7 @@ def _wrapped(config, files, kind, gigabytes=1.0):
 
 
 def test_nothing_is_wrapped_without_need(config):
-  files = _Files([_file(9, 9)])
+  files = image_sources.Source([_file(9, 9)])
   assert _wrapped(config, files, 'none') is files
   config.data.cache = 'decoded'
   source = synthetic.Synthetic(config.data, 'train')
@@ -66,16 +35,16 @@ def test_nothing_is_wrapped_without_need(config):
 
 
 def test_files_are_read_once(config):
-  files = _Files([_file(9, 9, seed=i) for i in range(6)])
+  files = image_sources.Source([_file(9, 9, seed=i) for i in range(6)])
   source = _wrapped(config, files, 'encoded')
-  assert (source.kind, source.name, len(source)) == ('encoded', 'files', 6)
+  assert (source.kind, source.name, len(source)) == ('encoded', 'test', 6)
   assert source.vocabulary is files.vocabulary
-  assert source.example_name(3) == 'file 3'
-  assert source.labels().tolist() == [0, 1, 0, 1, 0, 1]
+  assert source.example_name(3) == 'example 3'
+  assert source.labels().tolist() == [0, 1, 2, 3, 4, 5]
   for indices in ([4, 1, 4], [1, 5], [0, 1, 2, 3, 4, 5]):
     images, labels = source.read(np.array(indices))
-    assert images == [files.files[i] for i in indices]
-    assert labels.tolist() == [i % 2 for i in indices]
+    assert images == [files.images[i] for i in indices]
+    assert labels.tolist() == indices
     assert labels.dtype == np.int32
   # Twice in one batch may be read twice.
   assert sorted(set(files.reads)) == [0, 1, 2, 3, 4, 5]
@@ -83,23 +52,23 @@ def test_files_are_read_once(config):
 
 
 def test_the_budget_is_kept(config):
-  files = _Files([bytes([i]) * 100 for i in range(10)])
+  files = image_sources.Source([bytes([i]) * 100 for i in range(10)])
   source = _wrapped(config, files, 'encoded', gigabytes=350 / 2**30)
   for _ in range(3):
     for i in range(10):
       (image,), _ = source.read(np.array([i]))
-      assert image == files.files[i]
+      assert image == files.images[i]
   # Three of a hundred bytes fit: they are read once, the others three times.
   counts = [files.reads.count(i) for i in range(10)]
   assert counts == [1, 1, 1, 3, 3, 3, 3, 3, 3, 3]
 
 
 def test_an_error_is_not_kept(config):
-  files = _Files([_file(9, 9), None])
+  files = image_sources.Source([_file(9, 9), None])
   source = _wrapped(config, files, 'encoded')
   with pytest.raises(FileNotFoundError):
     source.read(np.array([1]))
-  files.files[1] = b'back'
+  files.images[1] = b'back'
   assert source.read(np.array([1]))[0] == [b'back']
 
 
@@ -113,13 +82,13 @@ def test_decoded_images_have_their_shorter_side_brought_down(
   config, height, width, want
 ):
   config.data.resize = 50
-  files = _Files([_file(height, width)])
+  files = image_sources.Source([_file(height, width)])
   source = _wrapped(config, files, 'decoded')
   assert source.kind == 'pixels'
   (image,), _ = source.read(np.array([0]))
   assert image.shape == (*want, 3) and image.dtype == np.uint8
-  whole = Image.open(io.BytesIO(files.files[0]))
-  by_hand = whole.resize(want[::-1], Image.Resampling.BILINEAR)
+  full_size = Image.open(io.BytesIO(files.images[0]))
+  by_hand = full_size.resize(want[::-1], Image.Resampling.BILINEAR)
   assert (image == np.asarray(by_hand)).all()
 
 
@@ -129,7 +98,7 @@ def test_decoded_images_have_their_shorter_side_brought_down(
 ])  # fmt: skip
 def test_all_modes_become_rgb(config, kind, mode):
   config.data.resize = 32
-  files = _Files([_file(40, 60, kind, mode=mode)])
+  files = image_sources.Source([_file(40, 60, kind, mode=mode)])
   (image,), _ = _wrapped(config, files, 'decoded').read(np.array([0]))
   assert image.shape == (32, 48, 3) and image.dtype == np.uint8
   assert image.std() > 5
@@ -140,17 +109,21 @@ def test_sixteen_bits_lose_their_lower_half(config):
   ramp = np.array([[200, 25000, 50000]] * 3, np.uint16)
   data = io.BytesIO()
   Image.fromarray(ramp).save(data, 'PNG')
-  files = _Files([data.getvalue()])
+  files = image_sources.Source([data.getvalue()])
   (image,), _ = _wrapped(config, files, 'decoded').read(np.array([0]))
   assert image[0].tolist() == [[0] * 3, [97] * 3, [195] * 3]
 
 
 def test_a_jpeg_decoded_at_a_smaller_scale_looks_the_same(config):
   config.data.resize = 50
-  files = _Files([_file(403, 601, 'JPEG')])  # decoded at a quarter
+  files = image_sources.Source(
+    [_file(403, 601, 'JPEG')]
+  )  # decoded at a quarter
   (image,), _ = _wrapped(config, files, 'decoded').read(np.array([0]))
-  whole = Image.open(io.BytesIO(files.files[0])).convert('RGB')
-  want = np.asarray(whole.resize(image.shape[1::-1], Image.Resampling.BILINEAR))
+  full_size = Image.open(io.BytesIO(files.images[0])).convert('RGB')
+  want = np.asarray(
+    full_size.resize(image.shape[1::-1], Image.Resampling.BILINEAR)
+  )
   off = np.abs(image.astype(int) - want)
   # A smooth picture; the last pixels of a quarter hang over its edge.
   assert off.mean() < 1.5 and off.max() <= 12
@@ -164,7 +137,7 @@ def test_the_budget_changes_no_batch(config, kind, training):
   files = [_file(50 + i, 80, next(kinds), seed=i) for i in range(11)]
   streams = []
   for gigabytes in (0.0, 2e-5, 1.0):  # none, some and all
-    source = _wrapped(config, _Files(files), kind, gigabytes)
+    source = _wrapped(config, image_sources.Source(files), kind, gigabytes)
     plan = batch_plan.BatchPlan(config, 11, 4, np.arange(4), training)
     batches = pipeline.batches(source, plan)
     streams.append(list(itertools.islice(batches, 9)))
@@ -179,7 +152,7 @@ def test_damage_is_replaced_behind_a_cache(config, kind):
   config.data.resize = 40
   files = [_file(50, 50, 'JPEG', seed=i) for i in range(8)]
   files[2], files[5] = None, files[5][: len(files[5]) // 3]
-  source = _wrapped(config, _Files(files), kind)
+  source = _wrapped(config, image_sources.Source(files), kind)
   plan = batch_plan.BatchPlan(config, 8, 4, np.arange(4), False)
   batches = list(pipeline.batches(source, plan, corruption.Registry(source)))
   weights = np.concatenate([b['weight'] for b in batches])

@@ -72,7 +72,7 @@ def _stream(config, source, start=0, training=True, rows=None, registry=None):
   return pipeline.batches(source, plan, registry)
 
 
-def _taken(*args, count=9, **kwargs):
+def _batches(*args, count=9, **kwargs):
   return list(itertools.islice(_stream(*args, **kwargs), count))
 
 
@@ -87,24 +87,24 @@ def test_the_next_whole_example_takes_its_place(config, kind, flaw):
   bad = [6, 7, 8, 20]
   stands_for = {6: 9, 7: 9, 8: 9, 20: 0}
   source = _Source(kind, ((i, flaw) for i in bad))
-  batches = _taken(config, source)
+  batches = _batches(config, source)
   assert len(batches) == 9  # three epochs and a bit
   for batch, indices in zip(batches, _order(config), strict=True):
-    shown = [stands_for.get(i, i) for i in indices]
+    labels = [stands_for.get(i, i) for i in indices]
     assert batch['image'].shape == (8, 32, 32, 3)
-    assert batch['label'].tolist() == shown
+    assert batch['label'].tolist() == labels
     # JPEG's rounding: a level.
     level = batch['image'].astype(int).reshape(8, -1)
-    assert np.abs(level - 10 * np.array(shown)[:, None]).max() <= 1
+    assert np.abs(level - 10 * np.array(labels)[:, None]).max() <= 1
     assert batch['weight'].tolist() == [float(i not in bad) for i in indices]
     assert batch['weight'].dtype == np.float32
 
 
 def test_whole_examples_are_not_touched(config):
   """All rows but the damaged ones are the bytes of an undamaged run."""
-  whole = _taken(config, _Source('encoded'))
-  hurt = _taken(config, _Source('encoded', {4: 'cut', 11: 'gone'}))
-  for a, b, indices in zip(whole, hurt, _order(config)):
+  undamaged = _batches(config, _Source('encoded'))
+  damaged = _batches(config, _Source('encoded', {4: 'cut', 11: 'gone'}))
+  for a, b, indices in zip(undamaged, damaged, _order(config)):
     same = ~np.isin(indices, [4, 11])
     for name in a:
       np.testing.assert_array_equal(a[name][same], b[name][same])
@@ -114,12 +114,12 @@ def test_whole_examples_are_not_touched(config):
 @pytest.mark.parametrize('flaw', ['gone', 'cut'])
 def test_batch_depends_on_the_step_only(config, flaw):
   source = _Source('encoded', {4: flaw, 5: flaw, 11: flaw})
-  whole = _taken(config, source)
+  batches = _batches(config, source)
   shares = [np.arange(3), np.arange(3, 8)]
   # A process that begins later, or has other rows, finds the damage elsewhere.
   for start, rows in itertools.product((1, 4), shares):
-    part = _taken(config, source, start, rows=rows, count=9 - start)
-    for a, b in zip(whole[start:], part, strict=True):
+    part = _batches(config, source, start, rows=rows, count=9 - start)
+    for a, b in zip(batches[start:], part, strict=True):
       for name in a:
         np.testing.assert_array_equal(a[name][rows], b[name])
 
@@ -127,7 +127,7 @@ def test_batch_depends_on_the_step_only(config, flaw):
 @pytest.mark.parametrize('kind', ['encoded', 'pixels'])
 def test_evaluation_leaves_the_damaged_out(config, kind):
   source = _Source(kind, {0: 'gone', 13: 'gone'})
-  batches = _taken(config, source, training=False)
+  batches = _batches(config, source, training=False)
   weights = np.concatenate([b['weight'] for b in batches])
   assert weights.tolist() == [float(i not in (0, 13)) for i in range(21)] + [
     0.0, 0.0, 0.0,
@@ -138,8 +138,8 @@ def test_each_is_named_once(config, caplog):
   source = _Source('encoded', {4: 'gone', 5: 'cut'})
   registry = corruption.Registry(source)
   for _ in range(2):
-    _taken(config, source, registry=registry)
-    _taken(config, source, training=False, registry=registry)
+    _batches(config, source, registry=registry)
+    _batches(config, source, training=False, registry=registry)
   lines = [r.getMessage() for r in caplog.records]
   assert len(lines) == 2
   assert sum('place 4 cannot be used' in line for line in lines) == 1
@@ -147,13 +147,13 @@ def test_each_is_named_once(config, caplog):
   assert '(2 of test so far)' in lines[1]
   # Once known, it is not even opened.
   source.reads.clear()
-  _taken(config, source, registry=registry)
+  _batches(config, source, registry=registry)
   assert 3 in source.reads and not {4, 5} & set(source.reads)
 
 
 def test_nothing_whole_gives_blank_rows(config):
   source = _Source('encoded', {i: 'gone' for i in range(21)})
-  (batch,) = _taken(config, source, count=1)
+  (batch,) = _batches(config, source, count=1)
   assert batch['image'].shape == (8, 32, 32, 3) and not batch['image'].any()
   assert not batch['weight'].any()
   assert ((0 <= batch['label']) & (batch['label'] < _SIZE)).all()
@@ -168,11 +168,11 @@ def test_it_comes_back_whole_and_is_still_left_out(config):
     if 4 in indices:
       break
   source.bad.clear()
-  seen = 0
+  count = 0
   for batch, indices in zip(itertools.islice(batches, 12), order):
     assert batch['weight'].tolist() == [float(i != 4) for i in indices]
-    seen += 4 in indices
-  assert seen > 2
+    count += 4 in indices
+  assert count > 2
 
 
 @pytest.mark.slow
@@ -198,12 +198,12 @@ def test_an_outage_condemns_no_example(config, kind, monkeypatch, caplog):
 def test_a_short_outage_is_waited_for(config):
   source = _Source('encoded', {i: 'outage' for i in range(_SIZE)})
   threading.Timer(0.5, source.bad.clear).start()
-  for batch in _taken(config, source, count=3):
+  for batch in _batches(config, source, count=3):
     assert (batch['weight'] == 1).all()
 
 
 def test_a_folder_that_is_gone(config):
-  """A hundred in a row, and all have the one stand-in."""
+  """A hundred in a row, and one example replaces them all."""
 
   class _Long(_Source):
     def __len__(self):
@@ -249,14 +249,14 @@ _MUTANTS = int(os.environ.get('ANP_MUTANTS', 2500))
 def test_mutated_files(config):
   """No crash, no hang; each row has a picture, and the label that belongs."""
   rng = np.random.default_rng(0)
-  whole = []
+  files = []
   for i in range(20):
     image = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
     image = image.resize((40, 48), Image.Resampling.BICUBIC)
     data = io.BytesIO()
     options = [{}, {'progressive': True}, {'restart_marker_rows': 1}][i % 3]
     image.save(data, 'PNG' if i % 5 == 4 else 'JPEG', **options)
-    whole.append(data.getvalue())
+    files.append(data.getvalue())
 
   class _Mutated(_Source):
     def __len__(self):
@@ -264,7 +264,7 @@ def test_mutated_files(config):
 
     def _image(self, index):
       rng = np.random.default_rng(index)
-      data = bytearray(whole[index % 20])
+      data = bytearray(files[index % 20])
       if index % 4:  # a quarter stays whole
         for _ in range(rng.integers(1, 4)):
           data[rng.integers(len(data))] = rng.integers(256)
@@ -278,13 +278,13 @@ def test_mutated_files(config):
   for step, batch in enumerate(pipeline.batches(source, plan)):
     indices = np.arange(250 * step, 250 * step + 250)
     assert batch['image'].shape == (250, 32, 32, 3)
-    kept = batch['weight'] == 1
-    assert (batch['weight'][~kept] == 0).all()
-    assert kept[indices % 4 == 0].all()
-    assert (batch['label'][kept] == indices[kept]).all()
+    is_readable = batch['weight'] == 1
+    assert (batch['weight'][~is_readable] == 0).all()
+    assert is_readable[indices % 4 == 0].all()
+    assert (batch['label'][is_readable] == indices[is_readable]).all()
     # At most three damaged ones stand before a whole one.
-    ahead = (batch['label'] - indices)[~kept] % _MUTANTS
+    ahead = (batch['label'] - indices)[~is_readable] % _MUTANTS
     assert ((1 <= ahead) & (ahead <= 3)).all()
-    whole_ones += kept.sum()
+    whole_ones += is_readable.sum()
   assert step == _MUTANTS // 250 - 1
   assert 0.3 * _MUTANTS < whole_ones < 0.9 * _MUTANTS

@@ -12,39 +12,19 @@ from anp_jax.data import sources
 from anp_jax.data.input import augment
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
+from tests import image_sources
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
 
 
-class _Source:
-  kind, name = 'encoded', 'test'
-
-  def __init__(self, files):
-    self._files = files
-
-  def __len__(self):
-    return len(self._files)
-
-  def read(self, indices):
-    return [self._files[i] for i in indices], indices.astype(np.int32)
-
-
-def _picture(height, width, seed, detail=12):
-  rng = np.random.default_rng(seed)
-  small = Image.fromarray(rng.integers(0, 256, (detail, detail, 3), np.uint8))
-  return small.resize((width, height), Image.Resampling.BICUBIC)
-
-
-def _file(image, kind='JPEG', **options):
-  data = io.BytesIO()
-  image.save(data, kind, **options)
-  return data.getvalue()
+def _picture(height, width, seed):
+  return image_sources.picture(height, width, seed, detail=12)
 
 
 def _evaluated(config, files):
   rows = np.arange(len(files))
   plan = batch_plan.BatchPlan(config, len(files), len(files), rows, False)
-  (batch,) = pipeline.batches(_Source(files), plan)
+  (batch,) = pipeline.batches(image_sources.Source(files), plan)
   assert batch['weight'].all()
   return batch['image'].astype(int)
 
@@ -116,7 +96,9 @@ def test_fast_is_the_mean_over_areas(config, kind, size):
   config.data.image_size = config.data.resize = 32
   # Halved colour would be interpolated from inside of the crop only.
   options = {'subsampling': 0} if kind == 'JPEG' else {}
-  files = [_file(_picture(*size, i), kind, **options) for i in range(3)]
+  files = [
+    image_sources.encode(_picture(*size, i), kind, **options) for i in range(3)
+  ]
   got = _evaluated(config, files)
   for image, file, box in zip(got, files, _views(config, files)):
     if min(size) >= 32:
@@ -133,7 +115,8 @@ def test_large_jpegs_are_decoded_at_a_smaller_scale(config, times):
   config.data.image_size = config.data.resize = 32
   side = 32 * times
   files = [
-    _file(_picture(side, side, i), subsampling=0, quality=95) for i in range(3)
+    image_sources.encode(_picture(side, side, i), subsampling=0, quality=95)
+    for i in range(3)
   ]
   got = _evaluated(config, files)
   for image, file, box in zip(got, files, _views(config, files)):
@@ -145,7 +128,7 @@ def test_large_jpegs_are_decoded_at_a_smaller_scale(config, times):
 
 def test_other_formats_are_cut_at_full_scale(config):
   config.data.image_size = config.data.resize = 32
-  files = [_file(_picture(256, 300, i), 'PNG') for i in range(2)]
+  files = [image_sources.encode(_picture(256, 300, i), 'PNG') for i in range(2)]
   got = _evaluated(config, files)
   for image, file, box in zip(got, files, _views(config, files)):
     box = augment.reduced(box[None].astype(np.int32), 32)[0][0]
@@ -174,13 +157,13 @@ def test_fast_is_near_exact_on_photographs(config, side):
       boxes, _ = augment.reduced(views.boxes.astype(np.int32), side)
       return augment.Views(boxes, views.flips)
 
-  shown = {}
+  results = {}
   for decode in ('exact', 'fast'):
     config.data.decode = decode
     plan = _Snapped(config, len(source), 32, np.arange(32), True)
     batches = itertools.islice(pipeline.batches(source, plan), 3)
-    shown[decode] = np.concatenate([b['image'] for b in batches]).astype(int)
-  off = shown['fast'] - shown['exact']
+    results[decode] = np.concatenate([b['image'] for b in batches]).astype(int)
+  off = results['fast'] - results['exact']
   # Measured: 0.70 and 1.63 at 224 pixels, 1.10 and 2.01 at 64.
   assert np.abs(off).mean() < 1.5 and np.sqrt((off**2).mean()) < 3
   assert abs(off.mean()) < 0.1  # no brighter, no darker

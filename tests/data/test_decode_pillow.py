@@ -14,44 +14,21 @@ from anp_jax.data.input import batch_plan
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.input import pipeline
 from anp_jax.data.sources import cache
+from tests import image_sources
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-class _Source:
-  kind, name = 'encoded', 'test'
-
-  def __init__(self, files):
-    self._files = files
-    self.vocabulary = None
-
-  def __len__(self):
-    return len(self._files)
-
-  def read(self, indices):
-    return [self._files[i] for i in indices], indices.astype(np.int32)
-
-  labels = example_name = None
-
-
 def _picture(height, width, seed, mode='RGB'):
   """Coarse enough for a JPEG, and with colours that change at every edge."""
-  rng = np.random.default_rng(seed)
-  shape = (height // 6 + 2, width // 6 + 2, 3)
-  small = Image.fromarray(rng.integers(0, 256, shape, np.uint8))
-  return small.resize((width, height), Image.Resampling.BICUBIC).convert(mode)
-
-
-def _file(image, kind='JPEG', **options):
-  data = io.BytesIO()
-  image.save(data, kind, **options)
-  return data.getvalue()
+  detail = height // 6 + 2, width // 6 + 2
+  return image_sources.picture(height, width, seed, detail, mode)
 
 
 def _evaluated(config, files):
   """By TensorFlow, as evaluation has them; none of them is damaged."""
-  source = cache.wrap(_Source(files), config)
+  source = cache.wrap(image_sources.Source(files), config)
   plan = batch_plan.BatchPlan(
     config, len(files), len(files), np.arange(len(files)), False
   )
@@ -79,7 +56,9 @@ def test_jpegs_of_any_size_and_sampling(config, decode, subsampling):
   config.data.decode = decode
   config.data.image_size, config.data.resize = 32, 36
   files = [
-    _file(_picture(*size, i), subsampling=subsampling, progressive=bool(i % 2))
+    image_sources.encode(
+      _picture(*size, i), subsampling=subsampling, progressive=bool(i % 2)
+    )
     for i, size in enumerate(_SIZES)
   ]
   _assert_equal(config, files)
@@ -91,22 +70,26 @@ def test_other_formats_and_modes(config, decode):
   config.data.image_size, config.data.resize = 32, 40
   rng = np.random.default_rng(0)
   files = [
-    _file(_picture(70 + i, 90, i, mode), kind)
+    image_sources.encode(_picture(70 + i, 90, i, mode), kind)
     for i, (mode, kind) in enumerate([
       ('RGB', 'PNG'), ('L', 'PNG'), ('LA', 'PNG'), ('RGBA', 'PNG'),
       ('P', 'PNG'), ('1', 'PNG'), ('RGB', 'BMP'), ('RGB', 'GIF'),
       ('L', 'JPEG'),
     ])
   ]  # fmt: skip
-  # 16-bit grey, of which the upper half is seen.
+  # 16-bit grey: only the upper half counts.
   deep = rng.integers(0, 2**16, (60, 50), np.uint16)
-  files.append(_file(Image.fromarray(deep), 'PNG'))
+  files.append(image_sources.encode(Image.fromarray(deep), 'PNG'))
   frames = [_picture(50, 60, seed) for seed in range(3)]
-  files.append(_file(frames[0], 'GIF', save_all=True, append_images=frames[1:]))
+  files.append(
+    image_sources.encode(
+      frames[0], 'GIF', save_all=True, append_images=frames[1:]
+    )
+  )
   # The orientation that a camera notes is not looked at.
   exif = Image.Exif()
   exif[0x0112] = 6
-  files.append(_file(_picture(50, 80, 9), exif=exif))
+  files.append(image_sources.encode(_picture(50, 80, 9), exif=exif))
   _assert_equal(config, files)
 
 
@@ -115,7 +98,7 @@ def test_inks_with_and_without_the_mark_of_adobe(config, side):
   config.data.image_size, config.data.resize = 32, 32
   rng = np.random.default_rng(0)
   inks = Image.fromarray(rng.integers(0, 256, (9, 9, 4), np.uint8), 'CMYK')
-  marked = _file(inks.resize((side, side)), quality=90)
+  marked = image_sources.encode(inks.resize((side, side)), quality=90)
   # Segment APP14 taken out: bytes EE, its length, its content.
   start = marked.index(b'\xff\xee')
   length = int.from_bytes(marked[start + 2 : start + 4], 'big')
@@ -130,8 +113,10 @@ def test_whole_image_is_resized_then_cropped(config, decode, upright):
   """By Pillow in two steps, as transformers and torchvision do it."""
   config.data.decode = decode
   config.data.image_size, config.data.resize = 32, 37
-  files = [_file(_picture(*size, i)) for i, size in enumerate(_SIZES)]
-  files.append(_file(_picture(50, 70, 0), 'PNG'))
+  files = [
+    image_sources.encode(_picture(*size, i)) for i, size in enumerate(_SIZES)
+  ]
+  files.append(image_sources.encode(_picture(50, 70, 0), 'PNG'))
   read = decode_pillow.eval_decoder(config, upright)
   for file in files:
     image = Image.open(io.BytesIO(file))
@@ -148,14 +133,19 @@ def test_whole_image_is_resized_then_cropped(config, decode, upright):
 def test_files_are_evaluated_as_they_are_predicted(config, decode):
   config.data.decode = decode
   config.data.image_size, config.data.resize = 32, 37
-  _assert_equal(config, [_file(_picture(*s, i)) for i, s in enumerate(_SIZES)])
+  _assert_equal(
+    config,
+    [image_sources.encode(_picture(*s, i)) for i, s in enumerate(_SIZES)],
+  )
 
 
 def test_random_crops_are_resampled(config):
   """A linear ramp stays one: each pixel's value is its place in the image."""
   config.data.decode, config.data.image_size = 'bilinear', 16
   ramp = np.tile(np.arange(200, dtype=np.uint8)[:, None, None], (1, 200, 3))
-  source = _Source([_file(Image.fromarray(ramp), 'PNG')])
+  source = image_sources.Source(
+    [image_sources.encode(Image.fromarray(ramp), 'PNG')]
+  )
   plan = batch_plan.BatchPlan(config, 1, 4, np.arange(4), True)
   images = next(pipeline.batches(source, plan))['image']
   positions = np.arange(4)
@@ -170,9 +160,8 @@ def test_random_crops_are_resampled(config):
 
 def test_a_damaged_file_is_left_out(config, caplog):
   config.data.decode = 'bicubic'
-  whole = _file(_picture(90, 80, 0))
-  source = _Source([whole, b'\xff\xd8\xffnot an image', whole[:400]])
-  source.example_name = 'file {}'.format
+  file = image_sources.encode(_picture(90, 80, 0))
+  source = image_sources.Source([file, b'\xff\xd8\xffnot an image', file[:400]])
   plan = batch_plan.BatchPlan(config, 3, 3, np.arange(3), False)
   (batch,) = pipeline.batches(source, plan)
   assert batch['weight'].tolist() == [1, 0, 0]
@@ -183,8 +172,10 @@ def test_a_damaged_file_is_left_out(config, caplog):
 def test_decoded_cache(config):
   config.data.cache = 'decoded'
   config.data.image_size, config.data.resize = 32, 40
-  files = [_file(_picture(*size, i)) for i, size in enumerate(_SIZES)]
-  files.append(_file(_picture(50, 70, 0), 'PNG'))
+  files = [
+    image_sources.encode(_picture(*size, i)) for i, size in enumerate(_SIZES)
+  ]
+  files.append(image_sources.encode(_picture(50, 70, 0), 'PNG'))
   _assert_equal(config, files)
 
 
@@ -193,7 +184,7 @@ def test_sources_of_arrays_are_cut_by_pillow(config):
   config.data.source = 'digits'
   config.data.image_size = config.data.resize = 32
   image = _picture(48, 64, 0)
-  got = decode_pillow.eval_decoder(config)(_file(image, 'PNG'))
+  got = decode_pillow.eval_decoder(config)(image_sources.encode(image, 'PNG'))
   want = image.crop((8, 0, 56, 48)).resize((32, 32), Image.Resampling.BILINEAR)
   np.testing.assert_array_equal(got, np.asarray(want))
 
@@ -215,10 +206,12 @@ def test_upright(config, orientation, cached):
   }[orientation]  # fmt: skip
   exif = Image.Exif()
   exif[0x0112] = orientation
-  tagged = _file(
+  tagged = image_sources.encode(
     Image.fromarray(np.ascontiguousarray(stored)), 'PNG', exif=exif
   )
-  want = decode_pillow.eval_decoder(config)(_file(picture, 'PNG'))
+  want = decode_pillow.eval_decoder(config)(
+    image_sources.encode(picture, 'PNG')
+  )
   got = decode_pillow.eval_decoder(config, upright=True)(tagged)
   np.testing.assert_array_equal(got, want)
 
@@ -228,8 +221,10 @@ def test_formats_that_training_does_not_read(config, kind):
   options = {'lossless': True} if kind == 'WEBP' else {}
   picture = _picture(50, 60, 0)
   read = decode_pillow.eval_decoder(config)
-  want = read(_file(picture, 'PNG'))
-  np.testing.assert_array_equal(read(_file(picture, kind, **options)), want)
+  want = read(image_sources.encode(picture, 'PNG'))
+  np.testing.assert_array_equal(
+    read(image_sources.encode(picture, kind, **options)), want
+  )
 
 
 @pytest.mark.parametrize(
@@ -237,8 +232,8 @@ def test_formats_that_training_does_not_read(config, kind):
   [
     b'',
     b'no image',
-    _file(_picture(90, 90, 0))[:900],
-    _file(_picture(90, 90, 0), 'PNG')[:900],
+    image_sources.encode(_picture(90, 90, 0))[:900],
+    image_sources.encode(_picture(90, 90, 0), 'PNG')[:900],
   ],
 )
 def test_no_whole_image(config, file):

@@ -14,12 +14,12 @@ from tests import opening
 
 def _expected(split):
   """The images in order, from the definition, one by one."""
-  found = datasets.load_digits()
-  seen = dict.fromkeys(range(10), 0)
+  data = datasets.load_digits()
+  counts = dict.fromkeys(range(10), 0)
   images, labels = [], []
-  for image, label in zip(found.images, found.target):
-    seen[label] += 1
-    if (seen[label] % 5 == 0) == (split == 'validation'):
+  for image, label in zip(data.images, data.target):
+    counts[label] += 1
+    if (counts[label] % 5 == 0) == (split == 'validation'):
       images.append(image)
       labels.append(label)
   return np.stack(images), labels

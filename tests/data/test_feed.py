@@ -100,8 +100,8 @@ def test_rows_with_a_gap_are_found(config, monkeypatch):
   feed.place({'label': rows * 10}, part, rows, 16)
   ((shape, parts),) = got
   assert shape == (16,)
-  found = {p.device: np.asarray(p).tolist() for p in parts}
-  assert found == {
+  values = {p.device: np.asarray(p).tolist() for p in parts}
+  assert values == {
     devices[0]: [40, 50, 60, 70],
     devices[1]: [120, 130, 140, 150],
   }
@@ -142,19 +142,19 @@ def test_error_of_the_thread_reaches_the_reader():
 
 
 def test_reads_ahead_by_depth_and_no_more():
-  made = []
+  numbers = []
 
   def count():
     for i in range(100):
-      made.append(i)
+      numbers.append(i)
       yield {'i': i}
 
   stream = feed.Feed(count(), 3)
   deadline = time.monotonic() + 10
-  while len(made) < 4 and time.monotonic() < deadline:
+  while len(numbers) < 4 and time.monotonic() < deadline:
     time.sleep(0.01)
   time.sleep(0.2)
-  assert len(made) == 4  # three wait, one is in hand
+  assert len(numbers) == 4  # three wait, one is in hand
   stream.close()
 
 
@@ -237,28 +237,28 @@ def _same(a, b):
 
 def test_synthetic_is_a_pure_function_of_seed_and_step(config):
   config.data.image_size = 8
-  wanted = None
+  expected = None
   # Few devices: each compiles a program of its own for each stream.
   for data, model in ((1, 1), (4, 1), (2, 2)):
     sharding = _sharding(config, data, model)
     stream = _synthetic(config, sharding)
     batches = [_host(next(stream)) for _ in range(4)]
-    wanted = wanted or batches
-    for a, b in zip(batches, wanted):
+    expected = expected or batches
+    for a, b in zip(batches, expected):
       _same(a, b)
-  _same(_host(next(_synthetic(config, sharding, start=3))), wanted[3])
-  assert {k: (v.shape, v.dtype) for k, v in wanted[0].items()} == {
+  _same(_host(next(_synthetic(config, sharding, start=3))), expected[3])
+  assert {k: (v.shape, v.dtype) for k, v in expected[0].items()} == {
     'image': ((8, 8, 8, 3), np.uint8),
     'label': ((8,), np.int32),
     'weight': ((8,), np.float32),
     'row': ((8,), np.int32),
     'vote': ((8,), np.int32),
   }
-  assert wanted[0]['row'].tolist() == list(range(8))
+  assert expected[0]['row'].tolist() == list(range(8))
   config.seed += 1
   other = next(_synthetic(config, _sharding(config, 1)))
   evaluation = next(_synthetic(config, _sharding(config, 1), training=False))
-  images = [b['image'] for b in [*wanted, _host(other), _host(evaluation)]]
+  images = [b['image'] for b in [*expected, _host(other), _host(evaluation)]]
   for i, a in enumerate(images):
     for b in images[:i]:
       # Equal bytes: one of 256, give or take; 1,536 of them.
@@ -330,7 +330,7 @@ print('done')
 
 @pytest.mark.slow
 def test_streams_left_open_do_not_harm_the_exit():
-  """As after an error: threads in native code must be gone before Python."""
+  """After an error too, threads in native code must end before Python."""
   for _ in range(2):
     done = subprocess.run(
       [sys.executable, '-c', _LEFT_OPEN], cwd=_ROOT, capture_output=True,

@@ -55,16 +55,18 @@ def test_lists_give_a_tree_its_ids_and_choose_its_folders(
     'train/misty_morning/2.jpg', 'train/misty_morning/1.jpg',
     'train/happy_dog/3.jpg', 'train/old_car/4.jpg', 'train/a_b/5.jpg',
   ])  # fmt: skip
-  found = image_folder.find(root, 'train', lists)
-  assert found.vocabulary.names == _ANPS
-  assert found.vocabulary.adjectives == _ADJECTIVES
-  assert found.vocabulary.nouns == _NOUNS
-  assert found.vocabulary.noun_ids().tolist() == [1, 0, 0]
-  assert found.files == (
+  listing = image_folder.find(root, 'train', lists)
+  assert listing.vocabulary.names == _ANPS
+  assert listing.vocabulary.adjectives == _ADJECTIVES
+  assert listing.vocabulary.nouns == _NOUNS
+  assert listing.vocabulary.noun_ids().tolist() == [1, 0, 0]
+  assert listing.files == (
     'happy_dog/3.jpg', 'misty_morning/1.jpg', 'misty_morning/2.jpg',
   )  # fmt: skip
-  assert found.labels.tolist() == [0, 1, 1] and found.labels.dtype == np.int32
-  assert found.root == f'{root}/train'
+  assert (
+    listing.labels.tolist() == [0, 1, 1] and listing.labels.dtype == np.int32
+  )
+  assert listing.root == f'{root}/train'
   (record,) = caplog.records
   text = record.getMessage()
   assert '2 of 4 folders' in text and 'a_b' in text
@@ -84,9 +86,9 @@ def test_a_warning_about_a_tree_is_not_repeated_by_its_splits(
 def test_all_of_a_tree_without_splits(tmp_path):
   files = [f'{c}/{i}.jpg' for c in ('happy_dog', 'sad_dog') for i in range(9)]
   root = _tree(tmp_path / 'tree', files)
-  found = image_folder.find(root, '.', other_splits=('train',))
-  assert (found.root, list(found.files)) == (root, files)
-  assert found.labels.tolist() == [0] * 9 + [1] * 9
+  listing = image_folder.find(root, '.', other_splits=('train',))
+  assert (listing.root, list(listing.files)) == (root, files)
+  assert listing.labels.tolist() == [0] * 9 + [1] * 9
   halves = [image_folder.find(root, s).files for s in ('train', 'validation')]
   assert sorted(sum(halves, ())) == files
 
@@ -180,9 +182,9 @@ def test_many_suffixes_do_not_fill_the_line():
 ])  # fmt: skip
 def test_split_folders_by_their_usual_names(tmp_path, folder, split):
   root = _tree(tmp_path / 'tree', [f'{folder}/a/1.jpg', 'other/b/2.jpg'])
-  found = image_folder.find(root, split, other_splits=('Other',))
-  assert (found.root, found.files) == (f'{root}/{folder}', ('a/1.jpg',))
-  assert found.vocabulary.names == ('a', 'b')
+  listing = image_folder.find(root, split, other_splits=('Other',))
+  assert (listing.root, listing.files) == (f'{root}/{folder}', ('a/1.jpg',))
+  assert listing.vocabulary.names == ('a', 'b')
 
 
 @pytest.mark.parametrize('name', ['Train', 'Testing', 'valid'])
@@ -190,10 +192,10 @@ def test_a_class_may_have_a_name_like_that_of_a_split(tmp_path, name):
   """It has images, where a split has class folders."""
   files = [f'{c}/{i}.jpg' for c in (name, 'car') for i in range(40)]
   root = _tree(tmp_path / 'tree', files)
-  found = [image_folder.find(str(root), s) for s in ('train', 'validation')]
-  for part in found:
+  listings = [image_folder.find(str(root), s) for s in ('train', 'validation')]
+  for part in listings:
     assert part.vocabulary.names == tuple(sorted([name, 'car']))
-  assert sorted(found[0].files + found[1].files) == sorted(files)
+  assert sorted(listings[0].files + listings[1].files) == sorted(files)
 
 
 def test_split_folders_that_are_not_the_one(tmp_path):
@@ -260,7 +262,7 @@ _FOUR = [
 
 
 def _split(tmp_path, lines, name='train.txt', end='\n'):
-  """A tree with the files of all lines, and the split file beside it."""
+  """A tree with the files of all lines, and the split file in it."""
   root = _tree(
     tmp_path / 'tree', [x.split(' ')[0] for x in lines if x.split(' ')[0]]
   )
@@ -272,12 +274,12 @@ def _split(tmp_path, lines, name='train.txt', end='\n'):
 def test_split_file(tmp_path, lists, columns, end):
   lines = [' '.join(x.split(' ')[:columns]) for x in _FOUR]
   root, file = _split(tmp_path, lines, end=end)
-  found = image_folder.find(root, file, lists)
-  assert found.files == tuple(x.split(' ')[0] for x in lines)  # in its order
-  assert found.labels.tolist() == [0, 1, 2, 0]
-  assert found.labels.dtype == np.int32
-  assert found.vocabulary.adjectives == _ADJECTIVES
-  assert (found.root, found.name) == (root, file)
+  listing = image_folder.find(root, file, lists)
+  assert listing.files == tuple(x.split(' ')[0] for x in lines)  # in its order
+  assert listing.labels.tolist() == [0, 1, 2, 0]
+  assert listing.labels.dtype == np.int32
+  assert listing.vocabulary.adjectives == _ADJECTIVES
+  assert (listing.root, listing.name) == (root, file)
 
 
 def test_split_file_names_its_own_classes(tmp_path):
@@ -287,10 +289,10 @@ def test_split_file_names_its_own_classes(tmp_path):
   ])  # fmt: skip
   _lines(tmp_path / 'test.txt', ['sad_cat/x.jpg 2 2 2'])
   other = str(tmp_path / 'test.txt')
-  found = image_folder.find(root, file, other_splits=(other,))
-  assert found.vocabulary.names == ('happy_dog', 'misty_morning', 'sad_cat')
-  assert found.vocabulary.adjectives == ('misty', 'happy', 'sad')
-  assert found.vocabulary.nouns == ('morning', 'dog', 'cat')
+  listing = image_folder.find(root, file, other_splits=(other,))
+  assert listing.vocabulary.names == ('happy_dog', 'misty_morning', 'sad_cat')
+  assert listing.vocabulary.adjectives == ('misty', 'happy', 'sad')
+  assert listing.vocabulary.nouns == ('morning', 'dog', 'cat')
   plain = image_folder.find(
     *_split(tmp_path, ['z/1.jpg 0', 'a/2.jpg 1'], 'p.txt')
   )
@@ -310,9 +312,9 @@ def test_paths_may_hold_blanks_and_no_class(tmp_path, lists):
   root, file = _split(tmp_path, _FOUR)
   _tree(tmp_path / 'tree', ['all images/1 a.jpg'])
   _lines(tmp_path / 'train.txt', ['all images/1 a.jpg 2 0 1'])
-  found = image_folder.find(root, file, lists)
-  assert found.files == ('all images/1 a.jpg',)
-  assert found.labels.tolist() == [2]
+  listing = image_folder.find(root, file, lists)
+  assert listing.files == ('all images/1 a.jpg',)
+  assert listing.labels.tolist() == [2]
 
 
 @pytest.mark.parametrize('line, words', [
@@ -375,7 +377,7 @@ def test_ten_thousand_mutated_lines(tmp_path, lists):
   good = '\n'.join(_FOUR).encode()
   alphabet = b' 0123459/\\_.jpg\n\r\t\0\xff\xc3\xa9-+x'
   path = tmp_path / 'train.txt'
-  taken = 0
+  accepted = 0
   for _ in range(2500):  # of four lines each
     data = bytearray(good)
     for _ in range(rng.integers(1, 4)):
@@ -385,14 +387,14 @@ def test_ten_thousand_mutated_lines(tmp_path, lists):
     path.unlink()
     path.write_bytes(data)
     try:
-      found = image_folder.find(root, file, lists)
+      listing = image_folder.find(root, file, lists)
     except config_lib.ConfigError as e:
       assert '\n' not in str(e) and str(e).startswith(file)
       continue
-    taken += 1
-    assert len(found.files) == len(found.labels) == len(set(found.files))
-    for name, label in zip(found.files, found.labels):
+    accepted += 1
+    assert len(listing.files) == len(listing.labels) == len(set(listing.files))
+    for name, label in zip(listing.files, listing.labels):
       folder = name.split('/')[-2] if '/' in name else ''
       # A folder that is one of the classes is the class.
       assert folder not in _ANPS or folder == _ANPS[label]
-  assert 50 < taken < 1500
+  assert 50 < accepted < 1500

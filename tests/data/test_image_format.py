@@ -1,4 +1,4 @@
-"""Tests of image_bytes.size: what a file says about its picture's size."""
+"""Tests of image_format.size: the size that a file announces."""
 
 import io
 import struct
@@ -8,12 +8,12 @@ from PIL import Image
 import pytest
 
 from anp_jax.data.image_files import image_format
+from tests import image_sources
 
 
 def _file(width, height, kind, mode='RGB', **options):
-  data = io.BytesIO()
-  Image.new(mode, (width, height)).save(data, kind, **options)
-  return data.getvalue()
+  image = Image.new(mode, (width, height))
+  return image_sources.encode(image, kind, **options)
 
 
 @pytest.mark.parametrize('kind, mode, options', [
@@ -71,11 +71,11 @@ def test_what_says_no_size(data):
 def test_any_bytes_have_a_size_or_are_refused():
   """No other error and no endless loop; a segment of length 0 is one."""
   rng = np.random.default_rng(0)
-  whole = [_file(40, 30, kind) for kind in ('JPEG', 'PNG', 'GIF', 'BMP')]
-  whole.append(b'\xff\xd8\xff\xe0' + b'\0\0\xff\xe0' * 20)
+  files = [_file(40, 30, kind) for kind in ('JPEG', 'PNG', 'GIF', 'BMP')]
+  files.append(b'\xff\xd8\xff\xe0' + b'\0\0\xff\xe0' * 20)
   refused = 0
   for i in range(10000):
-    data = bytearray(whole[i % len(whole)])
+    data = bytearray(files[i % len(files)])
     for place in rng.integers(0, min(len(data), 200), rng.integers(1, 5)):
       data[place] = rng.integers(256)
     del data[int(rng.integers(1, len(data) + 1)) :]

@@ -17,14 +17,14 @@ from anp_jax.data.input import batch_plan
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.input import pipeline
 from anp_jax.data.prepare import examine
+from tests import image_sources
 
 
 def _file(kind, size=(40, 40), **options):
-  data = io.BytesIO()
   tones = np.linspace(0, 255, size[0] * size[1] * 3).astype(np.uint8)
-  image = Image.fromarray(tones.reshape(size[1], size[0], 3))
-  image.save(data, kind, **options)
-  return data.getvalue()
+  return image_sources.encode(
+    tones.reshape(size[1], size[0], 3), kind, **options
+  )
 
 
 def _announcing(kind, width, height):
@@ -40,37 +40,25 @@ def _announcing(kind, width, height):
   return bytes(data)
 
 
-class _Source:
+def _source(file):
   """Three small pictures and another file, the third."""
-
-  name, kind = 'test', 'encoded'
-
-  def __init__(self, file):
-    small = (30, 30)
-    self.files = [_file(k, small) for k in ('JPEG', 'PNG', 'BMP')]
-    self.files.insert(2, file)
-
-  def __len__(self):
-    return len(self.files)
-
-  def read(self, indices):
-    return [self.files[i] for i in indices], indices.astype(np.int32)
-
-  def example_name(self, index):
-    return f'place {index}'
+  small = [_file(kind, (30, 30)) for kind in ('JPEG', 'PNG', 'BMP')]
+  return image_sources.Source([*small[:2], file, small[2]])
 
 
 def _verdicts(config, file, caplog):
   """Whether each program calls the file large, by what it says of it."""
   caplog.clear()
   plan = batch_plan.BatchPlan(config, 4, 4, np.arange(4), training=False)
-  (batch,) = pipeline.batches(_Source(file), plan)  # train, evaluate and show
+  (batch,) = pipeline.batches(_source(file), plan)  # train, evaluate and show
   weights = batch['weight'].tolist()
   assert weights in ([1, 1, 0, 1], [1, 1, 1, 1])
-  said = [r.getMessage() for r in caplog.records]
-  assert len(said) == weights.count(0)
-  if said:
-    assert 'place 2 cannot be used' in said[0] and 'large: ' in said[0]
+  messages = [r.getMessage() for r in caplog.records]
+  assert len(messages) == weights.count(0)
+  if messages:
+    assert (
+      'example 2 cannot be used' in messages[0] and 'large: ' in messages[0]
+    )
   result, limit = [weights[2] == 0], config.data.max_megapixels
   for read in (
     decode_pillow.eval_decoder(config),  # predict
@@ -83,9 +71,9 @@ def _verdicts(config, file, caplog):
     except ValueError as e:
       assert str(e).startswith('large: ')
       result.append(True)
-  found = examine.examine(file, 'x', config.data.max_megapixels)  # prepare
-  assert found.kinds in ((), ('large',))
-  return [*result, found.kinds == ('large',)]
+  verdict = examine.examine(file, 'x', config.data.max_megapixels)  # prepare
+  assert verdict.kinds in ((), ('large',))
+  return [*result, verdict.kinds == ('large',)]
 
 
 @pytest.mark.parametrize('kind', ['JPEG', 'PNG'])
@@ -140,9 +128,9 @@ def heic():
 def test_heic_is_converted_to_jpeg(heic):
   data, pixels = heic
   assert image_format.sniff(data) == 'HEIF'
-  found = examine.examine(data, 'x.heic', 178.9)
-  assert (found.format, found.kinds) == ('HEIF', ('format',))
-  assert (found.height, found.width) == (60, 80)
+  verdict = examine.examine(data, 'x.heic', 178.9)
+  assert (verdict.format, verdict.kinds) == ('HEIF', ('format',))
+  assert (verdict.height, verdict.width) == (60, 80)
   image = Image.open(io.BytesIO(examine.convert(data)))
   assert image.format == 'JPEG'
   assert np.abs(np.asarray(image).astype(int) - pixels).mean() < 4

@@ -116,11 +116,11 @@ def test_classes_in_turn_and_their_examples_in_turn():
   for epochs in (1, 3, 40):
     upto = 17 * epochs
     for label in (0, 2, 3, 4):
-      mine = members[:upto][classes[:upto] == label]
-      assert abs(len(mine) - upto / 4) < 1
-      assert set(mine) <= set(range(counts[label]))
-      seen = np.bincount(mine, minlength=counts[label])
-      assert np.ptp(seen) <= 1
+      of_class = members[:upto][classes[:upto] == label]
+      assert abs(len(of_class) - upto / 4) < 1
+      assert set(of_class) <= set(range(counts[label]))
+      repeats = np.bincount(of_class, minlength=counts[label])
+      assert np.ptp(repeats) <= 1
   some = np.random.default_rng(0).permutation(17 * 40)[:100]
   again = index_shuffle.balanced(some, 3, counts)
   np.testing.assert_array_equal(again[0], classes[some])
@@ -148,10 +148,10 @@ def test_epochs_and_seeds_differ():
 
 
 def test_any_part_in_any_order():
-  whole = index_shuffle.shuffled(np.arange(3000), 9, 700)
+  stream = index_shuffle.shuffled(np.arange(3000), 9, 700)
   some = np.random.default_rng(0).permutation(3000)[:500]
   np.testing.assert_array_equal(
-    index_shuffle.shuffled(some, 9, 700), whole[some]
+    index_shuffle.shuffled(some, 9, 700), stream[some]
   )
   assert index_shuffle.shuffled(np.arange(0), 9, 700).shape == (0,)
   draws = index_shuffle.uniform(9, 1, np.arange(3000), 3)
@@ -212,14 +212,14 @@ def test_a_thousand_million_examples_need_no_table():
   positions = np.arange(1000, dtype=np.int64) + 3 * 10**9
   index_shuffle.shuffled(positions[:1], 0, 10**9)
   tracemalloc.start()
-  found = index_shuffle.shuffled(positions, 0, 10**9)
+  indices = index_shuffle.shuffled(positions, 0, 10**9)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert peak < 10**6  # bytes; one bit an example would be 125 times that
-  assert len(set(found.tolist())) == 1000
-  assert found.min() >= 0 and found.max() < 10**9
+  assert len(set(indices.tolist())) == 1000
+  assert indices.min() >= 0 and indices.max() < 10**9
   # Five standard deviations of the mean of a thousand.
-  assert abs(found.mean() / 10**9 - 0.5) < 5 * 0.2887 / np.sqrt(1000)
+  assert abs(indices.mean() / 10**9 - 0.5) < 5 * 0.2887 / np.sqrt(1000)
 
 
 def test_uniform_is_uniform_and_independent():

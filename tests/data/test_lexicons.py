@@ -237,10 +237,10 @@ def test_published_vso(tmp_path):
   adjectives = lexicons.adjective_sentiments(str(path))
   assert (len(adjectives), len(scores)) == (269, 3244)
   text = path.read_text()
-  found = re.findall(r'\t(\S+) .sentiment: (\S+)\]', text)
-  assert scores == {name: float(score) for name, score in found}
-  found = re.findall(r'^\d+. (\S+) .sentiment: (\S+)\]', text, re.M)
-  assert adjectives == {name: float(score) for name, score in found}
+  matches = re.findall(r'\t(\S+) .sentiment: (\S+)\]', text)
+  assert scores == {name: float(score) for name, score in matches}
+  matches = re.findall(r'^\d+. (\S+) .sentiment: (\S+)\]', text, re.M)
+  assert adjectives == {name: float(score) for name, score in matches}
   assert scores['beautiful_flower'] == 1.77 and adjectives['beautiful'] == 1
   names = (_ANP / 'mtvso553_anplabels.txt').read_text().split()
   assert len(names) == 553 and scores.keys() >= set(names)
@@ -283,7 +283,7 @@ def test_damaged_tables_load_or_are_refused_in_one_line(tmp_path, table):
   loaded = 0
   for round_ in range(4000):
     data = mutations.mutated(table.encode(), draw, _TOKENS)
-    mutations.write_anew(path, data)
+    mutations.replace_file(path, data)
     try:
       result = read(path)
     except config_lib.ConfigError as e:

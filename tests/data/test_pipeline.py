@@ -14,52 +14,21 @@ import pytest
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
+from tests import image_sources
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _BATCH = 8
-
-
-def _picture(height, width, seed=0):
-  """A smooth picture, as photographs are: (height, width, 3) uint8."""
-  rng = np.random.default_rng(seed)
-  small = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
-  return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))
-
-
-def _file(image, kind, **options):
-  data = io.BytesIO()
-  Image.fromarray(image).save(data, kind, **options)
-  return data.getvalue()
-
-
-class _Source:
-  """Examples in memory; the label is the index."""
-
-  name = 'test'
-
-  def __init__(self, images):
-    self.kind = 'encoded' if isinstance(images[0], bytes) else 'pixels'
-    self._images = images
-
-  def __len__(self):
-    return len(self._images)
-
-  def read(self, indices):
-    return [self._images[i] for i in indices], indices.astype(np.int32)
-
-  def example_name(self, index):
-    return f'example {index}'
 
 
 @pytest.fixture(scope='module', params=['encoded', 'pixels'])
 def source(request):
   """21 pictures of several sizes, as files and as arrays."""
   sizes = itertools.cycle([(40, 50), (64, 33), (36, 36), (90, 45)])
-  images = [_picture(*next(sizes), seed=i) for i in range(21)]
+  images = [image_sources.pixels(*next(sizes), seed=i) for i in range(21)]
   if request.param == 'encoded':
     kinds = itertools.cycle(['JPEG', 'JPEG', 'PNG'])
-    images = [_file(image, next(kinds)) for image in images]
-  return _Source(images)
+    images = [image_sources.encode(image, next(kinds)) for image in images]
+  return image_sources.Source(images)
 
 
 def _batches(config, source, count, start=0, training=True, rows=None):
@@ -112,22 +81,22 @@ def test_batch_of_a_step_does_not_depend_on_the_start(config, source):
 def test_shares_of_processes_are_parts_of_one_batch(
   config, source, cuts, training
 ):  # fmt: skip
-  whole = _batches(config, source, 3, training=training)
+  batches = _batches(config, source, 3, training=training)
   shares = [
     _batches(config, source, 3, training=training, rows=rows)
     for rows in np.split(np.arange(_BATCH), cuts)
   ]
-  assert len(whole) == 3
-  for step, batch in enumerate(whole):
+  assert len(batches) == 3
+  for step, batch in enumerate(batches):
     parts = [share[step] for share in shares]
     _same({k: np.concatenate([p[k] for p in parts]) for k in batch}, batch)
 
 
 def test_a_process_may_hold_rows_with_gaps(config, source):
   rows = np.array([0, 1, 6, 7])
-  (whole,) = _batches(config, source, 1)
+  (batch,) = _batches(config, source, 1)
   (part,) = _batches(config, source, 1, rows=rows)
-  _same(part, {k: v[rows] for k, v in whole.items()})
+  _same(part, {k: v[rows] for k, v in batch.items()})
 
 
 def test_every_example_once_an_epoch(config, source):
@@ -149,10 +118,10 @@ def test_every_example_once_an_epoch_over_processes(config, processes, size):
       for rows in np.split(np.arange(batch), processes)
     ]
     steps = -(-3 * size // batch) if training else plans[0].steps
-    seen = np.concatenate(
+    rows_read = np.concatenate(
       [np.array(plan.indices(s)) for s in range(steps) for plan in plans], 1
     )
-    positions, indices, weights = seen[:, np.argsort(seen[0])]
+    positions, indices, weights = rows_read[:, np.argsort(rows_read[0])]
     assert positions.tolist() == list(range(steps * batch))
     for epoch in range(3 if training else 1):
       part = slice(epoch * size, (epoch + 1) * size)
@@ -164,11 +133,11 @@ def test_every_example_once_an_epoch_over_processes(config, processes, size):
 def test_examples_are_augmented_anew_each_epoch(config, source):
   config.data.crop_area = (0.1, 0.5)
   batches = _batches(config, source, 6)
-  seen = {}
+  views_of = {}
   for batch in batches:
     for label, image in zip(batch['label'], batch['image']):
-      seen.setdefault(label, []).append(image)
-  views = [v for v in seen.values() if len(v) > 1]
+      views_of.setdefault(label, []).append(image)
+  views = [v for v in views_of.values() if len(v) > 1]
   assert len(views) == 21
   assert all((v[0] != v[1]).any() for v in views)
 
@@ -194,7 +163,7 @@ def test_evaluation_covers_every_example_once(config, source, batch_size):
 def _decoded(config, files):
   """The pictures of files that are exactly what the network sees."""
   config.data.resize = config.data.image_size
-  source = _Source(files)
+  source = image_sources.Source(files)
   (batch,) = _evaluated(config, source, len(files))
   return batch['image'].astype(int)
 
@@ -205,10 +174,12 @@ def _pillow(file):
 
 @pytest.mark.parametrize('kind', ['PNG', 'BMP', 'GIF'])
 def test_lossless_files_are_decoded_exactly(config, kind):
-  image = _picture(32, 32)
+  image = image_sources.pixels(32, 32)
   if kind == 'GIF':
     image = np.asarray(Image.fromarray(image).quantize(64).convert('RGB'))
-  assert (_decoded(config, [_file(image, kind)])[0] == image).all()
+  assert (
+    _decoded(config, [image_sources.encode(image, kind)])[0] == image
+  ).all()
 
 
 @pytest.mark.parametrize('options', [
@@ -217,27 +188,37 @@ def test_lossless_files_are_decoded_exactly(config, kind):
   {'quality': 60, 'progressive': True},
 ])  # fmt: skip
 def test_jpeg_is_decoded_as_pillow_does(config, options):
-  files = [_file(_picture(32, 32, i), 'JPEG', **options) for i in range(4)]
-  wanted = np.stack([_pillow(f) for f in files])
-  off = np.abs(_decoded(config, files) - wanted)
+  files = [
+    image_sources.encode(image_sources.pixels(32, 32, i), 'JPEG', **options)
+    for i in range(4)
+  ]
+  expected = np.stack([_pillow(f) for f in files])
+  off = np.abs(_decoded(config, files) - expected)
   # Both have libjpeg-turbo's exact inverse transform, and agree to the bit;
   # one level is left to other builds. Its fast one is off by 3 to 6.
   assert off.max() <= 1 and off.mean() < 0.01
 
 
 def test_grey_and_transparent_files_become_rgb(config):
-  image = _picture(32, 32)
+  image = image_sources.pixels(32, 32)
   grey = image[:, :, 0]
   alpha = np.dstack([image, np.full((32, 32), 100, np.uint8)])
-  jpeg = _file(grey, 'JPEG')
-  got = _decoded(config, [jpeg, _file(grey, 'PNG'), _file(alpha, 'PNG')])
+  jpeg = image_sources.encode(grey, 'JPEG')
+  got = _decoded(
+    config,
+    [
+      jpeg,
+      image_sources.encode(grey, 'PNG'),
+      image_sources.encode(alpha, 'PNG'),
+    ],
+  )
   assert np.abs(got[0] - _pillow(jpeg)).max() <= 1
   assert (got[1] == grey[..., None]).all()
   assert (got[2] == image).all()  # as if it were opaque
 
 
 def test_cmyk_jpeg_becomes_rgb(config):
-  image = _picture(32, 32)
+  image = image_sources.pixels(32, 32)
   data = io.BytesIO()
   Image.fromarray(image).convert('CMYK').save(data, 'JPEG', quality=95)
   off = np.abs(_decoded(config, [data.getvalue()])[0] - image.astype(int))
@@ -256,16 +237,16 @@ def _reference(image, box, flip, side):
 @pytest.mark.parametrize('kind', ['pixels', 'PNG', 'JPEG'])
 @pytest.mark.parametrize('training', [True, False])
 def test_views_are_cut_resized_and_flipped(config, kind, training):
-  images = [_picture(50 + 9 * i, 120 - 8 * i, i) for i in range(8)]
+  images = [image_sources.pixels(50 + 9 * i, 120 - 8 * i, i) for i in range(8)]
   stored = images
   if kind != 'pixels':
     # Halved colour would be interpolated from inside of the crop only.
     options = {'subsampling': 0} if kind == 'JPEG' else {}
-    stored = [_file(image, kind, **options) for image in images]
+    stored = [image_sources.encode(image, kind, **options) for image in images]
     images = [_pillow(file).astype(np.uint8) for file in stored]
   config.data.resize = 40
   config.data.decode = 'exact'
-  source = _Source(stored)
+  source = image_sources.Source(stored)
   plan = batch_plan.BatchPlan(config, 8, 8, np.arange(8), training)
   positions, indices, _ = plan.indices(0)
   sizes = np.array([images[i].shape[:2] for i in indices])
@@ -354,7 +335,7 @@ def tree(tmp_path):
     folder = tmp_path / f'class{i % 3}'
     folder.mkdir(exist_ok=True)
     kind = ('JPEG', 'PNG')[i % 2]
-    data = _file(_picture(300, 200, i), kind)
+    data = image_sources.encode(image_sources.pixels(300, 200, i), kind)
     (folder / f'{i}.{kind.lower()}').write_bytes(data)
   return tmp_path
 

@@ -23,9 +23,6 @@ from anp_jax.data.input import pipeline
 from anp_jax.data.sources import arrays as arrays_lib
 from tests import opening
 
-_open = opening.source
-_refused = opening.refused
-
 
 def _read(path, split='train'):
   """Images as bytes, the shape of the first, labels and class names."""
@@ -148,7 +145,7 @@ def test_mnist_keeps_each_grey_byte_once(tmp_path):
 
 
 def test_mnist_of_more_classes(tmp_path):
-  """As in EMNIST: training says how many classes there are, on both sides."""
+  """EMNIST has more: the training labels say how many, in both splits."""
   _mnist(tmp_path, train_labels_idx1_ubyte=_idx([0, 11, 5]))
   names = tuple(str(i) for i in range(12))
   assert _read(tmp_path)[3] == names
@@ -197,13 +194,18 @@ _IMAGES = _MNIST['train-images-idx3-ubyte']
 @pytest.mark.parametrize('form', ['', 'gz'])
 def test_bad_mnist(tmp_path, config, form, name, data, words):
   _mnist(tmp_path, form, **{name.replace('-', '_'): data})
-  _refused([tmp_path, name, *words], config, 'arrays', tmp_path)
+  opening.refused([tmp_path, name, *words], config, 'arrays', tmp_path)
 
 
 def test_mnist_labels_out_of_range(tmp_path, config):
   _mnist(tmp_path, t10k_labels_idx1_ubyte=_idx([3, 10]))
-  _refused([tmp_path / 't10k-labels-idx1-ubyte', '3 to 10', '0 to 9'],
-           config, 'arrays', tmp_path, 'test')  # fmt: skip
+  opening.refused(
+    [tmp_path / 't10k-labels-idx1-ubyte', '3 to 10', '0 to 9'],
+    config,
+    'arrays',
+    tmp_path,
+    'test',
+  )
 
 
 @pytest.mark.parametrize('damage', ['plain', 'cut', 'byte', 'sum', 'empty'])
@@ -219,7 +221,7 @@ def test_bad_gzip(tmp_path, config, damage):
     'empty': b'',
   }[damage])  # fmt: skip
   words = [file, '0x00000803' if damage == 'empty' else 'a whole gzip file']
-  _refused(words, config, 'arrays', tmp_path)
+  opening.refused(words, config, 'arrays', tmp_path)
 
 
 def test_mnist_without_images(tmp_path, config):
@@ -228,16 +230,24 @@ def test_mnist_without_images(tmp_path, config):
     train_images_idx3_ubyte=_idx([], 0, 28, 28),
     train_labels_idx1_ubyte=_idx([], 0),
   )
-  _refused([tmp_path, 'no examples'], config, 'arrays', tmp_path)
+  opening.refused([tmp_path, 'no examples'], config, 'arrays', tmp_path)
 
 
 # CIFAR-10.
 
 _BATCHES = [f'data_batch_{i}' for i in range(1, 6)]
 _KINDS = (
-  'airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse',
-  'ship', 'truck',
-)  # fmt: skip
+  'airplane',
+  'automobile',
+  'bird',
+  'cat',
+  'deer',
+  'dog',
+  'frog',
+  'horse',
+  'ship',
+  'truck',
+)
 
 
 def _planes(seed):
@@ -283,7 +293,7 @@ def _number(value):
   )
 
 
-# dtype('u1', 0, 1), of which the state is (3, '|', None x 3, -1, -1, 0).
+# dtype('u1', 0, 1), whose state is (3, '|', None x 3, -1, -1, 0).
 _UINT8 = (
   b'cnumpy\ndtype\n' + _string(b'u1') + b'K\0K\x01\x87R'
   + b'(K\x03' + _string(b'|') + b'NNN' + 2 * b'J\xff\xff\xff\xff' + b'K\0tb'
@@ -348,14 +358,14 @@ def _cifar_file(root, form, name):
 
 def _assert_whole(root, names=_KINDS):
   contents = _contents()
-  images, shape, labels, have = _read(root)
-  assert shape == (32, 32, 3) and have == names
+  images, shape, labels, class_names = _read(root)
+  assert shape == (32, 32, 3) and class_names == names
   assert labels == [n for name in _BATCHES for n in contents[name][0]]
   assert labels[:4] == [3, 0, 7, 4]
   assert images == [_pixels(_planes(seed)) for seed in range(8)]
   for split in ('test', 'validation'):
-    images, _, labels, have = _read(root, split)
-    assert labels == contents['test_batch'][0] and have == names
+    images, _, labels, class_names = _read(root, split)
+    assert labels == contents['test_batch'][0] and class_names == names
     assert images == [_pixels(_planes(seed)) for seed in range(8, 12)]
 
 
@@ -449,18 +459,21 @@ def test_cifar_batch_that_is_missing(tmp_path, config, form):
   for name in ('data_batch_1', 'data_batch_4'):
     file = _cifar_file(_cifar(tmp_path, form), form, name)
     file.unlink()
-    _refused([tmp_path, f'no file {file.name};'], config, 'arrays', tmp_path)
+    opening.refused(
+      [tmp_path, f'no file {file.name};'], config, 'arrays', tmp_path
+    )
   file = _cifar_file(tmp_path, form, 'test_batch')
   file.unlink()
-  _refused([tmp_path, f'no file {file.name};'],
-           config, 'arrays', tmp_path, 'test')  # fmt: skip
+  opening.refused(
+    [tmp_path, f'no file {file.name};'], config, 'arrays', tmp_path, 'test'
+  )
 
 
 @pytest.mark.parametrize('left', [0, 1, 3072, 3074, 2 * 3073 - 1])
 def test_bad_binary_cifar(tmp_path, config, left):
   file = _cifar(tmp_path, 'binary') / 'data_batch_3.bin'
   file.write_bytes(file.read_bytes()[:left])
-  _refused([file, f'{left} bytes', '3073'], config, 'arrays', tmp_path)
+  opening.refused([file, f'{left} bytes', '3073'], config, 'arrays', tmp_path)
 
 
 def test_cifar_labels_out_of_range(tmp_path, config, form):
@@ -469,13 +482,17 @@ def test_cifar_labels_out_of_range(tmp_path, config, form):
   file.write_bytes(
     b'\x0a' + planes if form == 'binary' else _python2_batch([10], planes)
   )
-  _refused([file, '10 to 10', '0 to 9'], config, 'arrays', tmp_path)
+  opening.refused([file, '10 to 10', '0 to 9'], config, 'arrays', tmp_path)
 
 
 def test_cifar_with_too_few_names(tmp_path, config, form):
   _cifar(tmp_path, form, names=_KINDS[:7])
-  _refused([_cifar_file(tmp_path, form, 'data_batch_2'), '7', '0 to 6'],
-           config, 'arrays', tmp_path)  # fmt: skip
+  opening.refused(
+    [_cifar_file(tmp_path, form, 'data_batch_2'), '7', '0 to 6'],
+    config,
+    'arrays',
+    tmp_path,
+  )
 
 
 @pytest.mark.parametrize(
@@ -485,7 +502,7 @@ def test_cifar_with_too_few_names(tmp_path, config, form):
 def test_bad_names_of_binary_cifar(tmp_path, config, text):
   file = _cifar(tmp_path, 'binary') / 'batches.meta.txt'
   file.write_bytes(text)
-  _refused([file], config, 'arrays', tmp_path)
+  opening.refused([file], config, 'arrays', tmp_path)
 
 
 def test_names_with_the_lines_of_windows(tmp_path):
@@ -511,7 +528,7 @@ def test_names_with_the_lines_of_windows(tmp_path):
 def test_bad_names_of_python_cifar(tmp_path, config, meta):
   file = _cifar(tmp_path, 'python') / 'batches.meta'
   file.write_bytes(meta)
-  _refused([file], config, 'arrays', tmp_path)
+  opening.refused([file], config, 'arrays', tmp_path)
 
 
 _TWO = _planes(0) + _planes(1)
@@ -529,22 +546,28 @@ _TWO = _planes(0) + _planes(1)
     (_python2_dict(data=_python2_array(_TWO, 2, 3072)), ["'labels'"]),
     (_python2_batch([1], _TWO), ['(1,)', '2 whole']),
     (_python2_batch([1, 2, 3], _TWO), ['(3,)', '2 whole']),
-    (_python2_batch([1, 2], _TWO, labels=_python2_array(b'ab', 2, 1)),
-     ['(2, 1)']),
+    (
+      _python2_batch([1, 2], _TWO, labels=_python2_array(b'ab', 2, 1)),
+      ['(2, 1)'],
+    ),
     (_python2_batch([1, 2], _TWO, labels=_list([b'N', b'N'])), ['object']),
-    (_python2_batch([1, 2], _TWO, data=_python2_array(_TWO, 3072, 2)),
-     ['(3072, 2)', 'expected uint8 (n, 3072)']),
-    (_python2_batch([1, 2], _TWO, data=_python2_array(_TWO, 6144)),
-     ['(6144,)']),
+    (
+      _python2_batch([1, 2], _TWO, data=_python2_array(_TWO, 3072, 2)),
+      ['(3072, 2)', 'expected uint8 (n, 3072)'],
+    ),
+    (
+      _python2_batch([1, 2], _TWO, data=_python2_array(_TWO, 6144)),
+      ['(6144,)'],
+    ),
     (_python2_batch([1, 2], _TWO, data=_python2_array(_TWO, 3, 3072)), []),
     (_python2_batch([1, 2], _TWO, data=_string(_TWO)), ['expected uint8']),
     (_python2_batch([1, 2], _TWO).replace(b'u1', b'i1'), ['int8']),
   ],
-)  # fmt: skip
+)
 def test_bad_python_cifar(tmp_path, config, batch, words):
   file = _cifar(tmp_path, 'python') / 'data_batch_2'
   file.write_bytes(batch)
-  _refused([file, *words], config, 'arrays', tmp_path)
+  opening.refused([file, *words], config, 'arrays', tmp_path)
 
 
 class _Command:
@@ -568,8 +591,12 @@ def test_pickle_that_would_run_a_command(tmp_path, config, protocol, name):
   marker.unlink()
   file = _cifar(tmp_path / 'set', 'python') / name
   file.write_bytes(attack)
-  _refused([file, f"refused '{os.system.__module__}.system'"],
-           config, 'arrays', tmp_path / 'set')  # fmt: skip
+  opening.refused(
+    [file, f"refused '{os.system.__module__}.system'"],
+    config,
+    'arrays',
+    tmp_path / 'set',
+  )
   assert not marker.exists()
 
 
@@ -593,7 +620,7 @@ def test_pickle_that_would_run_a_command(tmp_path, config, protocol, name):
 def test_pickle_that_calls_what_no_array_needs(tmp_path, config, code, refused):
   file = _cifar(tmp_path, 'python') / 'data_batch_1'
   file.write_bytes(code)
-  _refused([file, refused], config, 'arrays', tmp_path)
+  opening.refused([file, refused], config, 'arrays', tmp_path)
 
 
 # What a folder holds.
@@ -603,21 +630,39 @@ def test_folder_of_nothing_known(tmp_path, config):
   for names in ([], ['cifar-10-python.tar.gz', 'cat.jpg']):
     for name in names:
       (tmp_path / name).write_bytes(b'')
-    _refused([tmp_path, 'SPLIT_images.npy', 'train-images-idx3-ubyte',
-              'data_batch_1.bin', 'cifar-10-batches-py/', 'unpacked'],
-             config, 'arrays', tmp_path)  # fmt: skip
-  _refused([tmp_path / 'none'], config, 'arrays', tmp_path / 'none')
+    opening.refused(
+      [
+        tmp_path,
+        'SPLIT_images.npy',
+        'train-images-idx3-ubyte',
+        'data_batch_1.bin',
+        'cifar-10-batches-py/',
+        'unpacked',
+      ],
+      config,
+      'arrays',
+      tmp_path,
+    )
+  opening.refused([tmp_path / 'none'], config, 'arrays', tmp_path / 'none')
 
 
 def test_folder_of_several_sets(tmp_path, config):
   _mnist(tmp_path)
   _cifar(tmp_path / 'cifar-10-batches-py', 'python')
-  _refused([f'MNIST in {tmp_path} and ',
-            f'CIFAR-10 (Python) in {tmp_path / "cifar-10-batches-py"}'],
-           config, 'arrays', tmp_path)  # fmt: skip
+  opening.refused(
+    [
+      f'MNIST in {tmp_path} and ',
+      f'CIFAR-10 (Python) in {tmp_path / "cifar-10-batches-py"}',
+    ],
+    config,
+    'arrays',
+    tmp_path,
+  )
   _cifar(tmp_path / 'two', 'python')
   _cifar(tmp_path / 'two', 'binary')
-  _refused(['(binary) in', '(Python) in'], config, 'arrays', tmp_path / 'two')
+  opening.refused(
+    ['(binary) in', '(Python) in'], config, 'arrays', tmp_path / 'two'
+  )
 
 
 def test_array_of_another_purpose_is_no_set(tmp_path):
@@ -630,12 +675,22 @@ def test_array_of_another_purpose_is_no_set(tmp_path):
 
 def test_unknown_split_names_those_there_are(tmp_path, config):
   _mnist(tmp_path / 'mnist')
-  _refused(["'tset'", 'train, test, t10k, validation', "mean 'test'"],
-           config, 'arrays', tmp_path / 'mnist', 'tset')  # fmt: skip
+  opening.refused(
+    ["'tset'", 'train, test, t10k, validation', "mean 'test'"],
+    config,
+    'arrays',
+    tmp_path / 'mnist',
+    'tset',
+  )
   for form in ('binary', 'python'):
     _cifar(tmp_path / form, form)
-    _refused(["'trian'", 'train, test, validation', "mean 'train'"],
-             config, 'arrays', tmp_path / form, 'trian')  # fmt: skip
+    opening.refused(
+      ["'trian'", 'train, test, validation', "mean 'train'"],
+      config,
+      'arrays',
+      tmp_path / form,
+      'trian',
+    )
 
 
 def test_no_tensorflow_is_loaded(tmp_path):
@@ -706,11 +761,11 @@ def test_tfds_mnist(tmp_path, config, stored):
   builder = _tfds_mnist()(data_dir=tmp_path, file_format=stored)
   builder.download_and_prepare()
   config.data.dir = str(tmp_path)
-  for split, wanted in (('train', range(7)), ('test', range(7, 10))):
-    source = _open(config, 'tfds:mnist', split=split)
+  for split, expected in (('train', range(7)), ('test', range(7, 10))):
+    source = opening.source(config, 'tfds:mnist', split=split)
     assert source.kind == 'encoded' and source.vocabulary.names == _DIGITS
     images, labels = source.read(np.arange(len(source)))
-    assert sorted(labels.tolist()) == list(wanted)
+    assert sorted(labels.tolist()) == list(expected)
     for image, label in zip(images, labels):
       with Image.open(io.BytesIO(image)) as file:
         pixels = np.asarray(file)
@@ -719,6 +774,12 @@ def test_tfds_mnist(tmp_path, config, stored):
 
 def test_tfds_cifar10_that_is_not_prepared(tmp_path, config):
   config.data.dir = str(tmp_path)
-  _refused([tmp_path, "no prepared set 'cifar10'",
-            f'tfds build cifar10 --data_dir={tmp_path}'],
-           config, 'tfds:cifar10')  # fmt: skip
+  opening.refused(
+    [
+      tmp_path,
+      "no prepared set 'cifar10'",
+      f'tfds build cifar10 --data_dir={tmp_path}',
+    ],
+    config,
+    'tfds:cifar10',
+  )

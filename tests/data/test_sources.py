@@ -25,10 +25,6 @@ def _tree(root, files):
     path.write_bytes(file.encode())
 
 
-_open = opening.source
-_refused = opening.refused
-
-
 def _all(source):
   return source.read(np.arange(len(source)))
 
@@ -39,28 +35,33 @@ def _all(source):
 def test_classes_are_pairs_where_the_config_says_so(tmp_path, config):
   _tree(tmp_path, [f'{split}/{name}/x.png' for name in ('big_cat', 'old_dog')
                    for split in ('train', 'validation')])  # fmt: skip
-  assert not _open(config, 'folder', tmp_path).vocabulary.is_anp
+  assert not opening.source(config, 'folder', tmp_path).vocabulary.is_anp
   config.data.pairs = 'yes'
   for training in (True, False):
-    known = sources.open_source(config, training).vocabulary
-    assert known.adjectives == ('big', 'old') and known.nouns == ('cat', 'dog')
+    vocabulary = sources.open_source(config, training).vocabulary
+    assert vocabulary.adjectives == ('big', 'old') and vocabulary.nouns == (
+      'cat',
+      'dog',
+    )
   config.data.held_out = ('old_dog',)
-  _refused(["'old_dog'", 'adjective'], config, 'folder', tmp_path)
+  opening.refused(["'old_dog'", 'adjective'], config, 'folder', tmp_path)
   config.data.held_out = ()
   # Listed, most lines would be pairs whose noun recurs.
   anps = tmp_path / 'anps.txt'
   anps.write_text('big_cat\nold_cat\nold_dog\nhat\n')
   config.data.lists, config.data.pairs = str(anps), 'auto'
-  _refused(["'hat'", 'config.data.pairs=no'], config, 'folder', tmp_path)
+  opening.refused(["'hat'", 'config.data.pairs=no'], config, 'folder', tmp_path)
   config.data.pairs = 'no'
-  known = _open(config, 'folder', tmp_path).vocabulary
-  assert known.adjectives == known.nouns == () and len(known) == 4
+  vocabulary = opening.source(config, 'folder', tmp_path).vocabulary
+  assert (
+    vocabulary.adjectives == vocabulary.nouns == () and len(vocabulary) == 4
+  )
   # Of folders whose parts recur.
   (tmp_path / 'train' / 'old_cat').mkdir()
   config.data.lists = ''
-  assert not _open(config, 'folder', tmp_path).vocabulary.is_anp
+  assert not opening.source(config, 'folder', tmp_path).vocabulary.is_anp
   config.data.pairs = 'auto'
-  assert _open(config, 'folder', tmp_path).vocabulary.is_anp
+  assert opening.source(config, 'folder', tmp_path).vocabulary.is_anp
 
 
 def test_tree_with_splits(tmp_path, config):
@@ -72,7 +73,7 @@ def test_tree_with_splits(tmp_path, config):
     # What other programs leave behind.
     'train/.ipynb_checkpoints/a.jpg', 'train/old_dog/._b.jpg',
   ])  # fmt: skip
-  source = _open(config, 'folder', tmp_path)
+  source = opening.source(config, 'folder', tmp_path)
   assert source.kind == 'encoded'
   assert source.vocabulary.names == ('big_cat', 'old_dog')
   images, labels = _all(source)
@@ -86,35 +87,37 @@ def test_tree_with_splits(tmp_path, config):
   assert [i.decode()[-5:] for i in images] == ['d.gif', 'x.png', 'd.gif']
   assert labels.tolist() == [1, 0, 1]
   config.data.eval_split = 'validation'
-  held = sources.open_source(config, training=False)
-  assert [i.decode()[-5:] for i in _all(held)[0]] == ['v.jpg', 'w.jpg']
+  validation = sources.open_source(config, training=False)
+  assert [i.decode()[-5:] for i in _all(validation)[0]] == ['v.jpg', 'w.jpg']
 
 
 def _names(config, root, split):
-  return {i.decode() for i in _all(_open(config, 'folder', root, split))[0]}
+  return {
+    i.decode() for i in _all(opening.source(config, 'folder', root, split))[0]
+  }
 
 
 def test_tree_without_splits_is_divided(tmp_path, config):
   files = [f'{c}/{i}.jpg' for c in ('a', 'b') for i in range(1000)]
   _tree(tmp_path, files)
   train = _names(config, tmp_path, 'train')
-  held = _names(config, tmp_path, 'validation')
-  assert not train & held and train | held == set(files)
+  validation = _names(config, tmp_path, 'validation')
+  assert not train & validation and train | validation == set(files)
   # Five standard deviations of a share of 2000; and in each class of 1000.
   assert abs(len(train) / 2000 - 0.8) < 5 * 0.4 / np.sqrt(2000)
   for c in 'ab':
     share = sum(name[0] == c for name in train) / 1000
     assert abs(share - 0.8) < 5 * 0.4 / np.sqrt(1000)
   # Files of the same name in two classes do not go together.
-  both = {n[2:] for n in train if n[0] == 'a'} ^ {
+  differing = {n[2:] for n in train if n[0] == 'a'} ^ {
     n[2:] for n in train if n[0] == 'b'
   }
-  assert len(both) > 200
+  assert len(differing) > 200
 
   more = [f'{c}/new{i}.jpg' for c in ('a', 'c') for i in range(50)]
   _tree(tmp_path, more)
   assert _names(config, tmp_path, 'train') - set(more) == train
-  assert _names(config, tmp_path, 'validation') - set(more) == held
+  assert _names(config, tmp_path, 'validation') - set(more) == validation
 
   moved = tmp_path.parent / f'{tmp_path.name}_moved'
   tmp_path.rename(moved)
@@ -126,7 +129,7 @@ def test_files_that_are_left_out_are_named_once(tmp_path, config, caplog):
   files = [f'a/{i}.jpg' for i in range(12)]
   _tree(tmp_path, [*files, 'a/x.svg'])
   for split in ('train', 'validation'):
-    _open(config, 'folder', tmp_path, split)
+    opening.source(config, 'folder', tmp_path, split)
   (record,) = caplog.records
   assert record.levelname == 'WARNING'
   assert record.getMessage() == f'{tmp_path}: left out 1 .svg (first a/x.svg)'
@@ -135,8 +138,8 @@ def test_files_that_are_left_out_are_named_once(tmp_path, config, caplog):
 def test_division_stays_as_it_was_published(tmp_path, config):
   """A golden list: a run is only continued on the same split."""
   _tree(tmp_path, [f'a/{i}.jpg' for i in range(12)])
-  held = _names(config, tmp_path, 'validation')
-  assert held == {
+  validation = _names(config, tmp_path, 'validation')
+  assert validation == {
     'a/10.jpg',
     'a/11.jpg',
     'a/3.jpg',
@@ -155,7 +158,7 @@ def test_photographs(config):
     return sorted(_CLOTHING.glob(f'{split}/*/*.jpg'))
 
   for split in ('train', 'test'):
-    source = _open(config, 'folder', _CLOTHING, split)
+    source = opening.source(config, 'folder', _CLOTHING, split)
     assert source.vocabulary.names == _GARMENTS
     assert not source.vocabulary.is_anp
     images, labels = source.read(np.arange(len(source))[::37])
@@ -163,11 +166,17 @@ def test_photographs(config):
       assert path.read_bytes() == image
       assert path.parent.name == _GARMENTS[label]
     assert len(source) == len(files(split)) > 0
-  _refused([_CLOTHING, "'validation'", 'train, test', 'config.data.eval_split'],
-           config, 'folder', _CLOTHING, 'validation')  # fmt: skip
-  whole = _CLOTHING / 'train'
+  opening.refused(
+    [_CLOTHING, "'validation'", 'train, test', 'config.data.eval_split'],
+    config,
+    'folder',
+    _CLOTHING,
+    'validation',
+  )
+  full_set = _CLOTHING / 'train'
   parts = [
-    len(_open(config, 'folder', whole, s)) for s in ('train', 'validation')
+    len(opening.source(config, 'folder', full_set, s))
+    for s in ('train', 'validation')
   ]
   assert sum(parts) == len(files('train'))
   wide = 5 * 0.4 / np.sqrt(sum(parts))
@@ -176,19 +185,22 @@ def test_photographs(config):
 
 def test_bad_trees(tmp_path, config):
   none = tmp_path / 'none'
-  _refused([none], config, 'folder', none)
+  opening.refused([none], config, 'folder', none)
   file = tmp_path / 'file'
   file.write_text('')
-  _refused([file], config, 'folder', file)
+  opening.refused([file], config, 'folder', file)
   empty = tmp_path / 'empty'
   empty.mkdir()
-  _refused([empty, 'no class folders'], config, 'folder', empty)
+  opening.refused([empty, 'no class folders'], config, 'folder', empty)
   _tree(empty, ['train/a/b.txt'])
-  _refused([empty, 'no images', '1 .txt', 'a/b.txt'], config, 'folder', empty)
+  opening.refused(
+    [empty, 'no images', '1 .txt', 'a/b.txt'], config, 'folder', empty
+  )
   plain = tmp_path / 'plain'
   _tree(plain, ['a/b.jpg'])
-  _refused([plain, "'test'", 'train and validation'],
-           config, 'folder', plain, 'test')  # fmt: skip
+  opening.refused(
+    [plain, "'test'", 'train and validation'], config, 'folder', plain, 'test'
+  )
 
 
 # TensorFlow Datasets.
@@ -261,42 +273,60 @@ def _tfds_reads(stored, directory, split):
 
 def test_tfds_random_access_is_its_own_order(stored, config):
   for split, count in _COUNTS.items():
-    source = _open(config, 'tfds:tiny_pairs', split=split)
+    source = opening.source(config, 'tfds:tiny_pairs', split=split)
     assert source.kind == 'encoded' and len(source) == count
     assert source.vocabulary.names == ('tall_tree', 'red_car', 'old_dog')
-    wanted = _tfds_reads(stored, config.data.dir, split)
+    expected = _tfds_reads(stored, config.data.dir, split)
     order = np.random.default_rng(0).permutation(count)
     order = np.append(order, order[:3])
     images, labels = source.read(order)
     assert labels.dtype == np.int32
-    assert labels.tolist() == [wanted[i]['label'] for i in order]
+    assert labels.tolist() == [expected[i]['label'] for i in order]
     assert all(type(image) is bytes for image in images)
-    assert images == [wanted[i]['image'] for i in order]
+    assert images == [expected[i]['image'] for i in order]
   assert len(set(images)) == 5  # there is something to mistake
 
 
 def test_tfds_examples_are_all_there(stored, config):
-  labels = _all(_open(config, 'tfds:tiny_pairs'))[1]
+  labels = _all(opening.source(config, 'tfds:tiny_pairs'))[1]
   assert collections.Counter(labels.tolist()) == {0: 6, 1: 6, 2: 5}
 
 
 def test_tfds_name_with_version(stored, config):
-  assert len(_open(config, 'tfds:tiny_pairs:1.0.0')) == 17
+  assert len(opening.source(config, 'tfds:tiny_pairs:1.0.0')) == 17
 
 
 def test_tfds_set_that_is_missing(stored, config, tmp_path):
   directory = config.data.dir
-  _refused([directory, "'tiny_pair'", "mean 'tiny_pairs'", 'tfds build'],
-           config, 'tfds:tiny_pair')  # fmt: skip
-  _refused([directory, 'tiny_pairs:2.0.0'], config, 'tfds:tiny_pairs:2.0.0')
-  _refused(['tiny_pairs/1.0.0', "'test'", 'train, validation'],
-           config, 'tfds:tiny_pairs', split='test')  # fmt: skip
+  opening.refused(
+    [directory, "'tiny_pair'", "mean 'tiny_pairs'", 'tfds build'],
+    config,
+    'tfds:tiny_pair',
+  )
+  opening.refused(
+    [directory, 'tiny_pairs:2.0.0'], config, 'tfds:tiny_pairs:2.0.0'
+  )
+  opening.refused(
+    ['tiny_pairs/1.0.0', "'test'", 'train, validation'],
+    config,
+    'tfds:tiny_pairs',
+    split='test',
+  )
   config.data.dir = str(tmp_path / 'no where')
-  _refused([config.data.dir, f"tfds build tiny_pairs --data_dir='{tmp_path}"],
-           config, 'tfds:tiny_pairs')  # fmt: skip
+  opening.refused(
+    [config.data.dir, f"tfds build tiny_pairs --data_dir='{tmp_path}"],
+    config,
+    'tfds:tiny_pairs',
+  )
   (tmp_path / 'no where' / 'anp_folder' / 'photos').mkdir(parents=True)
-  _refused(['anp_jax.data.prepare --from=FOLDER --name=photo --data_dir=',
-            "mean 'photos'"], config, 'tfds:anp_folder/photo')  # fmt: skip
+  opening.refused(
+    [
+      'anp_jax.data.prepare --from=FOLDER --name=photo --data_dir=',
+      "mean 'photos'",
+    ],
+    config,
+    'tfds:anp_folder/photo',
+  )
 
 
 @pytest.mark.parametrize('damage', ['half', 'record', 'byte', 'gone'])
@@ -314,8 +344,8 @@ def test_tfds_shard_that_is_damaged(stored, config, tmp_path, damage):
   if damage == 'gone':
     shard.unlink()
   config.data.dir = str(tmp_path)
-  _refused([shard], config, 'tfds:tiny_pairs')
-  assert len(_open(config, 'tfds:tiny_pairs', split='validation')) == 5
+  opening.refused([shard], config, 'tfds:tiny_pairs')
+  assert len(opening.source(config, 'tfds:tiny_pairs', split='validation')) == 5
 
 
 # Random images, and what all kinds share.
@@ -324,7 +354,7 @@ def test_tfds_shard_that_is_damaged(stored, config, tmp_path, damage):
 def test_synthetic_vocabulary(config):
   config.data.synthetic_classes = 101
   config.data.synthetic_examples = 77
-  source = _open(config, 'synthetic')
+  source = opening.source(config, 'synthetic')
   assert source.kind == 'synthetic' and len(source) == 77
   names = source.vocabulary.names
   assert len(names) == 101 and list(names) == sorted(names)
@@ -334,7 +364,7 @@ def test_synthetic_vocabulary(config):
     'class100',
   )
   config.data.synthetic_classes = 10
-  assert _open(config, 'synthetic').vocabulary.names[9] == 'class9'
+  assert opening.source(config, 'synthetic').vocabulary.names[9] == 'class9'
 
 
 def _arrays():
@@ -350,9 +380,13 @@ def _save(path, arrays):
 
 def test_fingerprint_tells_sets_apart(tmp_path, config):
   _save(tmp_path / 'set.npz', _arrays())
-  first = sources.fingerprint(_open(config, 'arrays', tmp_path / 'set.npz'))
+  first = sources.fingerprint(
+    opening.source(config, 'arrays', tmp_path / 'set.npz')
+  )
   assert first['examples'] == 7 and first['classes'] == 12
   names = np.array([f'n{i}' for i in range(12)])
   _save(tmp_path / 'named.npz', _arrays() | {'class_names': names})
-  other = sources.fingerprint(_open(config, 'arrays', tmp_path / 'named.npz'))
+  other = sources.fingerprint(
+    opening.source(config, 'arrays', tmp_path / 'named.npz')
+  )
   assert {k for k in first if first[k] != other[k]} == {'names'}

@@ -47,16 +47,16 @@ def test_nothing_asked_for_wraps_nothing(config):
 
 def test_held_out_pairs_have_no_example(config):
   source = _Source([0, 1, 2, 3, 4, 3, 2, 1, 0])
-  found = _wrapped(config, source, ('big_dog', 'red_cat'))
-  assert len(found) == 5 and found.kind == 'pixels'
-  images, labels = found.read(np.arange(5))
+  part = _wrapped(config, source, ('big_dog', 'red_cat'))
+  assert len(part) == 5 and part.kind == 'pixels'
+  images, labels = part.read(np.arange(5))
   assert images == [0, 3, 4, 5, 8] and labels.tolist() == [0, 3, 4, 3, 0]
-  assert found.labels().tolist() == [0, 3, 4, 3, 0]
-  assert found.example_name(3) == 'example 5'
-  assert found.name == 'pets: train, 5 of 9'
+  assert part.labels().tolist() == [0, 3, 4, 3, 0]
+  assert part.example_name(3) == 'example 5'
+  assert part.name == 'pets: train, 5 of 9'
   # Ids stay those of the whole vocabulary, as evaluation has them.
-  assert found.vocabulary is source.vocabulary
-  assert sources.fingerprint(found)['examples'] == 5
+  assert part.vocabulary is source.vocabulary
+  assert sources.fingerprint(part)['examples'] == 5
 
 
 @pytest.mark.parametrize(
@@ -91,24 +91,24 @@ def test_plain_classes_cannot_be_held_out(config):
 def test_long_tail_of_cifar10():
   """The counts of CIFAR-10-LT, as published (Cui et al.; Cao et al. 2019)."""
   labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
-  kept = subset.cut(labels, 100.0, 0)
-  assert np.bincount(labels[kept]).tolist() == [
+  indices = subset.cut(labels, 100.0, 0)
+  assert np.bincount(labels[indices]).tolist() == [
     5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50,
   ]  # fmt: skip
-  assert (np.diff(kept) > 0).all()
+  assert (np.diff(indices) > 0).all()
   # A stronger imbalance leaves some of these.
-  assert set(subset.cut(labels, 200.0, 0)) < set(kept)
+  assert set(subset.cut(labels, 200.0, 0)) < set(indices)
 
 
 def test_cut_is_a_function_of_data_and_seed():
   labels = np.arange(4000) % 4
-  kept = subset.cut(labels, 10.0, 3)
-  np.testing.assert_array_equal(kept, subset.cut(labels, 10.0, 3))
+  indices = subset.cut(labels, 10.0, 3)
+  np.testing.assert_array_equal(indices, subset.cut(labels, 10.0, 3))
   other = subset.cut(labels, 10.0, 4)
-  assert len(other) == len(kept) and (other != kept).any()
+  assert len(other) == len(indices) and (other != indices).any()
   # Random ones of each class, no stretch of it: of class 3, 100 of 1000 whose
   # places have a mean of 499.5, and of the mean a deviation of 27.
-  places = kept[labels[kept] == 3] // 4
+  places = indices[labels[indices] == 3] // 4
   assert len(places) == 100 and abs(places.mean() - 499.5) < 5 * 27
   assert len(np.unique(np.diff(places))) > 10
   np.testing.assert_array_equal(subset.cut(labels, 1.0, 3), np.arange(4000))
@@ -118,8 +118,8 @@ def test_classes_that_are_too_small_bring_the_others_down():
   """No class keeps more than it has; one without examples does not count."""
   labels = np.repeat([0, 2, 3], [100, 30, 100])
   # 100, 50 and 25 where all had enough; 30 of class 2 allow 60, 30 and 15.
-  kept = subset.cut(labels, 4.0, 0)
-  assert np.bincount(labels[kept]).tolist() == [60, 0, 30, 15]
+  indices = subset.cut(labels, 4.0, 0)
+  assert np.bincount(labels[indices]).tolist() == [60, 0, 30, 15]
 
 
 def test_cut_leaves_no_class_empty():
@@ -135,10 +135,10 @@ def test_cut_leaves_no_class_empty():
 
 def test_both_leave_what_is_held_out_beside_the_profile(config):
   source = _Source(np.repeat(np.arange(5), 16))
-  found = _wrapped(config, source, ('big_dog',), 8.0)
+  part = _wrapped(config, source, ('big_dog',), 8.0)
   # Four classes are left: 16, 8, 4, 2.
-  assert np.bincount(found.labels(), minlength=5).tolist() == [16, 0, 8, 4, 2]
-  assert found.read(np.arange(30))[1].tolist() == found.labels().tolist()
+  assert np.bincount(part.labels(), minlength=5).tolist() == [16, 0, 8, 4, 2]
+  assert part.read(np.arange(30))[1].tolist() == part.labels().tolist()
 
 
 def test_evaluation_keeps_all(tmp_path, config):

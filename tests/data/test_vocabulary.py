@@ -91,10 +91,10 @@ def test_given_orders_give_the_ids():
   assert v.adjective_ids().tolist() == [0, 2, 2]
   assert v.nouns == ('zoo', 'car')
   assert v.noun_ids().tolist() == [1, 1, 0]
-  one = vocabulary.Vocabulary(names, nouns=('zoo', 'car'))
-  assert one.adjectives == ('old', 'red')
-  assert one.adjective_ids().tolist() == [1, 0, 0]
-  assert one.noun_ids().tolist() == [1, 1, 0]
+  partial = vocabulary.Vocabulary(names, nouns=('zoo', 'car'))
+  assert partial.adjectives == ('old', 'red')
+  assert partial.adjective_ids().tolist() == [1, 0, 0]
+  assert partial.noun_ids().tolist() == [1, 1, 0]
 
 
 def test_digest_tells_orders_apart():
@@ -107,14 +107,14 @@ def test_digest_tells_orders_apart():
   assert digest() == plain
   # The order that is derived, spelt out, changes nothing.
   assert digest(('old', 'red'), ('car', 'zoo')) == plain
-  others = {
+  variants = {
     digest(('red', 'old')),
     digest(None, ('zoo', 'car')),
     digest(('red', 'old'), ('zoo', 'car')),
     digest(('old', 'red', 'sad')),
     digest(None, ('car', 'sad', 'zoo')),
   }
-  assert len(others | {plain}) == 6
+  assert len(variants | {plain}) == 6
   # Published in fingerprints of checkpoints: it must not move.
   text = b'[["red_car", "old_zoo"], ["red", "old"], ["car", "zoo"]]'
   assert digest(('red', 'old')) == hashlib.sha256(text).hexdigest()
@@ -186,8 +186,8 @@ def test_what_is_asked_for_counts_more_than_the_names():
   assert pairs.adjective_ids().tolist() == [1, 0]
   assert pairs == vocabulary.Vocabulary(v.names, pairs.adjectives, pairs.nouns)
   # What a run was begun with stays, whatever its names look like.
-  for made in (v, pairs):
-    assert vocabulary.from_json(made.to_json()) == made.with_pairs('auto')
+  for result in (v, pairs):
+    assert vocabulary.from_json(result.to_json()) == result.with_pairs('auto')
   assert pairs.with_pairs('no') == v == v.with_pairs('no') != pairs
   ordered = vocabulary.Vocabulary(v.names, ('red', 'old', 'odd'))
   assert ordered.with_pairs('yes') == ordered
@@ -351,8 +351,11 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_spec(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   _files(tmp_path, _PAIRS, _ADJECTIVES, _NOUNS)
-  one = vocabulary.from_spec(f' {tmp_path}/anps.txt ')
-  assert one.names[1] == 'old_dog' and one.nouns == ('car', 'dog')
+  single_list = vocabulary.from_spec(f' {tmp_path}/anps.txt ')
+  assert single_list.names[1] == 'old_dog' and single_list.nouns == (
+    'car',
+    'dog',
+  )
   three = vocabulary.from_spec('~/anps.txt, ~/adj.txt ,~/nouns.txt')
   assert three.adjectives == ('red', 'blue', 'old', 'new')
   assert three.nouns == ('dog', 'zoo', 'car')
@@ -405,7 +408,7 @@ def test_damaged_lists_load_or_are_refused_in_one_line(tmp_path):
     lists[damaged] = mutations.mutated(lists[damaged], draw, _TOKENS)
     files = [f'{tmp_path}/{name}' for name in ('anps', 'adj', 'nouns')]
     for file, data in zip(files, lists):
-      mutations.write_anew(file, data)
+      mutations.replace_file(file, data)
     try:
       v = vocabulary.from_lists(*files[: len(lists)])
     except config_lib.ConfigError as e:
@@ -422,6 +425,6 @@ def test_damaged_lists_load_or_are_refused_in_one_line(tmp_path):
       continue
     ids = list(zip(v.adjective_ids().tolist(), v.noun_ids().tolist()))
     assert min(min(pair) for pair in ids) >= 0, (round_, lists)
-    made = tuple(f'{v.adjectives[a]}_{v.nouns[n]}' for a, n in ids)
-    assert made == v.names, (round_, lists)
+    names = tuple(f'{v.adjectives[a]}_{v.nouns[n]}' for a, n in ids)
+    assert names == v.names, (round_, lists)
   assert 1000 < loaded < 9000

@@ -163,8 +163,8 @@ def test_padding_in_a_list_or_of_numpy():
   x, kernel = jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1))
   want = layers.convolve(x, kernel, 1, ((1, 1), (1, 1)))
   for padding in ([[1, 1], [1, 1]], np.int64(1), np.ones((2, 2), int)):
-    found = layers.convolve(x, kernel, 1, padding)
-    np.testing.assert_array_equal(found, want)
+    result = layers.convolve(x, kernel, 1, padding)
+    np.testing.assert_array_equal(result, want)
 
 
 @pytest.mark.parametrize('platform', PLATFORMS)
@@ -198,7 +198,7 @@ def test_float32_is_off_by_no_more_than_its_rounding(plan, platform):
   kernel = np.float32(random.normal(size=(size, size, shape[-1], 32)))
   exact = np.float64(x), np.float64(kernel)
   dy = np.float32(random.normal(size=_convolve(*exact, stride, padding).shape))
-  found = _with_gradients(
+  result = _with_gradients(
     lambda x, k: layers.convolve(x, k, stride, padding, platform), dy, x, kernel
   )
   want = _convolve(*exact, stride, padding, np.float64(dy))
@@ -207,7 +207,7 @@ def test_float32_is_off_by_no_more_than_its_rounding(plan, platform):
   sizes = _convolve(*map(np.abs, exact), stride, padding, np.abs(dy))
   pixels = dy.size // dy.shape[-1]
   terms = kernel[..., 0].size, kernel[..., 0, :].size, pixels
-  for a, b, bound, n in zip(found, want, sizes, terms):
+  for a, b, bound, n in zip(result, want, sizes, terms):
     assert a.dtype == np.float32
     assert (np.abs(np.float64(a) - b) <= n * 2.0**-24 * bound + 1e-30).all()
 
@@ -284,19 +284,19 @@ def test_the_lowering_is_chosen_by_platform_and_shapes(where):
   platform, size, side, stride, padding = where
   shapes = (1, side, side, 3), (size, size, 3, 4)
   around = ((padding, padding),) * 2
-  found = convolution.lowering(*shapes, stride, around, platform)
-  assert found == LOWERINGS[where]
+  kind = convolution.lowering(*shapes, stride, around, platform)
+  assert kind == LOWERINGS[where]
   # What is traced is what the name says.
   program = str(
     jax.make_jaxpr(
       lambda x, k: layers.convolve(x, k, stride, padding, platform)
     )(*map(jnp.ones, shapes))
   )
-  products = found in ('product', 'patches')
+  products = kind in ('product', 'patches')
   assert program.count('dot_general') == products
   assert program.count('conv_general_dilated') == (not products)
   strided = f'window_strides=({stride}, {stride})' in program
-  assert strided == (not products and found != 'depth')
+  assert strided == (not products and kind != 'depth')
 
 
 @pytest.mark.parametrize(
@@ -353,31 +353,31 @@ def test_max_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
   dy = random.normal(size=(2, *size, 3))
   want, dx = np.zeros_like(dy), np.zeros_like(padded)
   for i, j, rows, columns in places:
-    seen = padded[:, rows, columns].reshape(2, window**2, 3)
-    want[:, i, j] = seen.max(1)
-    first = seen.argmax(1)  # of equal ones the first, row by row
+    window_pixels = padded[:, rows, columns].reshape(2, window**2, 3)
+    want[:, i, j] = window_pixels.max(1)
+    first = window_pixels.argmax(1)  # of equal ones the first, row by row
     for image, channel in np.ndindex(first.shape):
       down, right = divmod(first[image, channel], window)
       place = image, rows.start + down, columns.start + right, channel
       dx[place] += dy[image, i, j, channel]
-  y, found = _with_gradients(
+  y, gradients = _with_gradients(
     lambda x: layers.max_pool(x, window, stride, padding, platform), dy, x
   )
   np.testing.assert_array_equal(y, want)
   # At most nine windows share a pixel: eight roundings.
-  np.testing.assert_allclose(found, _crop(dx, around), rtol=0, atol=1e-14)
+  np.testing.assert_allclose(gradients, _crop(dx, around), rtol=0, atol=1e-14)
 
 
 def test_ties_in_max_pool_go_where_pytorch_sends_them():
   torch = pytest.importorskip('torch')
   random = np.random.default_rng(3)
   x = np.float32(random.integers(0, 3, size=(2, 9, 14, 4)))
-  theirs = torch.tensor(x.transpose(0, 3, 1, 2), requires_grad=True)
-  out = torch.nn.functional.max_pool2d(theirs, 3, 2, 1)
+  torch_x = torch.tensor(x.transpose(0, 3, 1, 2), requires_grad=True)
+  out = torch.nn.functional.max_pool2d(torch_x, 3, 2, 1)
   dy = np.float32(random.integers(1, 9, size=out.shape))  # sums are exact
   out.backward(torch.tensor(dy))
   _, pull = jax.vjp(lambda x: layers.max_pool(x, platform='cpu'), x)
-  want = theirs.grad.numpy().transpose(0, 2, 3, 1)
+  want = torch_x.grad.numpy().transpose(0, 2, 3, 1)
   np.testing.assert_array_equal(pull(dy.transpose(0, 2, 3, 1))[0], want)
 
 
@@ -396,12 +396,12 @@ def test_avg_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
   for i, j, rows, columns in places:
     want[:, i, j] = padded[:, rows, columns].mean((1, 2))
     dx[:, rows, columns] += dy[:, None, None, i, j] / window**2
-  y, found = _with_gradients(
+  y, gradients = _with_gradients(
     lambda x: layers.avg_pool(x, window, stride, padding, platform), dy, x
   )
   # Means and sums of at most nine numbers of order one.
   np.testing.assert_allclose(y, want, rtol=0, atol=1e-14)
-  np.testing.assert_allclose(found, _crop(dx, around), rtol=0, atol=1e-14)
+  np.testing.assert_allclose(gradients, _crop(dx, around), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize('platform', PLATFORMS)
@@ -410,10 +410,10 @@ def test_bias_and_its_gradient(x64, side, platform):
   random = np.random.default_rng(5)
   y, dy = random.normal(size=(2, 5, side, side, 3))
   bias = random.normal(size=3)
-  found = _with_gradients(
+  result = _with_gradients(
     lambda y, b: layers.add_bias(y, b, platform), dy, y, bias
   )
-  for got, want in zip(found, (y + bias, dy, dy.sum((0, 1, 2)))):
+  for got, want in zip(result, (y + bias, dy, dy.sum((0, 1, 2)))):
     # Sums of up to 320 numbers of order one.
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
 

@@ -65,12 +65,12 @@ def _from_theirs(state, depth):
   """Their state_dict as our variables; every entry must be used."""
   # Copies: their training pass writes into the buffers themselves.
   state = {k: v.numpy().copy() for k, v in state.items()}
-  found = {}
+  values = {}
   for name in traverse_util.flatten_dict(dict(_shapes(_net(depth))), sep='/'):
     value = state.pop(naming.published_name(name, naming.TRANSFORMERS))
-    found[name] = naming.from_published(name, value)
+    values[name] = naming.from_published(name, value)
   assert all(name.endswith(naming.UNUSED) for name in state), state.keys()
-  return traverse_util.unflatten_dict(found, sep='/')
+  return traverse_util.unflatten_dict(values, sep='/')
 
 
 def _their_network(depth, torch, transformers):
@@ -105,8 +105,8 @@ def _their_network(depth, torch, transformers):
 def test_resnet_equals_transformers(depth):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
-  theirs = _their_network(depth, torch, transformers)
-  variables = _from_theirs(theirs.state_dict(), depth)
+  reference = _their_network(depth, torch, transformers)
+  variables = _from_theirs(reference.state_dict(), depth)
   # One group of the whole batch, and torch's momentum of 0.1 for the new.
   ours = _net(depth, group=0, momentum=0.9)
   expected = _shapes(ours)
@@ -118,14 +118,14 @@ def test_resnet_equals_transformers(depth):
   pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
 
   with torch.no_grad():
-    want = theirs.eval()(pixels).logits.numpy()
+    want = reference.eval()(pixels).logits.numpy()
     got = jax.jit(lambda v, x: ours.apply(v, x, False))(variables, images)
     # Logits of order one, through up to 53 float32 convolutions summed in
     # another order: about 1e-6 was seen.
     assert 0.1 < want.std() < 10
     assert np.abs(got - want).max() <= 1e-4
 
-    want = theirs.train()(pixels).logits.numpy()
+    want = reference.train()(pixels).logits.numpy()
     got, new = jax.jit(
       lambda v, x: ours.apply(v, x, True, mutable=['batch_stats'])
     )(variables, images)
@@ -134,15 +134,15 @@ def test_resnet_equals_transformers(depth):
 
   # The running statistics that the training pass leaves behind. Theirs are of
   # the unbiased variance: n / (n - 1) of ours, n values a channel.
-  after = _from_theirs(theirs.state_dict(), depth)['batch_stats']
+  after = _from_theirs(reference.state_dict(), depth)['batch_stats']
   leaves = traverse_util.flatten_dict(variables['batch_stats'])
   for path in {path[:-1] for path in leaves}:
-    old, mine, other = variables['batch_stats'], new['batch_stats'], after
+    old, updated, other = variables['batch_stats'], new['batch_stats'], after
     for name in path:
-      old, mine, other = old[name], mine[name], other[name]
-    np.testing.assert_allclose(mine['mean'], other['mean'], atol=1e-4)
+      old, updated, other = old[name], updated[name], other[name]
+    np.testing.assert_allclose(updated['mean'], other['mean'], atol=1e-4)
     count = len(images) * _map_side(path, depth == 50) ** 2
-    unbiased = (mine['var'] - 0.9 * old['var']) * count / (count - 1)
+    unbiased = (updated['var'] - 0.9 * old['var']) * count / (count - 1)
     np.testing.assert_allclose(
       0.9 * old['var'] + unbiased, other['var'], rtol=1e-3, atol=1e-4
     )
@@ -200,9 +200,9 @@ def test_zero_init_zeroes_the_last_scale_only(depth, zero_init):
       if 'norm' in norm
     }
 
-  found = jax.jit(scales)(jax.random.key(0))
-  assert any(norm == last for _, norm in found)
-  for (block, norm), scale in found.items():
+  scale_means = jax.jit(scales)(jax.random.key(0))
+  assert any(norm == last for _, norm in scale_means)
+  for (block, norm), scale in scale_means.items():
     want = 0.0 if zero_init and norm == last else 1.0
     np.testing.assert_array_equal(scale, want, err_msg=f'{block}/{norm}')
 
@@ -313,7 +313,7 @@ def test_a_users_module_is_found_from_the_folder_a_run_starts_in(
     ('tests.no_such_module:Net', "No module named 'tests.no_such_module'"),
     ('no_such_package:Net', "No module named 'no_such_package'"),
     ('tests.user_network:SmalNet', "no 'SmalNet'.*did you mean 'SmallNet'"),
-    ('tests.test_models:WithoutClasses', 'needs a field num_classes'),
+    ('tests.models.test_models:WithoutClasses', 'needs a field num_classes'),
   ],
 )
 def test_what_cannot_be_made_is_said_in_one_line(config, name, message):

@@ -251,9 +251,9 @@ def test_every_count_of_rows_is_summed_whole(x64, rows):
   want, want_mean, _, dx, dscale, dbias = _normalise(
     flat, scale, bias, rows, 1e-2, dy.reshape(flat.shape)
   )
-  found = compute(dy, x, scale, bias)
+  result = compute(dy, x, scale, bias)
   expected = want, want_mean, dx, dscale, dbias
-  for got, right in zip(found, expected):
+  for got, right in zip(result, expected):
     np.testing.assert_allclose(
       got, right.reshape(got.shape), rtol=1e-10, atol=1e-10
     )

@@ -1,0 +1,71 @@
+"""Pictures, image files and sources in memory, for the tests of data."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from anp_jax.data import vocabulary
+
+
+def picture(height, width, seed=0, detail=4, mode='RGB'):
+  """A smooth random picture, as photographs are: a PIL image.
+
+  Args:
+    height: pixels.
+    width: pixels.
+    seed: of the picture.
+    detail: random pixels, a side or (rows, columns), which are scaled up.
+    mode: Pillow's.
+  """
+  shape = (detail, detail) if isinstance(detail, int) else detail
+  rng = np.random.default_rng(seed)
+  small = Image.fromarray(rng.integers(0, 256, (*shape, 3), np.uint8))
+  return small.resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def pixels(height, width, seed=0, detail=4):
+  """The same as (height, width, 3) uint8."""
+  return np.asarray(picture(height, width, seed, detail))
+
+
+def encode(image, kind='JPEG', **options):
+  """The file of a PIL image, or of (height, width, 3) or (height, width)."""
+  if isinstance(image, np.ndarray):
+    image = Image.fromarray(image)
+  data = io.BytesIO()
+  image.save(data, kind, **options)
+  return data.getvalue()
+
+
+class Source:
+  """Images in memory, bytes or arrays; the label is the index.
+
+  Attributes:
+    images: by index; None: reading it fails.
+    reads: the indices that have been read.
+  """
+
+  name = 'test'
+  vocabulary = vocabulary.Vocabulary(('a', 'b'))
+
+  def __init__(self, images):
+    self.kind = 'encoded' if isinstance(images[0], bytes) else 'pixels'
+    self.images = list(images)
+    self.reads = []
+
+  def __len__(self):
+    return len(self.images)
+
+  def read(self, indices):
+    self.reads += np.asarray(indices).tolist()
+    images = [self.images[i] for i in indices]
+    if any(image is None for image in images):
+      raise FileNotFoundError('gone')
+    return images, np.asarray(indices, np.int32)
+
+  def labels(self):
+    return np.arange(len(self), dtype=np.int32)
+
+  def example_name(self, index):
+    return f'example {index}'
