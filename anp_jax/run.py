@@ -26,6 +26,7 @@ from anp_jax.reporting import summary
 from anp_jax.reporting import telemetry as telemetry_lib
 from anp_jax.reporting.analysis import run as analysis
 from anp_jax.system import compile_cache
+from anp_jax.system import device_peaks
 from anp_jax.system import flops
 from anp_jax.system import profiling
 from anp_jax.system import startup
@@ -54,8 +55,8 @@ class Run:
     Raises:
       ConfigError: if the config fits neither the devices nor the workdir.
     """
-    self._timer = startup.Marks()
-    self._timer.mark('imports')
+    self._timer = startup.StartupTimer()
+    self._timer.end_phase('imports')
     self._processes, self._workdir = job.processes, job.workdir
     self._processes.check_shared(job.workdir)
     compile_cache.enable(job.config)
@@ -65,7 +66,7 @@ class Run:
     )
     self._config, self._mesh = config, mesh
     division.check(config, config.batch_size, mesh)
-    self._timer.mark('devices')
+    self._timer.end_phase('devices')
     self._open_data()
     self._spec = spec = self._open_workdir(job)
     self.total_steps = spec.total_steps
@@ -143,7 +144,7 @@ class Run:
     """
     with self._pause('compiling', self.start_step):
       first = next(self._feed)
-      self._timer.mark('first batch')
+      self._timer.end_phase('first batch')
       self._telemetry.set_flops(self._flops(state, first))
       compiled = self._program.train_step.lower(state, first).compile()
       compile_cache.release_memory()
@@ -159,10 +160,10 @@ class Run:
 
   def report_startup(self) -> None:
     """Says what the start took, once the first step has been computed."""
-    self._timer.mark('compile and first step')
+    self._timer.end_phase('compile and first step')
     self._telemetry.note(self._timer.text())
-    self._telemetry.spent('start', self._timer.before('first batch'))
-    self._telemetry.begin(self.start_step + 1)
+    self._telemetry.log_duration('start', self._timer.before('first batch'))
+    self._telemetry.start_timing(self.start_step + 1)
 
   def evaluates_at(self, step: int) -> bool:
     """Whether an evaluation is due after a step."""
@@ -215,7 +216,7 @@ class Run:
         f'{train.name} and {evaluation.name} have different classes: '
         f'{len(train.vocabulary)} and {len(evaluation.vocabulary)}'
       )
-    self._timer.mark('data set')
+    self._timer.end_phase('data set')
 
   def _open_workdir(self, job):
     """Makes the workdir this run's; gives the run's spec."""
@@ -239,7 +240,7 @@ class Run:
     config, messages = strategy_lib.find(self._config).calibrate(
       self._spec, job, self.total_steps > max(saved, default=0)
     )
-    self._timer.mark('plan')
+    self._timer.end_phase('plan')
     self._program = build.create(dataclasses.replace(self._spec, config=config))
     helpers = [f'offload  {d.name}' for d in job.offload_devices]
     return [*helpers, *messages]
@@ -264,7 +265,7 @@ class Run:
       self._config, program, self._spec.objective,
       self._train_source.vocabulary, self._workdir, self._processes.gather,
     )  # fmt: skip
-    self._timer.mark('model, checkpoint')
+    self._timer.end_phase('model, checkpoint')
     sharding = mesh_lib.batch_sharding(self._mesh)
     self._stream = stream_lib.Stream(
       self._config, sharding, self._processes.vote
@@ -275,19 +276,22 @@ class Run:
       )
     if not restored:
       state = state_lib.create(program.init_fn, program.abstract_state, weights)
-    self._timer.mark('state')
+    self._timer.end_phase('state')
     return step, state, messages
 
   def _open_telemetry(self, messages):
     """Opens the run's records, and says what the run is."""
     self._telemetry = summary.telemetry(
-      self._config, self._workdir, self._mesh, self.total_steps,
-      self._spec.batch_size, self._spec.examples, self.start_step,
+      self._config, self._workdir, self._mesh,
+      telemetry_lib.RunLength(
+        self.total_steps, self._spec.batch_size, self._spec.examples,
+        self.start_step,
+      ),
     )  # fmt: skip
     self._telemetry.note(f'workdir  {self._workdir}')
-    summary.introduce(
-      self._telemetry, self._config, self._mesh, self._program.abstract_single,
-      self._train_source, self._eval_source,
+    summary.log_run_info(
+      self._telemetry.note, self._config, self._mesh,
+      self._program.abstract_single, (self._train_source, self._eval_source),
       run_dir.class_sizes(self._workdir, len(self._train_source.vocabulary)),
     )  # fmt: skip
     for line in messages:
@@ -326,7 +330,7 @@ class Run:
   def _flops(self, state, batch):
     """Operations of a step on all devices; 0 where no peak is known."""
     kind = self._mesh.devices.flat[0].device_kind
-    if not telemetry_lib.peak_flops(kind, self._config.model.dtype):
+    if not device_peaks.peak_flops(kind, self._config.model.dtype):
       return 0.0
     # Shapes of the mapped step, and so its count, are those of one device. Of a
     # split layer each device that has the same images takes another branch: all

@@ -554,7 +554,7 @@ def test_operations_of_a_step_do_not_depend_on_micro_batches(
   tmp_path, one, monkeypatch
 ):
   """What the MFU rests on, also where JAX itself does not count: on GPUs."""
-  monkeypatch.setattr(run_lib.telemetry_lib, 'peak_flops', lambda *_: 1e12)
+  monkeypatch.setattr(run_lib.device_peaks, 'peak_flops', lambda *_: 1e12)
   counts = []
   real = run_lib.telemetry_lib.Telemetry.set_flops
 

@@ -1,8 +1,11 @@
 """What a run says of itself, at its start and at its end."""
 
 import collections
+from collections.abc import Callable
 import functools
+import os
 import platform
+import sys
 import time
 
 from absl import logging
@@ -19,55 +22,69 @@ from anp_jax.reporting import telemetry as telemetry_lib
 from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import page as evaluation_page
 from anp_jax.system import cores as cores_lib
+from anp_jax.system import device_peaks
 from anp_jax.system import drawing
+from anp_jax.system import markdown
+from anp_jax.system import progress
 from anp_jax.training import metric_labels
 
 _NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
 
 
 def telemetry(
-  config, workdir, mesh, total, batch_size, examples, step,
-  clock=time.monotonic,
+  config, workdir: str, mesh, length: telemetry_lib.RunLength,
+  clock: Callable[[], float] = time.monotonic,
 ) -> telemetry_lib.Telemetry:  # fmt: skip
-  """The telemetry of a run that goes on from `step`."""
+  """Returns the telemetry of a run, which the primary process writes.
+
+  Args:
+    config: of the run.
+    workdir: of the run.
+    mesh: of the run.
+    length: of the run.
+    clock: returns seconds that never run backwards.
+  """
+  is_primary = jax.process_index() == 0
   device = mesh.devices.flat[0]
-  peak = telemetry_lib.peak_flops(device.device_kind, config.model.dtype)
+  peak = device_peaks.peak_flops(device.device_kind, config.model.dtype)
+  writers = []
+  if config.log.wandb:
+    writers.append(
+      functools.partial(weights_and_biases.Writer, workdir, config)
+    )
+  if config.log.tensorboard:
+    folder = os.path.join(workdir, telemetry_lib.TENSORBOARD)
+    writers.append(
+      functools.partial(telemetry_lib.EventFile, folder, length.start_step)
+    )
+  line = progress.LiveLine(sys.stdout if is_primary else None, clock)
   return telemetry_lib.Telemetry(
-    workdir,
-    total_steps=total,
-    steps_per_epoch=examples / batch_size,
-    batch_size=batch_size,
-    start_step=step,
-    peak_flops=peak * mesh.size,
-    tensorboard=config.log.tensorboard,
-    writer=config.log.wandb
-    and functools.partial(weights_and_biases.Writer, workdir, config),
-    primary=jax.process_index() == 0,
-    clock=clock,
+    workdir, length, peak * mesh.size, writers, is_primary, line
   )
 
 
-def introduce(
-  to, config, mesh, like, train, evaluated, class_sizes=None
+def log_run_info(
+  note: Callable[[str], None], config, mesh, abstract_state,
+  splits: tuple, class_sizes=None,
 ) -> None:  # fmt: skip
-  """Says what this run is, in a few lines, to its telemetry.
+  """Prints what this run is, in a few lines.
 
   Args:
-    to: telemetry.
+    note: prints a line for people.
     config: of the run.
     mesh: of the run.
-    like: the state of one device, or its shapes.
-    train: source of the training examples.
-    evaluated: source of the validation examples.
+    abstract_state: the state of one device, or its shapes.
+    splits: sources of the training and of the validation examples.
     class_sizes: (classes,) training images of each; None: not counted.
   """
+  train, validation = splits
   vocabulary = train.vocabulary
   classes = vocabulary.text()
   devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
   # Of this process: what feeds its devices.
   count = cores_lib.count()
   cores = f'{count} core' + 's' * (count > 1)
-  size = f'{_count(like.params) / 1e6:.2f} M parameters'
+  size = f'{_count(abstract_state.params) / 1e6:.2f} M parameters'
   head, balance = config.model.head, config.data.balance
   head = '' if head == 'joint' else f', head {head}'
   if balance != 'none':
@@ -75,12 +92,12 @@ def introduce(
   for text in (
     f'model    {config.model.name}, {size}, {config.model.dtype}{head}',
     f'data     {config.data.source}: {len(train):,} training and '
-    f'{len(evaluated):,} validation images, {classes}',
+    f'{len(validation):,} validation images, {classes}',
     f'devices  {devices}, {config.batch_size} images a step, {cores}',
     f'scores   {_scored_weights(config)}',
     *cautions(config, train, config.batch_size, len(train), class_sizes),
   ):
-    to.note(text)
+    note(text)
 
 
 def cautions(
@@ -147,20 +164,20 @@ def print_scores(step: int, scores: dict, weights: str = '') -> None:
   if jax.process_index() == 0:
     what = f'weights of {weights}' if weights else f'checkpoint of step {step}'
     print(f'{what}, {vocabulary_lib.counted(scores["examples"], "image")}')
-    known = (*metric_labels.LABELS, *evaluation_page.LABELS)
     names = metric_labels.names(scores)
-    width = max(len(names[key]) for key in known if key in scores)
-    for key in known:
-      if key in scores:
-        value = evaluation_page.score(key, scores[key])
-        print(f'  {names[key]:{width}}  {value}')
+    rows = [
+      (f'  {names[name]}', evaluation_page.score(name, scores[name]))
+      for name in (*metric_labels.LABELS, *evaluation_page.LABELS)
+      if name in scores
+    ]
+    print(markdown.plain(rows))
 
 
-def report(config, workdir: str, mesh, like) -> None:
+def report(config, workdir: str, mesh, abstract_state) -> None:
   """Writes the run's page and prints its tables."""
   facts = {
     'network': config.model.name,
-    'parameters': f'{_count(like.params):,}',
+    'parameters': f'{_count(abstract_state.params):,}',
     'devices': f'{mesh.size} x {mesh.devices.flat[0].device_kind}',
     'scores': _scored_weights(config),
   }

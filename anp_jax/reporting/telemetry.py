@@ -1,45 +1,28 @@
 """What a run says while it runs: progress line, metrics.jsonl, TensorBoard."""
 
 import collections
+from collections.abc import Callable
+from collections.abc import Sequence
 import contextlib
+import dataclasses
 import json
 import os
-import re
 import sys
 import time
+from typing import Protocol
 
+from anp_jax.system import files
 from anp_jax.system import progress
 from anp_jax.training import metric_labels
 
-# Scores in the order people read them: the parts stand beside their pair.
-
-# Dense (not 2:4 sparse) peak TFLOP/s of one JAX device: (pattern in its
-# device_kind, bfloat16, float32); the first match wins. float32 is what JAX's
-# default precision reaches: TF32 tensor cores since Ampere, the CUDA cores
-# before, one bfloat16 pass on TPU. Volta and Turing have no bfloat16 units, so
-# it counts as float32 there. From NVIDIA's data sheet of each card (half of a
-# rate that it gives as sparse), AWS's for the A10G, and
-# cloud.google.com/tpu/docs/system-architecture-tpu-vm; a chip of TPU v2, v3 and
-# 7x is two JAX devices, which hold half of the sheet's number.
-_PEAKS = (
-  (r'GB[23]00', 2500.0, 1250.0), (r'B[23]00', 2250.0, 1125.0),
-  (r'H[12]00 NVL', 835.5, 417.5), (r'H100 PCIe', 756.5, 378.0),
-  (r'G?H[12]00', 989.5, 494.5), (r'H20', 148.0, 74.0),
-  (r'A100', 312.0, 156.0), (r'A40', 149.7, 74.8), (r'A30', 165.0, 82.0),
-  (r'A10G', 70.0, 35.0), (r'A10', 125.0, 62.5),
-  (r'L40S', 362.05, 183.0), (r'L40', 181.05, 90.5), (r'L4', 121.0, 60.0),
-  (r'V100S', 16.4, 16.4), (r'V100-PCIE', 14.0, 14.0), (r'V100', 15.7, 15.7),
-  (r'T4', 8.1, 8.1), (r'TPU ?7x', 1153.5, 1153.5),
-  (r'TPU v6( lite|e)', 918.0, 918.0), (r'TPU v5( lite|e)', 197.0, 197.0),
-  (r'TPU v5p?', 459.0, 459.0), (r'TPU v4', 275.0, 275.0),
-  (r'TPU v3', 61.5, 61.5), (r'TPU v2', 22.5, 22.5),
-)  # fmt: skip
+METRICS = 'metrics.jsonl'  # in a workdir
+TENSORBOARD = 'tensorboard'  # likewise, a folder of event files
 
 # The ETA looks at this many of the last train() calls: a slow start (cold
 # caches, compilation) leaves it, and the noise of one interval hardly shows.
 _RECENT = 32
 
-# Kind of a line that says how long something beside the steps has taken.
+# Kind of a line that says how long something other than a step has taken.
 _TIME = 'time'
 
 # The parts of the progress line that a narrow terminal keeps, first to last.
@@ -49,50 +32,29 @@ _PRIORITY = (
 )  # fmt: skip
 
 
-def peak_flops(device_kind: str, dtype: str) -> float:
-  """Dense peak FLOP/s of one device, 0.0 where it is not known.
-
-  Args:
-    device_kind: JAX's `device.device_kind`, such as 'NVIDIA H100 80GB HBM3'.
-    dtype: of the computation; 'bfloat16' or 'float32' (TF32 where there is).
-  """
-  # A MIG slice carries the whole chip's name and a part of its units.
-  if dtype not in ('bfloat16', 'float32') or ' MIG ' in f'{device_kind} ':
-    return 0.0
-  for pattern, bfloat16, float32 in _PEAKS:
-    if re.search(rf'\b{pattern}\b', device_kind, re.IGNORECASE):
-      return (bfloat16 if dtype == 'bfloat16' else float32) * 1e12
-  return 0.0
-
-
 def read(workdir: str) -> list[dict]:
   """The metrics in workdir/metrics.jsonl, oldest first; torn lines left out."""
   return [r for r in _records(workdir) if r['kind'] != _TIME]
 
 
-def times(workdir: str) -> dict[str, float]:
-  """Seconds of a run beside its steps: 'start', 'compiling', 'saving', ..."""
-  found = {}
+def durations(workdir: str) -> dict[str, float]:
+  """Seconds that a run spent between its steps: 'start', 'compiling', ..."""
+  seconds = {}
   for record in _records(workdir):
     if record['kind'] == _TIME:
       what = record['what']
-      found[what] = found.get(what, 0.0) + record['seconds']
-  return found
+      seconds[what] = seconds.get(what, 0.0) + record['seconds']
+  return seconds
 
 
-def _records(workdir):
-  records = []
-  try:
-    with open(os.path.join(workdir, 'metrics.jsonl'), 'rb') as f:
-      lines = f.read().split(b'\n')
-  except FileNotFoundError:
-    return []
-  for line in lines:
-    with contextlib.suppress(ValueError):
-      record = json.loads(line)
-      if isinstance(record, dict) and {'kind', 'step'} <= record.keys():
-        records.append(record)
-  return records
+def truncate_after(workdir: str, step: int) -> None:
+  """Takes lines after a step out of metrics.jsonl, torn ones too."""
+  # At step 0 nothing was restored: every line is of a run that left no state.
+  records = [r for r in _records(workdir) if step and r['step'] <= step]
+  files.write_atomic(
+    os.path.join(workdir, METRICS),
+    ''.join(json.dumps(r) + '\n' for r in records),
+  )
 
 
 def elapsed(seconds: float) -> str:
@@ -102,67 +64,91 @@ def elapsed(seconds: float) -> str:
   return f'{hour}:{minute:02}:{second:02}' if hour else f'{minute}:{second:02}'
 
 
-def score(name: str, value: float) -> str:
-  """A metric's value for people: accuracies in percent with one decimal."""
-  return f'{100 * value:.1f}%' if '_top' in name else f'{value:.4g}'
+class Writer(Protocol):
+  """One more place for metrics."""
+
+  def write(self, kind: str, step: int, values: dict[str, float]) -> None:
+    """Adds the metrics of a step; kind is 'train' or 'validation'."""
+
+  def close(self) -> None:
+    """Writes what waits, and ends."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunLength:
+  """How long a run is, and where it begins.
+
+  Attributes:
+    total_steps: the step at which the run ends.
+    batch_size: images a step over all devices.
+    examples: of an epoch.
+    start_step: the restored step; 0 for a new run.
+  """
+
+  total_steps: int
+  batch_size: int
+  examples: int
+  start_step: int = 0
+
+  def epoch(self, step: int) -> float:
+    """Epochs that are done after a step."""
+    return step * self.batch_size / self.examples
 
 
 class Telemetry:
   """Tells people and files how a run goes; only the primary process writes."""
 
   def __init__(
-    self, workdir, *, total_steps, steps_per_epoch, batch_size, start_step=0,
-    flops_per_step=0.0, peak_flops=0.0, tensorboard=True, writer=None,
-    primary=True, stream=None, clock=time.monotonic,
-  ):  # fmt: skip
-    """Opens the files; what is after start_step in them is taken back.
+    self,
+    workdir: str,
+    length: RunLength,
+    peak_flops: float = 0.0,
+    writers: Sequence[Callable[[], Writer]] = (),
+    primary: bool = True,
+    line: progress.LiveLine | None = None,
+  ):
+    """Opens the files; what is after length.start_step in them is taken back.
 
     Args:
-      workdir: the run's folder; metrics.jsonl and tensorboard/ go there.
-      total_steps: the step at which the run ends.
-      steps_per_epoch: may be a fraction.
-      batch_size: images a step over all devices.
-      start_step: the restored step; 0 for a new run.
-      flops_per_step: of all devices together.
+      workdir: the run's folder; metrics.jsonl goes there.
+      length: of the run.
       peak_flops: FLOP/s of all devices together; 0.0 leaves the MFU out.
-      tensorboard: whether to write event files.
-      writer: () -> one more place for the metrics, with `write(kind, step,
-        values)` and `close()`; called where this process writes. None: none.
+      writers: each opens one more place for the metrics, where this process
+        writes.
       primary: whether this is the one process that writes.
-      stream: where lines for people go; standard output by default.
-      clock: returns seconds that never run backwards.
+      line: where lines for people go; on standard output by default. Its clock
+        is the telemetry's.
     """
-    self._total_steps = total_steps
-    self._steps_per_epoch = steps_per_epoch
-    self._batch_size = batch_size
-    self._start_step = self._step = self._last = start_step
-    self._flops_per_step = flops_per_step
-    self._peak_flops = peak_flops
-    self._clock = clock
-    self._mark = clock()  # when the current interval began
+    self._line = line or progress.LiveLine(sys.stdout if primary else None)
+    self._clock = self._line.clock
+    self._length = length
+    self._peak_flops, self._flops_per_step = peak_flops, 0.0
+    self._step = self._last = length.start_step
+    self._mark = self._clock()  # when the current interval began
     self._paused = 0.0  # seconds of pauses in the current interval
     self._pauses = 0.0  # seconds of pauses that come back, since the start
     self._intervals = collections.deque(maxlen=_RECENT)  # (steps, seconds)
     self._activity, self._fields = '', {}  # of the progress line
-    self._file = self._board = None
-    self._writer = writer() if primary and writer else None
-    self._line = progress.LiveLine((stream or sys.stdout) if primary else None)
+    self._file, self._writers = None, []
     if primary:
       os.makedirs(workdir, exist_ok=True)
-      cut(workdir, start_step)
-      self._file = open(os.path.join(workdir, 'metrics.jsonl'), 'a')
-      if tensorboard:
-        self._board = Events(os.path.join(workdir, 'tensorboard'), start_step)
+      truncate_after(workdir, length.start_step)
+      self._file = open(os.path.join(workdir, METRICS), 'a')
+      self._writers = [open_writer() for open_writer in writers]
+    else:
+      self._line = progress.LiveLine(None)
 
-  def set_flops(self, flops_per_step: float):
-    """Sets the count for the MFU, known once the step is compiled."""
+  def set_flops(self, flops_per_step: float) -> None:
+    """Sets the operations of a step on all devices, for the MFU."""
     self._flops_per_step = flops_per_step
 
-  def begin(self, step: int):
-    """Rates count from here: `step` is done, and what it took is no rate."""
+  def start_timing(self, step: int) -> None:
+    """Counts rates from here: `step` is done, and what it took is no rate."""
     self._mark, self._paused, self._step = self._clock(), 0.0, step
 
-  def train(self, step: int, metrics: dict[str, float], input_wait: float):
+  def train(
+    self, step: int, metrics: dict[str, float], input_wait: float
+  ) -> None:  # fmt: skip
     """Records what was measured since the last call.
 
     Args:
@@ -172,19 +158,7 @@ class Telemetry:
     """
     if self._file is None:
       return
-    now = self._clock()  # which may stand still between two calls
-    seconds = max(now - self._mark - self._paused, 1e-9)
-    steps = step - self._step
-    self._mark, self._paused, self._step = now, 0.0, step
-    values = dict(metrics)
-    if steps:  # none at the first step after `begin`: nothing was timed yet
-      self._intervals.append((steps, seconds))
-      values['seconds'] = seconds
-      values['images_per_second'] = steps * self._batch_size / seconds
-      values['input_wait'] = min(input_wait / seconds, 1.0)
-      if self._peak_flops > 0 and self._flops_per_step > 0:
-        rate = steps * self._flops_per_step / seconds
-        values['mfu'] = rate / self._peak_flops
+    values = metrics | self._rates(step, input_wait)
     self._record('train', step, values)
     self._fields = self._progress(step, values)
     if self._line.is_live:
@@ -192,16 +166,16 @@ class Telemetry:
     else:
       self._line.note('  '.join(self._fields.values()))
 
-  def evaluation(self, step: int, metrics: dict[str, float]):
+  def evaluation(self, step: int, metrics: dict[str, float]) -> None:
     """Records the scores over the whole validation set at `step`."""
     if self._file is None:
       return
     self._record('validation', step, metrics)
-    epoch = step / self._steps_per_epoch
     scores = ', '.join(
-      f'{label} {score(k, metrics[k])}'
-      for k, label in metric_labels.labels(metrics).items()
+      f'{label} {metric_labels.format_value(name, metrics[name])}'
+      for name, label in metric_labels.labels(metrics).items()
     )
+    epoch = self._length.epoch(step)
     self.note(f'validation at step {step} (epoch {epoch:.2f}): {scores}')
 
   @contextlib.contextmanager
@@ -221,41 +195,57 @@ class Telemetry:
       if not outer:  # a pause within a pause is counted once
         seconds = self._clock() - start
         self._paused += seconds
-        self.spent(what, seconds)
+        self.log_duration(what, seconds)
         self._pauses += seconds if what != 'compiling' else 0.0
       self._draw()
 
-  def spent(self, what: str, seconds: float):
-    """Records how long something beside the steps has taken."""
+  def log_duration(self, what: str, seconds: float) -> None:
+    """Records how long something other than a step has taken."""
     if self._file is not None:
       self._write_line(
         {'kind': _TIME, 'step': self._last, 'what': what, 'seconds': seconds}
       )
 
-  def note(self, text: str):
+  def note(self, text: str) -> None:
     """Prints a line for people, above the live line."""
     self._line.note(text)
 
-  def close(self):
+  def close(self) -> None:
     """Ends the live line and closes the files; a second call does nothing."""
     self._line.close()
-    for file in (self._writer, self._board, self._file):
-      if file is not None:
-        with contextlib.suppress(OSError):  # a full disk
-          file.close()
+    for file in (*self._writers, *filter(None, [self._file])):
+      with contextlib.suppress(OSError):  # a full disk
+        file.close()
     self._line = progress.LiveLine(None)
-    self._writer = self._board = self._file = None
+    self._file, self._writers = None, []
+
+  def _rates(self, step, input_wait):
+    """Speed since the last call; nothing at the first step that is timed."""
+    now = self._clock()  # which may stand still between two calls
+    seconds = max(now - self._mark - self._paused, 1e-9)
+    steps = step - self._step
+    self._mark, self._paused, self._step = now, 0.0, step
+    if not steps:
+      return {}
+    self._intervals.append((steps, seconds))
+    rates = {
+      'seconds': seconds,
+      'images_per_second': steps * self._length.batch_size / seconds,
+      'input_wait': min(input_wait / seconds, 1.0),
+    }
+    if self._peak_flops > 0 and self._flops_per_step > 0:
+      flops_per_second = steps * self._flops_per_step / seconds
+      rates['mfu'] = flops_per_second / self._peak_flops
+    return rates
 
   def _record(self, kind, step, values):
     values = {name: float(value) for name, value in values.items()}
     self._last = step
     line = {'kind': kind, 'step': step, 'time': time.time()}
-    line['epoch'] = step / self._steps_per_epoch
+    line['epoch'] = self._length.epoch(step)
     self._write_line(line | values)
-    if self._writer:
-      self._writer.write(kind, step, values)
-    if self._board:
-      self._board.write(kind, step, values)
+    for writer in self._writers:
+      writer.write(kind, step, values)
 
   def _write_line(self, line):
     # One write and a flush: a crash tears the last line at most.
@@ -263,21 +253,19 @@ class Telemetry:
       self._file.write(json.dumps(line) + '\n')
       self._file.flush()
     except OSError as e:  # a full disk: what is trained is worth more
-      self.note(
-        f'metrics.jsonl: step {line["step"]} is not recorded: {e.strerror}'
-      )
+      self.note(f'{METRICS}: step {line["step"]} is not recorded: {e.strerror}')
 
   def _progress(self, step, values):
     """The parts of the progress line, by name and in order."""
     fields = {
-      'step': f'{step}/{self._total_steps}',
-      'epoch': f'epoch {step / self._steps_per_epoch:.2f}',
+      'step': f'{step}/{self._length.total_steps}',
+      'epoch': f'epoch {self._length.epoch(step):.2f}',
     }
+    labels = metric_labels.labels(values)
     for name in ('loss', 'anp_top1', 'adjective_top1', 'noun_top1'):
       if name in values:
-        fields[name] = (
-          f'{metric_labels.labels(values)[name]} {score(name, values[name])}'
-        )
+        value = metric_labels.format_value(name, values[name])
+        fields[name] = f'{labels[name]} {value}'
     if 'images_per_second' in values:
       fields['rate'] = f'{values["images_per_second"]:.0f} images/s'
       fields['input'] = f'input wait {100 * values["input_wait"]:.1f}%'
@@ -290,18 +278,18 @@ class Telemetry:
     """Seconds to the end: recent steps, and pauses averaged over the run."""
     steps = max(sum(s for s, _ in self._intervals), 1)
     seconds = sum(t for _, t in self._intervals) / steps
-    seconds += self._pauses / max(step - self._start_step, 1)
-    return max(self._total_steps - step, 0) * seconds
+    seconds += self._pauses / max(step - self._length.start_step, 1)
+    return max(self._length.total_steps - step, 0) * seconds
 
   def _draw(self):
     """Writes the live line again, where there is one."""
     if self._line.is_live:
       fields = {'activity': self._activity} if self._activity else {}
-      self._line.show(_fit(fields | self._fields, self._line.width))
+      self._line.show(_fitted(fields | self._fields, self._line.width))
 
 
-class Events:
-  """An event file, which TensorBoard shows with those before it."""
+class EventFile:
+  """A file of events, which TensorBoard shows with those before it."""
 
   def __init__(self, folder: str, start_step: int):
     """Opens it; what is after start_step in older ones is taken back.
@@ -343,25 +331,19 @@ class Events:
       self._writer.close()
 
 
-def _fit(fields, width):
-  """As many fields as fit, the most important ones, in their own order."""
-  kept = set()
-  for key in _PRIORITY:
-    chosen = [f for k, f in fields.items() if k in kept | {key}]
-    if key in fields and len('  '.join(chosen)) <= width:
-      kept.add(key)
-  return '  '.join(f for k, f in fields.items() if k in kept)[:width]
+def _records(workdir):
+  """The lines of metrics.jsonl that are whole."""
+  return [
+    r for r in files.read_json_lines(os.path.join(workdir, METRICS))
+    if {'kind', 'step'} <= r.keys()
+  ]  # fmt: skip
 
 
-def cut(workdir: str, start_step: int) -> None:
-  """Takes lines after start_step out of metrics.jsonl, torn ones too."""
-  path = os.path.join(workdir, 'metrics.jsonl')
-  # At step 0 nothing was restored: every line is of a run that left no state.
-  kept = [
-    r for r in _records(workdir) if start_step and r['step'] <= start_step
-  ]
-  with open(path + '.tmp', 'w') as f:
-    f.writelines(json.dumps(r) + '\n' for r in kept)
-    f.flush()
-    os.fsync(f.fileno())
-  os.replace(path + '.tmp', path)
+def _fitted(fields, width):
+  """The most important fields that fit into a width, in their own order."""
+  names = set()
+  for name in _PRIORITY:
+    texts = [text for k, text in fields.items() if k in names | {name}]
+    if name in fields and len('  '.join(texts)) <= width:
+      names.add(name)
+  return '  '.join(text for k, text in fields.items() if k in names)[:width]

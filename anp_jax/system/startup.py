@@ -4,15 +4,19 @@ import os
 import time
 
 
-class Marks:
-  """Seconds of each phase of a start, from the process's own birth."""
+class StartupTimer:
+  """Seconds of each phase of a start, from the process's own birth.
+
+  Attributes:
+    phases: seconds by name, in order.
+  """
 
   def __init__(self):
     self._last = 0.0
     self.phases: dict[str, float] = {}
 
-  def mark(self, name: str) -> None:
-    """Ends a phase; a phase that is marked twice adds up."""
+  def end_phase(self, name: str) -> None:
+    """Ends a phase; one that ends twice adds up."""
     now = _age()
     self.phases[name] = self.phases.get(name, 0.0) + now - self._last
     self._last = now
@@ -23,7 +27,7 @@ class Marks:
     return sum(self.phases[n] for n in names[: names.index(name)])
 
   def text(self) -> str:
-    """One line: the whole, then each phase."""
+    """One line: the time from the command to now, then that of each phase."""
     parts = ', '.join(f'{k} {v:.1f}' for k, v in self.phases.items())
     return f'first step after {self._last:.1f} s: {parts}'
 

@@ -2,6 +2,7 @@
 
 import re
 
+# Scores in the order people read them, adjective and noun next to their pair.
 LABELS = {
   'loss': 'loss', 'anp_top1': 'ANP top-1', 'adjective_top1': 'adjective',
   'noun_top1': 'noun', 'anp_top5': 'ANP top-5', 'anp_top10': 'ANP top-10',
@@ -39,6 +40,11 @@ def labels(keys) -> dict[str, str]:
   return {
     k: label.replace('ANP', word) for k, label in LABELS.items() if k in keys
   }
+
+
+def format_value(name: str, value: float) -> str:
+  """Returns a metric's value for people: accuracies as 12.3%."""
+  return f'{100 * value:.1f}%' if '_top' in name else f'{value:.4g}'
 
 
 def _has_pairs(keys):

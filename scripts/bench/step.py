@@ -40,7 +40,7 @@ import time
 import _common
 import _peers
 
-from anp_jax.reporting import telemetry
+from anp_jax.system import device_peaks
 from anp_jax.system import xla_flags
 
 _PEERS = ('flax', 'torch_eager', 'torch_compile')
@@ -231,7 +231,7 @@ def _absolutes(name, device, seconds, rows, ratios):
 
 def mfu(case: Case, rate: float, device: str) -> float:
   """Share of the device's dense peak at `rate` images/s, 0 if not known."""
-  peak = telemetry.peak_flops(device, case.dtype)
+  peak = device_peaks.peak_flops(device, case.dtype)
   if case.model != 'resnet50' or not peak:
     return 0.0
   # The layers' work grows with the pixels; the classifier's is nothing.

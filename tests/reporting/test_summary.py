@@ -25,13 +25,12 @@ def test_cores_beside_the_devices(config, monkeypatch, cores, text):
     },
   )()  # fmt: skip
   said = []
-  summary.introduce(
-    types.SimpleNamespace(note=said.append),
+  summary.log_run_info(
+    said.append,
     config,
     types.SimpleNamespace(size=4, devices=devices),
     types.SimpleNamespace(params={'w': np.zeros(3)}),
-    source,
-    source,
+    (source, source),
     np.array([0, 9]),
   )
   assert said[-2:] == [
@@ -108,15 +107,14 @@ def test_numbers_of_the_first_lines_are_words_of_a_language(config):
     },
   )()  # fmt: skip
   lines = []
-  summary.introduce(
-    types.SimpleNamespace(note=lines.append),
+  summary.log_run_info(
+    lines.append,
     config,
     types.SimpleNamespace(
       size=1, devices=np.array([types.SimpleNamespace(device_kind='cpu')])
     ),
     types.SimpleNamespace(params={'w': np.zeros(3)}),
-    source,
-    source,
+    (source, source),
   )
   (line,) = (line for line in lines if line.startswith('data '))
   assert line.endswith('2,000 training and 2,000 validation images, 1 class')

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from anp_jax.reporting import telemetry
-from anp_jax.training import metric_labels
+from anp_jax.system import progress
 from tests import event_files
 
 _ERASE = '\r\x1b[2K'  # back to the start of the line, and erase it
@@ -32,16 +32,21 @@ class _Terminal(io.StringIO):
     return True
 
 
-def _telemetry(workdir, **changes):
-  options = {
-    'total_steps': 1000,
-    'steps_per_epoch': 100,
-    'batch_size': 32,
-    'tensorboard': False,
-    'stream': io.StringIO(),
-    'clock': _Clock(),
-  }
-  return telemetry.Telemetry(str(workdir), **options | changes)
+def _telemetry(
+  workdir, clock=None, stream=None, total_steps=1000, start_step=0, **options
+):  # fmt: skip
+  line = progress.LiveLine(stream or io.StringIO(), clock or _Clock())
+  length = telemetry.RunLength(total_steps, 32, 3200, start_step)
+  return telemetry.Telemetry(str(workdir), length, line=line, **options)
+
+
+def _with_events(workdir, start_step=0):
+  """Telemetry that writes an event file too."""
+
+  def events():
+    return telemetry.EventFile(str(workdir / 'tensorboard'), start_step)
+
+  return _telemetry(workdir, start_step=start_step, writers=[events])
 
 
 def _lines(workdir):
@@ -51,7 +56,8 @@ def _lines(workdir):
 
 def test_rates_wait_and_mfu_are_closed_forms(tmp_path):
   clock = _Clock()
-  t = _telemetry(tmp_path, clock=clock, flops_per_step=3e9, peak_flops=1e10)
+  t = _telemetry(tmp_path, clock=clock, peak_flops=1e10)
+  t.set_flops(3e9)
   clock.now += 5
   t.train(20, {'loss': 2.0}, input_wait=0.5)
   with t.paused('evaluating'):
@@ -65,7 +71,7 @@ def test_rates_wait_and_mfu_are_closed_forms(tmp_path):
   assert pause == {
     'kind': 'time', 'step': 20, 'what': 'evaluating', 'seconds': 10,
   }  # fmt: skip
-  assert telemetry.times(str(tmp_path)) == {'evaluating': 10}
+  assert telemetry.durations(str(tmp_path)) == {'evaluating': 10}
   assert telemetry.read(str(tmp_path)) == [first, second]
   assert first['images_per_second'] == 20 * 32 / 5
   assert first['input_wait'] == 0.1
@@ -192,12 +198,12 @@ def test_a_new_run_starts_with_empty_files(tmp_path):
 
 
 def test_tensorboard_files_are_valid_and_purge_on_resume(tmp_path):
-  t = _telemetry(tmp_path, tensorboard=True)
+  t = _with_events(tmp_path)
   t.train(10, {'loss': 0.5}, 0.0)
   t.evaluation(10, {'anp_top1': 0.25})
   t.close()
-  _telemetry(tmp_path, tensorboard=True, start_step=10).close()
-  t = _telemetry(tmp_path, tensorboard=True, start_step=10)  # at once, again
+  _with_events(tmp_path, 10).close()
+  t = _with_events(tmp_path, 10)  # at once, again
   t.train(20, {'loss': 0.125}, 0.0)
   t.close()
   events = event_files.read(tmp_path / 'tensorboard')
@@ -213,9 +219,8 @@ def test_tensorboard_files_are_valid_and_purge_on_resume(tmp_path):
 
 def test_a_log_file_gets_plain_lines(tmp_path):
   clock, stream = _Clock(), io.StringIO()
-  t = _telemetry(
-    tmp_path, clock=clock, stream=stream, flops_per_step=1e9, peak_flops=1e10
-  )
+  t = _telemetry(tmp_path, clock=clock, stream=stream, peak_flops=1e10)
+  t.set_flops(1e9)
   scores = {
     'loss': 3.4123, 'anp_top1': 0.1234, 'adjective_top1': 0.2,
     'noun_top1': 0.301,
@@ -253,28 +258,15 @@ def test_a_plain_class_set_has_no_parts(tmp_path):
   assert [r['anp_top1'] for r in _lines(tmp_path)] == [0.5, 0.5]
 
 
-def test_names_of_metrics():
-  plain, pairs = ['loss', 'anp_top1', 'anp_top10'], ['anp_top1', 'noun_top1']
-  assert list(metric_labels.names(plain).values()) == [
-    'loss', 'class_top1', 'class_top10',
-  ]  # fmt: skip
-  assert metric_labels.names(pairs) == {k: k for k in pairs}
-  assert list(metric_labels.labels(plain).values()) == [
-    'loss', 'class top-1', 'class top-10',
-  ]  # fmt: skip
-  assert metric_labels.labels(pairs)['anp_top1'] == 'ANP top-1'
-  for key in (*plain, *pairs):
-    assert metric_labels.key(metric_labels.names(plain).get(key, key)) == key
-
-
 @pytest.mark.parametrize('columns', [1, 20, 40, 80, 120, 200])
 def test_a_terminal_has_one_live_line_that_fits(tmp_path, monkeypatch, columns):
   monkeypatch.setenv('COLUMNS', str(columns))
   monkeypatch.setenv('TERM', 'xterm')
   stream = _Terminal()
   t = _telemetry(
-    tmp_path, stream=stream, flops_per_step=1e9, peak_flops=1e10,
+    tmp_path, stream=stream, peak_flops=1e10,
   )  # fmt: skip
+  t.set_flops(1e9)
   scores = {'loss': 3.4, 'anp_top1': 0.1, 'adjective_top1': 0.2}
   for step in (20, 40):
     t.train(step, scores, 0.1)
@@ -337,7 +329,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path):
 
 def test_other_processes_write_nothing(tmp_path, capfd):
   workdir, stream = tmp_path / 'run', io.StringIO()
-  t = _telemetry(workdir, primary=False, tensorboard=True, stream=stream)
+  t = _telemetry(workdir, primary=False, stream=stream, writers=[pytest.fail])
   with t.paused('evaluating'):
     t.train(20, {'loss': 1.0}, 0.0)
     t.evaluation(20, {'loss': 1.0})
@@ -348,45 +340,12 @@ def test_other_processes_write_nothing(tmp_path, capfd):
   assert capfd.readouterr() == ('', '')
 
 
-@pytest.mark.parametrize(
-  'kind, dtype, teraflops',
-  [
-    ('NVIDIA H100 80GB HBM3', 'bfloat16', 989.5),
-    ('NVIDIA H100 PCIe', 'bfloat16', 756.5),
-    ('NVIDIA H200', 'float32', 494.5),
-    ('NVIDIA GH200 480GB', 'bfloat16', 989.5),
-    ('NVIDIA H20', 'bfloat16', 148.0),
-    ('NVIDIA A100-SXM4-80GB', 'bfloat16', 312.0),
-    ('NVIDIA A100-SXM4-80GB', 'float32', 156.0),
-    ('NVIDIA A10', 'bfloat16', 125.0),
-    ('NVIDIA A10G', 'bfloat16', 70.0),
-    ('NVIDIA L4', 'bfloat16', 121.0),
-    ('NVIDIA L40', 'bfloat16', 181.05),
-    ('NVIDIA L40S', 'bfloat16', 362.05),
-    ('NVIDIA B200', 'bfloat16', 2250.0),
-    ('Tesla V100-SXM2-16GB', 'float32', 15.7),
-    ('Tesla T4', 'bfloat16', 8.1),
-    ('TPU v2', 'bfloat16', 22.5),
-    ('TPU v4', 'float32', 275.0),
-    ('TPU v5 lite', 'bfloat16', 197.0),
-    ('TPU v5p', 'bfloat16', 459.0),
-    ('TPU v6 lite', 'bfloat16', 918.0),
-    ('cpu', 'float32', 0.0),
-    ('NVIDIA A100-SXM4-80GB', 'float64', 0.0),
-    ('NVIDIA A1000', 'bfloat16', 0.0),
-    ('NVIDIA H100 80GB HBM3 MIG 1g.10gb', 'bfloat16', 0.0),
-  ],
-)
-def test_peak_flops(kind, dtype, teraflops):
-  assert telemetry.peak_flops(kind, dtype) == teraflops * 1e12
-
-
 def test_rates_begin_after_the_first_step(tmp_path):
   clock = _Clock()
   t = _telemetry(tmp_path, clock=clock)
   with t.paused('compiling'):
     clock.now += 30
-  t.begin(1)
+  t.start_timing(1)
   t.train(1, {'loss': 2.0}, 0.0)  # nothing to tell a rate from
   clock.now += 4
   t.train(20, {}, 0.0)

@@ -26,9 +26,8 @@ config = command_line.load("configs/resnet_anp.py:tiny",
                            {"log.wandb": sys.argv[2], "seed": "271828"})
 for first in (0, 20):
   t = telemetry.Telemetry(
-    sys.argv[1], total_steps=40, steps_per_epoch=10, batch_size=4,
-    start_step=first, tensorboard=False,
-    writer=lambda: weights_and_biases.Writer(sys.argv[1], config))
+    sys.argv[1], telemetry.RunLength(40, 4, 40, first),
+    writers=[lambda: weights_and_biases.Writer(sys.argv[1], config)])
   t.train(first + 20, {"loss": 0.8125}, 0.0)
   t.evaluation(first + 20, {"anp_top1": 0.4375})
   t.close()

@@ -97,7 +97,7 @@ def test_scores_are_kept_once_and_up_to_the_models_step(write, tmp_path):
   line = {'kind': 'validation', 'step': 17, 'time': 9.0, 'anp_top1': 0.25}
   kept = [json.loads(x) for x in (folder / 'metrics.jsonl').open()]
   assert kept == [{**line, 'epoch': 17 * 4 / 70}]
-  telemetry.cut(str(folder), 10)
+  telemetry.truncate_after(str(folder), 10)
   write().keep_scores(0, 40, scores)
   steps = [r['step'] for r in telemetry.read(str(folder))]
   assert steps == [17, 35]

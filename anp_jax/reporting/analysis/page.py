@@ -4,7 +4,6 @@ import json
 import os
 
 from anp_jax.data import vocabulary
-from anp_jax.reporting import telemetry
 from anp_jax.system import markdown
 from anp_jax.training import metric_labels
 
@@ -57,7 +56,7 @@ def score(name: str, value: float) -> str:
   """A score's value for people."""
   if name in LABELS:
     return f'{100 * value:.1f}%'
-  return telemetry.score(name, value)
+  return metric_labels.format_value(name, value)
 
 
 def figures(files: dict) -> list[tuple[str, str]]:

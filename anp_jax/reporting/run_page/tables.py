@@ -63,14 +63,14 @@ def times(workdir: str, train: list[dict]) -> dict[str, float]:
   """
   seconds = sum(r.get('seconds', 0) for r in train)
   waited = sum(r.get('seconds', 0) * r.get('input_wait', 0) for r in train)
-  beside = telemetry.times(workdir)
-  found = {
-    'start': beside.pop('start', 0.0),
-    'compiling': beside.pop('compiling', 0.0),
+  pauses = telemetry.durations(workdir)
+  durations = {
+    'start': pauses.pop('start', 0.0),
+    'compiling': pauses.pop('compiling', 0.0),
     'steps': seconds - waited,
     'waiting for input': waited,
   }
-  return {k: v for k, v in (found | beside).items() if v > 0}
+  return {k: v for k, v in (durations | pauses).items() if v > 0}
 
 
 def fact(value) -> str:
@@ -95,7 +95,7 @@ def _last(name, lines):
 
 
 def _value(name, line):
-  return telemetry.score(name, line[name]) if line else '-'
+  return metric_labels.format_value(name, line[name]) if line else '-'
 
 
 def _where(line):

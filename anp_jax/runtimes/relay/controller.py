@@ -55,7 +55,9 @@ class Lead:
       model = candidate.index
       checkpoints = ring.store.checkpoints(model)
       restored = checkpoints.restore()
-      telemetry.cut(ring.store.folder(model), restored[1] if restored else 0)
+      telemetry.truncate_after(
+        ring.store.folder(model), restored[1] if restored else 0
+      )
       if restored is None:
         continue
       state, step = restored
@@ -249,6 +251,6 @@ def _note(text: str) -> None:
 
 def _text(scores):
   return ', '.join(
-    f'{label} {telemetry.score(n, scores[n])}'
+    f'{label} {metric_labels.format_value(n, scores[n])}'
     for n, label in metric_labels.labels(scores).items()
   )

@@ -6,7 +6,7 @@ import math
 import os
 import time
 
-from anp_jax.reporting import telemetry
+from anp_jax.system import markdown
 from anp_jax.training import metric_labels
 
 LOG = 'relay.jsonl'
@@ -150,17 +150,18 @@ class Board:
     names = list(labels)
     head = ['', 'model', 'what differs', 'laps', 'state']
     head += labels.values()
-    lines = [head, ['---'] * len(head)]
+    lines = [head]
     for place, (c, found) in enumerate(rows, 1):
       values = [
-        telemetry.score(n, found[n]) if n in found else '' for n in names
+        metric_labels.format_value(n, found[n]) if n in found else ''
+        for n in names
       ]
       laps = found.get('laps', 0)
       lines.append(
         [f'{place}', c.name, c.text or 'nothing',
          f'{laps} of {self._laps.count}', self._state(c.index, laps), *values]
       )  # fmt: skip
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+    return markdown.table(lines)
 
   def write(self, below: str = '') -> None:
     """Writes the leaderboard to the workdir."""

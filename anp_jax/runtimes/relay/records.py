@@ -122,7 +122,7 @@ class Records:
       if kind == 'validation':
         folder = os.path.join(folder, kind)
       try:
-        self._events[key] = telemetry.Events(folder, start_step)
+        self._events[key] = telemetry.EventFile(folder, start_step)
       except OSError as e:
         print(f'{folder}: no event file: {e.strerror}', flush=True)
         self._events[key] = None

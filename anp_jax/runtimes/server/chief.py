@@ -15,6 +15,7 @@ from anp_jax.cluster import preemption
 from anp_jax.data import sources
 from anp_jax.reporting import run_page
 from anp_jax.reporting import summary
+from anp_jax.reporting import telemetry as telemetry_lib
 from anp_jax.reporting.analysis import run as evaluation
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import log as log_lib
@@ -93,8 +94,10 @@ class Chief:
       state, lines = self._setup.initial_state(self._workdir)
     version = int(state.step)
     self._telemetry = summary.telemetry(
-      self._config, self._workdir, self._setup.mesh, total,
-      self._config.batch_size, len(self._setup.source), version,
+      self._config, self._workdir, self._setup.mesh,
+      telemetry_lib.RunLength(
+        total, self._config.batch_size, len(self._setup.source), version
+      ),
       lambda: self._update_time or time.monotonic(),
     )  # fmt: skip
     self._log_run_info(version, lines)
@@ -126,7 +129,7 @@ class Chief:
     )
     pause = worker.paused if worker else contextlib.nullcontext
     saved = applied = store.version
-    self._telemetry.begin(saved)
+    self._telemetry.start_timing(saved)
     self._vote = preemption.CONTINUE
     while True:
       self._log_updates(metrics)
@@ -276,9 +279,9 @@ class Chief:
     note, setup, s = self._telemetry.note, self._setup, self._config.strategy
     total = self._program.spec.total_steps
     note(f'workdir  {self._workdir}')
-    summary.introduce(
-      self._telemetry, self._config, setup.mesh, self._program.abstract_state,
-      setup.source, self._eval_source,
+    summary.log_run_info(
+      note, self._config, setup.mesh, self._program.abstract_state,
+      (setup.source, self._eval_source),
       workdir_lib.class_sizes(self._workdir, len(setup.source.vocabulary)),
     )  # fmt: skip
     note(
@@ -370,7 +373,7 @@ class Chief:
         )
       else:
         scores = eval_loop.run(program.eval_step, state, batches)
-    self._telemetry.spent('evaluating', time.monotonic() - start)
+    self._telemetry.log_duration('evaluating', time.monotonic() - start)
     self._telemetry.evaluation(version, scores)
     self._checkpoints.save_best(version, state, scores)
     self._scores = scores
