@@ -45,16 +45,16 @@ def buckets(arrays: Sequence[jax.Array], size: int) -> list[list[jax.Array]]:
   The last bucket is full at a sixteenth of that: nothing is left to compute
   while it travels.
   """
-  found = []
+  result = []
   for x in reversed(arrays):
-    limit = size if len(found) > 1 else size / 16
+    limit = size if len(result) > 1 else size / 16
     if (
-      not found or sum(map(_bytes, found[-1])) >= limit
-      or x.dtype != found[-1][0].dtype
+      not result or sum(map(_bytes, result[-1])) >= limit
+      or x.dtype != result[-1][0].dtype
     ):  # fmt: skip
-      found.append([])
-    found[-1].append(x)
-  return [bucket[::-1] for bucket in found[::-1]]
+      result.append([])
+    result[-1].append(x)
+  return [bucket[::-1] for bucket in result[::-1]]
 
 
 def _bytes(x):

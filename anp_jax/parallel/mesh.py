@@ -35,7 +35,7 @@ def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
 
   Raises:
     ConfigError: if the counts do not fit the devices, or JAX has processes
-      beside those of `hosts`.
+      that `hosts` does not name.
   """
   if devices is None:
     # A TPU pod is one to JAX, whatever its workers were told of each other.
@@ -52,10 +52,10 @@ def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
       key=lambda d: (hosts.index(hosts[d.process_index]), d.process_index),
     )
   shape = {DATA: config.mesh.data, MODEL: config.mesh.model}
-  known = int(np.prod([n for n in shape.values() if n > 0]))
+  fixed = int(np.prod([n for n in shape.values() if n > 0]))
   free = [axis for axis, n in shape.items() if n == -1]
-  if len(free) > 1 or len(devices) % known or (
-    not free and known != len(devices)
+  if len(free) > 1 or len(devices) % fixed or (
+    not free and fixed != len(devices)
   ):  # fmt: skip
     text = ', '.join(f'{axis}={n}' for axis, n in shape.items())
     raise config_lib.ConfigError(
@@ -63,7 +63,7 @@ def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
       f'{devices[0].platform} devices'
     )
   for axis in free:
-    shape[axis] = len(devices) // known
+    shape[axis] = len(devices) // fixed
   groups = strategy_lib.find(config).groups(config, shape[DATA])
   shape = {GROUP: groups, **shape, DATA: shape[DATA] // groups}
   return jsharding.Mesh(
@@ -84,12 +84,12 @@ def batch_devices(mesh: jsharding.Mesh) -> int:
 
 
 def batch_sharding(mesh: jsharding.Mesh) -> jsharding.NamedSharding:
-  """Of arrays whose first axis is the global batch."""
+  """The sharding of arrays whose leading axis is the global batch."""
   return jsharding.NamedSharding(mesh, P(BATCH))
 
 
 def replicated(mesh: jsharding.Mesh) -> jsharding.NamedSharding:
-  """Of arrays that every device holds whole."""
+  """The sharding of arrays that every device holds whole."""
   return jsharding.NamedSharding(mesh, P())
 
 
@@ -145,7 +145,7 @@ def state_specs(state, specs):
   Returns:
     Pytree of PartitionSpec, like state.
   """
-  known = {
+  spec_of = {
     path_name(path): spec
     for path, spec in jax.tree_util.tree_leaves_with_path(
       specs, is_leaf=lambda s: isinstance(s, P)
@@ -155,7 +155,7 @@ def state_specs(state, specs):
   def find(path, leaf):
     parts = path_name(path).split('/')
     for i in range(len(parts)):
-      spec = known.get('/'.join(parts[i:]))
+      spec = spec_of.get('/'.join(parts[i:]))
       if spec is not None and len(spec) <= len(leaf.shape):
         return spec
     return P()

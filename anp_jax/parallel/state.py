@@ -37,7 +37,7 @@ class TrainState:
 
 
 class Init:
-  """(given) -> new TrainState, a pure function of the config.
+  """(weights) -> new TrainState, a pure function of the config.
 
   Attributes:
     order: paths of the parameters, as `mesh.path_name` gives them, in the order
@@ -49,29 +49,29 @@ class Init:
     self._model, self._optimizer, self._config = model, optimizer, config
     self.order = ()
 
-  def __call__(self, given=()) -> TrainState:
+  def __call__(self, weights=()) -> TrainState:
     """A new state, each leaf whole.
 
     Args:
-      given: path in the network's variables, as 'params/head/kernel', to the
+      weights: path in the network's variables, as 'params/head/kernel', to the
         array that stands there instead of the random one.
     """
-    made = variables(self._model, self._config)
+    trees = variables(self._model, self._config)
     # A pytree's own order is the alphabet's.
-    self.order = tuple(traverse_util.flatten_dict(made['params'], sep='/'))
-    given = dict(given)
-    made = jax.tree_util.tree_map_with_path(
-      lambda path, leaf: given.get(mesh_lib.path_name(path), leaf), made
+    self.order = tuple(traverse_util.flatten_dict(trees['params'], sep='/'))
+    weights = dict(weights)
+    trees = jax.tree_util.tree_map_with_path(
+      lambda path, leaf: weights.get(mesh_lib.path_name(path), leaf), trees
     )
-    params = made.pop('params')
+    params = trees.pop('params')
     average = {}
     if self._config.ema:
       # A copy: one buffer must not be donated twice.
-      average = jax.tree.map(jnp.array, {'params': params, 'stats': made})
+      average = jax.tree.map(jnp.array, {'params': params, 'stats': trees})
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
-      stats=made,
+      stats=trees,
       opt_state=self._optimizer.init(params),
       average=average,
     )
@@ -97,16 +97,16 @@ def abstract(init, config, mesh) -> TrainState:
   )
 
 
-def create(init, like: TrainState, given=()) -> TrainState:
+def create(init_fn, abstract_state: TrainState, weights=()) -> TrainState:
   """A new state, each shard made where it lies.
 
   Args:
-    init: (given) -> new TrainState.
-    like: it, of shapes with shardings.
-    given: see `Init`; an argument of the program, not a constant in it.
+    init_fn: (weights) -> new TrainState.
+    abstract_state: the same of shapes, with shardings.
+    weights: see `Init`; an argument of the program, not a constant in it.
   """
-  shardings = jax.tree.map(lambda s: s.sharding, like)
-  return jax.jit(init, out_shardings=shardings)(given)
+  shardings = jax.tree.map(lambda s: s.sharding, abstract_state)
+  return jax.jit(init_fn, out_shardings=shardings)(weights)
 
 
 def ema_decay(decay: float, step):
@@ -125,10 +125,12 @@ def averaged(decay: float, state: TrainState, params, stats) -> dict:
     return {}
   decay = ema_decay(decay, state.step)
 
-  def one(old, new):
+  def average(old, new):
     if not jnp.issubdtype(new.dtype, jnp.inexact):
       return new
     rate = (1 - decay).astype(new.dtype)
     return old + rate * (new - old)
 
-  return jax.tree.map(one, state.average, {'params': params, 'stats': stats})
+  return jax.tree.map(
+    average, state.average, {'params': params, 'stats': stats}
+  )

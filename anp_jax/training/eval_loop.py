@@ -17,7 +17,7 @@ def run(eval_step, state, batches) -> dict[str, float]:
   """Means over all examples of weight 1.
 
   Args:
-    eval_step: from `step.make_eval_step`.
+    eval_step: from `eval_step.EvalStep.sums`.
     state: TrainState; its averaged weights are used where there are any.
     batches: device batches that hold every example once, padded with rows of
       weight 0.
@@ -35,23 +35,23 @@ def examples(examples_step, state, batches, count: int):
   """The same means, and what was made of each example.
 
   Args:
-    examples_step: from `step.make_examples_step`.
+    examples_step: from `eval_step.EvalStep.examples`.
     state: as for `run`.
     batches: as for `run`, in the order of the source.
     count: of examples.
 
   Returns:
-    Name to mean, as `run`; and the rows of `examples.rows` with label and
+    Name to mean, as `run`; and the rows of `per_example.rows` with label and
     weight, NumPy arrays (count, ...) in the order of the source, on every
     process. An example that cannot be read has weight 0.
   """
-  totals, found = {}, []
+  totals, batch_rows = {}, []
   for sums, rows in _late(examples_step, state, batches):
     _add(totals, sums)
-    found.append(jax.device_get(rows))
+    batch_rows.append(jax.device_get(rows))
   return _means(totals), {
-    name: np.concatenate([rows[name] for rows in found])[:count]
-    for name in found[0]
+    name: np.concatenate([rows[name] for rows in batch_rows])[:count]
+    for name in batch_rows[0]
   }
 
 

@@ -12,7 +12,7 @@ import optax
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Factor:
   """The adjectives, or the nouns, of the classes.
 
   Attributes:
@@ -25,14 +25,14 @@ class Part:
   count: int
   ids: tuple[int, ...]
 
-  def sums(self, values):
-    """Of each word over its classes: (batch, classes) to (batch, count)."""
+  def sum_classes(self, values):
+    """Sums over each word's classes: (batch, classes) to (batch, count)."""
     words = jnp.array(self.ids)
     members = jax.nn.one_hot(words, self.count, dtype=values.dtype)
     return jnp.matmul(values, members, precision=jax.lax.Precision.HIGHEST)
 
-  def of_classes(self, values):
-    """Of each class that of its word: (batch, count) to (batch, classes)."""
+  def by_class(self, values):
+    """Each class's word's value: (batch, count) to (batch, classes)."""
     return jnp.take(values, jnp.array(self.ids), axis=-1)
 
 
@@ -42,11 +42,11 @@ class Joint:
 
   Attributes:
     classes: number of classes.
-    parts: adjectives and nouns; () for plain classes.
+    factors: adjectives and nouns; () for plain classes.
   """
 
   classes: int
-  parts: tuple[Part, ...] = ()
+  factors: tuple[Factor, ...] = ()
 
   @property
   def outputs(self) -> int:
@@ -65,7 +65,9 @@ class Joint:
       (batch, nouns).
     """
     anp = jax.nn.softmax(outputs)
-    return {'anp': anp} | {part.name: part.sums(anp) for part in self.parts}
+    return {'anp': anp} | {
+      factor.name: factor.sum_classes(anp) for factor in self.factors
+    }
 
   def loss(self, outputs, targets):
     """Cross-entropy: (batch, outputs), (batch, classes) to (batch,) nats."""
@@ -78,37 +80,40 @@ class Multitask:
 
   Attributes:
     classes: number of classes.
-    parts: adjectives and nouns.
+    factors: adjectives and nouns.
     weights: of the losses of class, adjective and noun.
   """
 
   classes: int
-  parts: tuple[Part, ...]
+  factors: tuple[Factor, ...]
   weights: tuple[float, ...]
 
   @property
   def outputs(self) -> int:
-    """See `Joint.outputs`."""
-    return self.classes + sum(part.count for part in self.parts)
+    """Numbers an image that the network gives."""
+    return self.classes + sum(factor.count for factor in self.factors)
 
   def logits(self, outputs):
-    """See `Joint.logits`."""
+    """(batch, outputs) to the (batch, classes) that rank the classes."""
     return outputs[:, : self.classes]
 
   def scores(self, outputs) -> dict:
-    """See `Joint.scores`; the three need not agree."""
-    words = _words(self.parts, outputs[:, self.classes :])
-    found = {name: jax.nn.softmax(x) for name, x in words.items()}
-    return {'anp': jax.nn.softmax(self.logits(outputs))} | found
+    """The probabilities of `Joint.scores`; the three need not agree."""
+    words = _words(self.factors, outputs[:, self.classes :])
+    scores = {name: jax.nn.softmax(x) for name, x in words.items()}
+    return {'anp': jax.nn.softmax(self.logits(outputs))} | scores
 
   def loss(self, outputs, targets):
     """The weighted sum of three cross-entropies; see `Joint.loss`."""
-    words = _words(self.parts, outputs[:, self.classes :])
-    wanted = (targets, *(part.sums(targets) for part in self.parts))
-    given = (self.logits(outputs), *words.values())
+    words = _words(self.factors, outputs[:, self.classes :])
+    word_targets = (
+      targets,
+      *(factor.sum_classes(targets) for factor in self.factors),
+    )
+    logits = (self.logits(outputs), *words.values())
     return sum(
-      weight * optax.softmax_cross_entropy(logits, target)
-      for weight, logits, target in zip(self.weights, given, wanted)
+      weight * optax.softmax_cross_entropy(scores, target)
+      for weight, scores, target in zip(self.weights, logits, word_targets)
     )
 
 
@@ -121,49 +126,50 @@ class Factored:
 
   Attributes:
     classes: number of classes.
-    parts: adjectives and nouns.
+    factors: adjectives and nouns.
   """
 
   classes: int
-  parts: tuple[Part, ...]
+  factors: tuple[Factor, ...]
 
   @property
   def outputs(self) -> int:
-    """See `Joint.outputs`."""
-    return sum(part.count for part in self.parts)
+    """Numbers an image that the network gives."""
+    return sum(factor.count for factor in self.factors)
 
   def logits(self, outputs):
-    """See `Joint.logits`."""
-    words = _words(self.parts, outputs)
-    return sum(part.of_classes(words[part.name]) for part in self.parts)
+    """(batch, outputs) to the (batch, classes) that rank the classes."""
+    words = _words(self.factors, outputs)
+    return sum(factor.by_class(words[factor.name]) for factor in self.factors)
 
   def scores(self, outputs) -> dict:
-    """See `Joint.scores`; of pairs, those among the classes share the whole."""
-    words = _words(self.parts, outputs)
-    found = {name: jax.nn.softmax(x) for name, x in words.items()}
-    return {'anp': jax.nn.softmax(self.logits(outputs))} | found
+    """The probabilities of `Joint.scores`; the classes alone add up to 1."""
+    words = _words(self.factors, outputs)
+    scores = {name: jax.nn.softmax(x) for name, x in words.items()}
+    return {'anp': jax.nn.softmax(self.logits(outputs))} | scores
 
   def loss(self, outputs, targets):
     """The cross-entropy of the adjective plus that of the noun.
 
     That is the cross-entropy of the pair among all combinations of adjectives
-    and nouns, of which the classes are a few. A softmax over the classes alone
+    and nouns; the classes are a few of these. A softmax over the classes alone
     would also teach that classes without an example are unlikely; here nothing
     is said of a pair, only of its words, so that pairs never seen can be named.
-
-    See `Joint.loss`.
+    Shapes are those of `Joint.loss`.
     """
-    words = _words(self.parts, outputs)
+    words = _words(self.factors, outputs)
     return sum(
-      optax.softmax_cross_entropy(words[part.name], part.sums(targets))
-      for part in self.parts
+      optax.softmax_cross_entropy(
+        words[factor.name], factor.sum_classes(targets)
+      )
+      for factor in self.factors
     )
 
 
-def _words(parts, outputs):
+def _words(factors, outputs):
   """Outputs of adjectives and nouns, which follow each other, by name."""
-  found, start = {}, 0
-  for part in parts:
-    found[part.name] = outputs[:, start : start + part.count]
-    start += part.count
-  return found
+  words, start = {}, 0
+  for factor in factors:
+    words[factor.name] = outputs[:, start : start + factor.count]
+    start += factor.count
+  return words

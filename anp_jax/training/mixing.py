@@ -46,19 +46,19 @@ def blend(images, targets, rows, key, mixup: float, cutmix: float):
 
   def masks(key):
     coin, mixed, cut, place = jax.random.split(key, 4)
-    whole = jnp.full((height, width), _beta(mixed, mixup))
+    uniform = jnp.full((height, width), _beta(mixed, mixup))
     box = _box(place, _beta(cut, cutmix), height, width)
     use_cut = jnp.bool_(cutmix > 0)
     if mixup and cutmix:
       use_cut = jax.random.bernoulli(coin)
-    return jnp.where(use_cut, box, whole)
+    return jnp.where(use_cut, box, uniform)
 
   # (batch, height, width): the share of each pixel that stays the image's own.
   # Rounded first, so that targets are divided just as pixels are.
-  own = jnp.repeat(jax.vmap(masks)(keys), 2, axis=0).astype(images.dtype)
-  share = own.mean((1, 2), dtype=targets.dtype)[:, None]
-  own = own[..., None]
-  images = own * images + (1 - own) * _partner(images)
+  mask = jnp.repeat(jax.vmap(masks)(keys), 2, axis=0).astype(images.dtype)
+  share = mask.mean((1, 2), dtype=targets.dtype)[:, None]
+  mask = mask[..., None]
+  images = mask * images + (1 - mask) * _partner(images)
   return images, share * targets + (1 - share) * _partner(targets)
 
 
@@ -66,10 +66,10 @@ def _beta(key, alpha):
   return jax.random.beta(key, alpha, alpha) if alpha else jnp.float32(1)
 
 
-def _box(key, kept, height, width):
-  """(height, width) float: 0 in a rectangle of about 1 - kept of the area."""
+def _box(key, share, height, width):
+  """(height, width) float: 0 in a rectangle of about 1 - share of the area."""
   y, x = jax.random.uniform(key, (2,)) * jnp.array([height, width])
-  half = jnp.sqrt(1 - kept) * jnp.array([height, width]) / 2
+  half = jnp.sqrt(1 - share) * jnp.array([height, width]) / 2
   rows = jnp.abs(jnp.arange(height) + 0.5 - y) < half[0]
   columns = jnp.abs(jnp.arange(width) + 0.5 - x) < half[1]
   return 1.0 - (rows[:, None] & columns[None]).astype(jnp.float32)

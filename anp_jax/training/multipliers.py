@@ -39,14 +39,14 @@ def factor(rules, name: str) -> float:
 def scaled(rules) -> optax.GradientTransformation:
   """Multiplies the update of each parameter, as the last effect of a chain."""
 
-  def one(path, update):
+  def scale(path, update):
     value = factor(rules, mesh_lib.path_name(path))
     if not value:  # also of an update that is not finite
       return jnp.zeros_like(update)
     return update if value == 1 else update * jnp.asarray(value, update.dtype)
 
   return optax.stateless(
-    lambda updates, _: jax.tree_util.tree_map_with_path(one, updates)
+    lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates)
   )
 
 
@@ -77,14 +77,14 @@ def check(rules, params) -> None:
 
 
 class Frozen:
-  """What a step leaves as it is; where nothing is frozen, it changes no step.
+  """What a step leaves as it is; a step without any is not changed.
 
   Attributes:
     norms: paths of the modules all of whose parameters are frozen.
   """
 
   def __init__(self, rules, params):
-    """Finds it.
+    """Finds the frozen parameters and norms.
 
     Args:
       rules: pairs of regex and value.
@@ -97,15 +97,15 @@ class Frozen:
       name.rpartition('/')[0] for name, trains in free.items() if trains
     }
 
-  def hold(self, params):
-    """The same parameters; of those that are frozen no gradient is computed."""
+  def stop_gradients(self, params):
+    """The same parameters; no gradient is computed of the frozen ones."""
     return self._params(lax.stop_gradient, params)
 
-  def mask(self, gradients):
-    """The same gradients, zero where frozen, whoever has computed them."""
+  def zero_gradients(self, gradients):
+    """The same gradients, zero for frozen parameters."""
     return self._params(jnp.zeros_like, gradients)
 
-  def is_kept(self, statistic: str) -> bool:
+  def is_frozen_stat(self, statistic: str) -> bool:
     """Whether a norm's running statistic stays as it is.
 
     Args:
@@ -113,7 +113,7 @@ class Frozen:
     """
     return statistic.partition('/')[2].rpartition('/')[0] in self.norms
 
-  def keeping(self, update):
+  def wrap_update(self, update):
     """An update that leaves what is frozen as it was.
 
     Sums over devices, and means over groups, may round what does not change.
@@ -124,18 +124,18 @@ class Frozen:
     if not self._names:
       return update
 
-    def kept(state, reduced):
+    def update_rest(state, reduced):
       new, values = update(state, reduced)
       average = {}
       if new.average:
-        average = self._both(new.average, state.average)
-      both = self._both(
+        average = self._restored(new.average, state.average)
+      trees = self._restored(
         {'params': new.params, 'stats': new.stats},
         {'params': state.params, 'stats': state.stats},
       )
-      return new.replace(**both, average=average), values
+      return new.replace(**trees, average=average), values
 
-    return kept
+    return update_rest
 
   @contextlib.contextmanager
   def applied(self):
@@ -155,32 +155,35 @@ class Frozen:
     if isinstance(module, layers.BatchNorm):
       return following(arguments[0], False)
     # Flax refuses a value both here and in the field.
-    own = module.use_running_average
+    field = module.use_running_average
     object.__setattr__(module, 'use_running_average', None)
     try:
-      given = {**keywords, 'use_running_average': True}
-      return following(arguments[0], **given)
+      keywords = {**keywords, 'use_running_average': True}
+      return following(arguments[0], **keywords)
     finally:  # the layer may be called again
-      object.__setattr__(module, 'use_running_average', own)
+      object.__setattr__(module, 'use_running_average', field)
 
-  def _both(self, new, old):
-    """Of parameters and statistics what is frozen from the second."""
+  def _restored(self, new, old):
+    """New parameters and statistics, with the old ones where frozen."""
     stats = jax.tree_util.tree_map_with_path(
-      lambda path, n, o: o if self.is_kept(mesh_lib.path_name(path)) else n,
-      new['stats'], old['stats'],
-    )  # fmt: skip
+      lambda path, now, before: (
+        before if self.is_frozen_stat(mesh_lib.path_name(path)) else now
+      ),
+      new['stats'],
+      old['stats'],
+    )
     params = self._params(lambda _, o: o, new['params'], old['params'])
     return {'params': params, 'stats': stats}
 
-  def _params(self, function, tree, *others):
+  def _params(self, function, tree, *more_trees):
     """A tree like the parameters, with a function of what is frozen there."""
 
-    def one(path, leaf, *more):
+    def apply(path, leaf, *more):
       if mesh_lib.path_name(path) in self._names:
         return function(leaf, *more)
       return leaf
 
-    return jax.tree_util.tree_map_with_path(one, tree, *others)
+    return jax.tree_util.tree_map_with_path(apply, tree, *more_trees)
 
 
 def _paths(params):

@@ -64,13 +64,14 @@ class Objective:
       is the logarithm of `anp` less a number that all classes share; with the
       others the rest is what the pair says beyond its two words.
     """
-    found = {}
-    for part in self.head.parts:
-      values = jnp.asarray(scores[part.name])
+    evidence = {}
+    for factor in self.head.factors:
+      values = jnp.asarray(scores[factor.name])
       # Of a probability of 0 the logarithm would be infinite.
       least = jnp.finfo(values.dtype).tiny
-      found[part.name] = part.of_classes(jnp.log(jnp.maximum(values, least)))
-    return found
+      logs = jnp.log(jnp.maximum(values, least))
+      evidence[factor.name] = factor.by_class(logs)
+    return evidence
 
   def targets(self, labels, dtype):
     """(batch,) int32 labels to (batch, classes) probabilities, 0 or 1."""
@@ -97,7 +98,7 @@ class Objective:
   def train_metrics(self, outputs, labels) -> dict:
     """What a training step shows: (batch,) 0 or 1 for each example."""
     hits = {'anp_top1': _hits(self.logits(outputs), labels, 1)}
-    return hits | self._parts(self.scores(outputs), labels)
+    return hits | self._factor_hits(self.scores(outputs), labels)
 
   def metrics(self, outputs, labels) -> dict:
     """What evaluation counts.
@@ -126,32 +127,32 @@ class Objective:
     """
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     top = {f'anp_top{k}': _hits(logits, labels, k) for k in self._top}
-    return {'loss': loss} | top | self._parts(scores, labels)
+    return {'loss': loss} | top | self._factor_hits(scores, labels)
 
   @property
   def metric_names(self) -> tuple[str, ...]:
     """Names of what `metrics` gives; top-k where there are more classes."""
-    return ('loss', *(f'anp_top{k}' for k in self._top), *self._part_names)
+    return ('loss', *(f'anp_top{k}' for k in self._top), *self._factor_names)
 
   @property
   def train_names(self) -> tuple[str, ...]:
     """Names of a training step's: the loss, and what `train_metrics` gives."""
-    return ('loss', 'anp_top1', *self._part_names)
+    return ('loss', 'anp_top1', *self._factor_names)
 
   @property
   def _top(self):
     return [k for k in _TOP if k == 1 or k < self.classes]
 
   @property
-  def _part_names(self):
-    return tuple(f'{part.name}_top1' for part in self.head.parts)
+  def _factor_names(self):
+    return tuple(f'{factor.name}_top1' for factor in self.head.factors)
 
-  def _parts(self, scores, labels):
+  def _factor_hits(self, scores, labels):
     return {
-      f'{part.name}_top1': _hits(
-        scores[part.name], jnp.array(part.ids)[labels], 1
+      f'{factor.name}_top1': _hits(
+        scores[factor.name], jnp.array(factor.ids)[labels], 1
       )
-      for part in self.head.parts
+      for factor in self.head.factors
     }
 
 
@@ -167,15 +168,15 @@ def create(vocabulary, config, class_weights=()) -> Objective:
     ConfigError: for a head of pairs where classes are plain.
   """
   m = config.model
-  parts = ()
+  factors = ()
   if vocabulary.is_anp:
-    parts = (
-      heads.Part(
+    factors = (
+      heads.Factor(
         'adjective',
         len(vocabulary.adjectives),
         tuple(vocabulary.adjective_ids().tolist()),
       ),
-      heads.Part(
+      heads.Factor(
         'noun', len(vocabulary.nouns), tuple(vocabulary.noun_ids().tolist())
       ),
     )
@@ -187,11 +188,11 @@ def create(vocabulary, config, class_weights=()) -> Objective:
     )
   classes = len(vocabulary)
   if m.head == 'multitask':
-    head = heads.Multitask(classes, parts, tuple(m.head_weights))
+    head = heads.Multitask(classes, factors, tuple(m.head_weights))
   elif m.head == 'factored':
-    head = heads.Factored(classes, parts)
+    head = heads.Factored(classes, factors)
   else:
-    head = heads.Joint(classes, parts)
+    head = heads.Joint(classes, factors)
   return Objective(head, config.label_smoothing, tuple(class_weights))
 
 
@@ -206,11 +207,12 @@ def ranks(scores, labels):
     (batch,) int32, from 1; of equal scores the lower class comes first. Where a
     score is not a number nothing is known: one more than there are classes.
   """
-  own = jnp.take_along_axis(scores, labels[:, None], axis=-1)
+  label_scores = jnp.take_along_axis(scores, labels[:, None], axis=-1)
   lower = jnp.arange(scores.shape[-1]) < labels[:, None]
-  before = ((scores > own) | ((scores == own) & lower)).sum(-1)
-  known = jnp.isfinite(scores).all(-1)
-  return jnp.where(known, before, scores.shape[-1]).astype(jnp.int32) + 1
+  ties = (scores == label_scores) & lower
+  before = ((scores > label_scores) | ties).sum(-1)
+  finite = jnp.isfinite(scores).all(-1)
+  return jnp.where(finite, before, scores.shape[-1]).astype(jnp.int32) + 1
 
 
 def _hits(scores, labels, k):

@@ -6,8 +6,8 @@ A gradient goes through these effects, in this order:
 2. `optimizer.clip_norm`: the whole gradient to at most this global norm.
 3. `optimizer.weight_decay` times the weights is added to the gradient (L2, so
    the decay is not clipped but does pass through momentum and scaling). adamw,
-   lars and lamb do not take it here but in their own place: adamw beside
-   the scaled gradient, lars before and lamb within the trust ratio.
+   lars and lamb do not take it here but in their own place: adamw next
+   to the scaled gradient, lars before and lamb within the trust ratio.
 4. The optimizer's direction.
 5. The learning rate. rmsprop and lars apply momentum after it, as their
    authors did, so that a decay of the rate takes time to be felt.
@@ -97,7 +97,11 @@ def schedule(
 
 
 def create(
-  config, batch_size: int, examples: int, total_steps: int, whole: bool = True
+  config,
+  batch_size: int,
+  examples: int,
+  total_steps: int,
+  whole_leaves: bool = True,
 ) -> optax.GradientTransformation:
   """The whole update, from the reduced gradient to what is added to weights.
 
@@ -110,8 +114,9 @@ def create(
     batch_size: images a step, over all devices.
     examples: images an epoch.
     total_steps: steps of the whole run.
-    whole: whether it is given whole parameters, by their names. Of a slice,
-      effects 2 and 6 are the caller's; the state's structure is the same.
+    whole_leaves: whether it is given whole parameters, by their names. With
+      slices, effects 2 and 6 are the caller's; the state's structure is the
+      same.
 
   Returns:
     The optax transformation; `update` needs the parameters as well.
@@ -126,13 +131,13 @@ def create(
     effects.append(optax.clip(o.clip_value))
   if o.clip_norm:
     clip = optax.clip_by_global_norm(o.clip_norm)
-    effects.append(clip if whole else optax.identity())
+    effects.append(clip if whole_leaves else optax.identity())
   if o.weight_decay and o.name not in _OWN_DECAY:
     effects.append(optax.add_decayed_weights(o.weight_decay, decay_mask))
   effects.append(_optimizer(o, rate))
   if o.multipliers:
     scaled = multipliers.scaled(o.multipliers)
-    effects.append(scaled if whole else optax.identity())
+    effects.append(scaled if whole_leaves else optax.identity())
   return optax.chain(*effects)
 
 

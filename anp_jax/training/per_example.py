@@ -18,7 +18,7 @@ def rows(objective, outputs, labels, held_out: tuple[int, ...] = ()) -> dict:
     objective: `objective.Objective`.
     outputs: (batch, outputs) of the network.
     labels: (batch,) int32.
-    held_out: classes of which no example was trained on.
+    held_out: classes without a training example.
 
   Returns:
     Name to array with the batch as its first axis: classes (batch, k) int32 and
@@ -31,20 +31,20 @@ def rows(objective, outputs, labels, held_out: tuple[int, ...] = ()) -> dict:
   # Ranked by logits: probabilities far below the best are all 0.
   classes = lax.top_k(logits, min(TOP, objective.classes))[1]
   probabilities = scores['anp']
-  own = labels[:, None]
-  found = {
+  label = labels[:, None]
+  results = {
     'classes': classes,
     'probabilities': jnp.take_along_axis(probabilities, classes, -1),
     # What is not known comes last.
     'rank': jnp.minimum(objective_lib.ranks(logits, labels), logits.shape[-1]),
-    'own': jnp.take_along_axis(probabilities, own, -1)[:, 0],
-    'loss': -jnp.take_along_axis(jax.nn.log_softmax(logits), own, -1)[:, 0],
+    'own': jnp.take_along_axis(probabilities, label, -1)[:, 0],
+    'loss': -jnp.take_along_axis(jax.nn.log_softmax(logits), label, -1)[:, 0],
   }
   for part in ('adjective', 'noun'):
     if part in scores:
-      found[part] = scores[part].argmax(-1).astype(jnp.int32)
-      found[f'{part}_probability'] = scores[part].max(-1)
+      results[part] = scores[part].argmax(-1).astype(jnp.int32)
+      results[f'{part}_probability'] = scores[part].max(-1)
   if held_out:
     chosen = jnp.array(held_out, jnp.int32)
-    found['held_out'] = chosen[logits[:, chosen].argmax(-1)]
-  return found
+    results['held_out'] = chosen[logits[:, chosen].argmax(-1)]
+  return results

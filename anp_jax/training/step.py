@@ -125,7 +125,7 @@ class TrainStep:
     update = self.strategy.wrap_update(
       self._update, _joined, self.abstract_single
     )
-    return self._frozen.keeping(update)
+    return self._frozen.wrap_update(update)
 
   def _update(self, state, reduced):
     """The update of one network."""
@@ -219,7 +219,7 @@ class TrainStep:
     )  # fmt: skip
     with self.strategy.convolution_context(), self._frozen.applied():
       outputs, new_stats = self.model.apply(
-        {'params': self._frozen.hold(params), **stats},
+        {'params': self._frozen.stop_gradients(params), **stats},
         images,
         True,
         mutable=list(stats),
@@ -264,7 +264,14 @@ class TrainStep:
       ),
       stats, new_stats, counts,
     )  # fmt: skip
-    return self._frozen.mask(gradients), new_stats, weight, sums, damaged, vote
+    return (
+      self._frozen.zero_gradients(gradients),
+      new_stats,
+      weight,
+      sums,
+      damaged,
+      vote,
+    )
 
 
 def _split_counts(stats):

@@ -472,7 +472,7 @@ def test_ensemble_is_the_mean_of_probabilities(tmp_path):
     ensemble.keep(folders[-1], scores, labels, weights)
   ids = (0, 1, 2, 1, 0)
   objective = objective_lib.Objective(
-    heads.Joint(5, (heads.Part('noun', 3, ids),))
+    heads.Joint(5, (heads.Factor('noun', 3, ids),))
   )
   found = ensemble.score(folders, objective)
   mean = parts.astype(np.float64).mean(0)

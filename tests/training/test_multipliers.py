@@ -209,7 +209,7 @@ def test_averages_of_what_is_frozen_stay():
     np.array(0), params, stats, (), jax.tree.map(lambda x: x + 4, both)
   )
   frozen = multipliers.Frozen((('norm|head/bias', 0),), params)
-  update = frozen.keeping(
+  update = frozen.wrap_update(
     lambda state, _: (jax.tree.map(lambda x: x + 1, state), 'values')
   )
   new, values = update(state, None)

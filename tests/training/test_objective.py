@@ -55,12 +55,12 @@ def test_create_reads_the_vocabulary():
   objective = _objective(0.2)
   assert objective.classes == 12 and objective.smoothing == 0.2
   assert objective.outputs == 12
-  adjectives, nouns = objective.head.parts
+  adjectives, nouns = objective.head.factors
   assert (adjectives.name, adjectives.count) == ('adjective', 3)
   assert (nouns.name, nouns.count) == ('noun', 4)
   assert (adjectives.ids, nouns.ids) == (ADJECTIVE_IDS, NOUN_IDS)
   plain = _create(('ant', 'bee'))
-  assert (plain.outputs, plain.head.parts) == (2, ())
+  assert (plain.outputs, plain.head.factors) == (2, ())
   # Part of a jitted function's key.
   assert hash(objective) == hash(_objective(0.2))
   assert objective != _objective(0.1)

@@ -60,8 +60,8 @@ class InvariantStep(sync.SyncStep):
   def _sum(self, x):
     devices = lax.axis_size(mesh_lib.DATA)
     slices = jnp.pad(x, (0, -x.size % devices)).reshape(devices, -1)
-    mine = tree_sum(lax.all_to_all(slices, mesh_lib.DATA, 0, 0))
-    return lax.all_gather(mine, mesh_lib.DATA, tiled=True)[: x.size]
+    total = tree_sum(lax.all_to_all(slices, mesh_lib.DATA, 0, 0))
+    return lax.all_gather(total, mesh_lib.DATA, tiled=True)[: x.size]
 
 
 def tree_sum(x: jax.Array) -> jax.Array:
@@ -131,8 +131,8 @@ def _check_threads(config, platform):
   if devices > threads:
     raise config_lib.ConfigError(
       f'config.strategy.threads={threads}: this process has {devices} CPU '
-      f'devices, each of which XLA gives a thread; expected {devices} or more, '
-      'the same for every run to compare'
+      f'devices, and XLA gives each a thread; expected {devices} or more, the '
+      'same for every run to compare'
     )
   if pool != threads:
     cause = xla_flags.named_threads() or 'not set'

@@ -30,7 +30,7 @@ class Local(strategy.Strategy):
     return True
 
   def batch_division(self, config, devices):
-    """As `sync`, with one part a group where groups outnumber devices."""
+    """Divides like `sync`; each group has a part if there are more of them."""
     groups = config.strategy.groups
     if groups <= devices:
       return super().batch_division(config, devices)

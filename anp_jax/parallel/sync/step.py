@@ -54,15 +54,15 @@ class SyncStep:
     """Whole parameters from this device's part of them."""
     leaves = self._tree.flatten_up_to(params)
     divided = [i for i in self._backward if self._axes[i] >= 0]
-    wholes = buckets.fused(
+    gathered = buckets.fused(
       lambda x: lax.all_gather(x, mesh_lib.DATA),
       [jnp.moveaxis(leaves[i], self._axes[i], 0).ravel() for i in divided],
       self._size,
     )
-    for i, whole in zip(divided, wholes, strict=True):
+    for i, leaf in zip(divided, gathered, strict=True):
       first = jnp.moveaxis(leaves[i], self._axes[i], 0)
-      whole = whole.reshape(-1, *first.shape[1:])
-      leaves[i] = jnp.moveaxis(whole, 0, self._axes[i])
+      leaf = leaf.reshape(-1, *first.shape[1:])
+      leaves[i] = jnp.moveaxis(leaf, 0, self._axes[i])
     return self._tree.unflatten(leaves)
 
   def micro_batches(self) -> int:
@@ -111,18 +111,18 @@ class SyncStep:
     ]
     count = lax.axis_size(mesh_lib.DATA)
     if lax.axis_size(self._summed) > 1:
-      whole = [i for i in self._backward if self._axes[i] < 0]
+      undivided = [i for i in self._backward if self._axes[i] < 0]
       rest, tree = jax.tree.flatten(extras)
       sums = buckets.fused(
         self._sum,
-        [x.ravel() for x in ([wires[i] for i in whole] + rest)],
+        [x.ravel() for x in ([wires[i] for i in undivided] + rest)],
         self._size,
       )
-      for i, total in zip(whole, sums, strict=False):
+      for i, total in zip(undivided, sums, strict=False):
         wires[i] = total.reshape(wires[i].shape)
       extras = tree.unflatten(
         total.reshape(x.shape)
-        for total, x in zip(sums[len(whole) :], rest, strict=True)
+        for total, x in zip(sums[len(undivided) :], rest, strict=True)
       )
       divided = [i for i in self._backward if self._axes[i] >= 0]
       firsts = [jnp.moveaxis(wires[i], self._axes[i], 0) for i in divided]

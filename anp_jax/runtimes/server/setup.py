@@ -103,7 +103,7 @@ def create(config, horizon: float) -> Setup:
   program = build.create(spec)
   layout = layout_lib.Layout(config, program.abstract_state)
   optimizer = optimizer_lib.create(
-    config, size, examples, spec.total_steps, whole=False
+    config, size, examples, spec.total_steps, whole_leaves=False
   )
   return Setup(
     config=config,

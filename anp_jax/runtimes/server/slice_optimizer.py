@@ -73,7 +73,7 @@ class SliceOptimizer:
 
     Args:
       config: the run's config.
-      optimizer: the chain, from `optimizer.create` with whole=False.
+      optimizer: the chain, from `optimizer.create` with whole_leaves=False.
       layout: `layout.Layout`.
       index: of the server.
       horizon: updates by which the weights that are sent are ahead, predicted
@@ -94,7 +94,7 @@ class SliceOptimizer:
     params = layout.params
     frozen = multipliers.Frozen(rules, params.unflatten(np.zeros(params.size)))
     self._frozen_stats = (
-      layout.stats.spread(frozen.is_kept)[: self.stats_size] > 0
+      layout.stats.spread(frozen.is_frozen_stat)[: self.stats_size] > 0
     )
     self._update = jax.jit(self._updated)
     self._update_stats = jax.jit(self._updated_stats)
