@@ -78,7 +78,7 @@ def _parse(arguments):
 
 
 def _refuse_several_processes(arguments):
-  """Refuses what divided the work among hosts in earlier versions."""
+  """Refuses several processes, which once shared a preparation."""
   flags = [a.partition('=')[0] for a in arguments]
   causes = [f for f in flags if f in ('--process_id', '--num_processes')]
   tasks = _slurm_tasks()
@@ -110,7 +110,7 @@ def _parser():
   parser = command_line.Parser(
     prog='python -m anp_jax.data.prepare',
     description=__doc__,
-    epilog='kinds, and what may be done about each, the default first:\n'
+    epilog='kinds, and the actions on each, the default first:\n'
     + '\n'.join(f'  {k:<12}{a:<28}{m}' for k, a, m in kinds),
   )
   _add_places(parser.add_argument)
@@ -120,7 +120,7 @@ def _parser():
 
 
 def _add_places(add):
-  """Adds the flags of what is read and what is written, and how."""
+  """Adds the flags of the input, the output and the workers."""
   add(
     '--from', dest='source', required=True, metavar='PATH',
     help='folder of class folders, with or without split folders; or '
@@ -177,7 +177,7 @@ def _add_splits(add):
 
 
 def _add_policy(add):
-  """Adds the flags of what is unusual, and what is done about it."""
+  """Adds the flags of unusual files, and of the actions on them."""
   add(
     '--policy', default='', metavar='KIND=ACTION,...',
     help='what to do about a kind of file, see the table in the docs',

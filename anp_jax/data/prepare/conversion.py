@@ -76,7 +76,7 @@ class _Copy:
     )
 
   def make(self, pool) -> list[str]:
-    """Copies the shards and what describes them; returns lines to print."""
+    """Copies the shards and their description; returns lines to print."""
     folder = os.path.join(self.target.work, 'set')
     tasks = [
       tasks_lib.Copy(
@@ -137,7 +137,7 @@ def _shards(builder, name):
 
 
 def _copy_info(source, folder, name):
-  """Copies what describes the set; its name and format are new."""
+  """Copies the description of the set, with its new name and format."""
   from tensorflow_datasets.core import dataset_info
 
   for entry in os.scandir(source):

@@ -17,7 +17,7 @@ from anp_jax.data.prepare import splits as splits_lib
 from anp_jax.data.prepare import target as target_lib
 from anp_jax.data.prepare import tasks as tasks_lib
 
-# Of what the files of tasks hold: after a change none of them is used again.
+# Version of the files that tasks leave: with another one, none is used again.
 _VERSION = 3
 _FILES = 256  # of a task
 # In a finished set: (n, 2) int64, `tasks.file_state` of every file.
@@ -237,7 +237,7 @@ class _Preparation:
     }
 
   def _finish(self, splits, tasks):
-    """Adds what describes the shards, and moves all to the final place."""
+    """Adds the description of the shards, and moves all to the final place."""
     from anp_jax.data.prepare import anp_folder  # tfds: slow to import
 
     folder = os.path.join(self._folder, 'set')
@@ -287,7 +287,7 @@ def _digest_of_files(names, listings):
 
 
 def _digest_of_findings(splits):
-  """Digest of all that decides, with the options, what the set holds."""
+  """The digest of all that decides, with the options, about the set."""
   digest = hashlib.sha256()
   for split in splits:
     for data in split.digests:

@@ -1,4 +1,4 @@
-"""The plan of a set: the kinds of each file, and what is done about them."""
+"""The plan of a set: the kinds of each file, and the action on it."""
 
 import collections
 import dataclasses
@@ -55,7 +55,7 @@ KEEP, CONVERT, SKIP, FAIL = range(4)
 
 @dataclasses.dataclass
 class Split:
-  """One split: its files, the findings in them, what is done with them.
+  """One split: its files, the findings in them, the actions on them.
 
   Attributes:
     name: in the prepared set.

@@ -21,8 +21,8 @@ def write(
   Args:
     folder: to write to.
     name: of the set.
-    splits: decided.
-    policy: action of each kind.
+    splits: with their actions, from `plan.decide`.
+    policy: the action of each kind.
   """
   with open(
     os.path.join(folder, MARKDOWN), 'w', encoding='utf-8',
@@ -39,13 +39,7 @@ def summary(splits: list[plan_lib.Split], policy: dict) -> list[str]:
   """Returns the lines that a preparation ends with."""
   classes = splits[0].listing.vocabulary
   lines = [classes.text()]
-  rows = [('split', 'files', 'images', 'converted', 'smallest class')]
-  for split in splits:
-    rows.append((
-      split.name, f'{len(split):,}', f'{len(split.stored):,}',
-      f'{len(split.converted):,}', _smallest(split),
-    ))  # fmt: skip
-  lines.append(markdown.plain(rows, 'lr'))
+  lines.append(markdown.plain(_split_rows(splits), 'lr'))
   rows = [('kind', 'files', 'share', 'done', 'meaning')]
   for kind, number, share in _counts(splits):
     rows.append(
@@ -75,6 +69,17 @@ def _left_out(splits):
   return [*dict.fromkeys(filter(None, (s.listing.left_out for s in splits)))]
 
 
+def _split_rows(splits):
+  """The rows of a table of splits, the head first."""
+  rows = [('split', 'files', 'images', 'converted', 'smallest class')]
+  for split in splits:
+    rows.append((
+      split.name, f'{len(split):,}', f'{len(split.stored):,}',
+      f'{len(split.converted):,}', _smallest(split),
+    ))  # fmt: skip
+  return rows
+
+
 def _smallest(split):
   labels = split.listing.labels[split.stored]
   classes = split.listing.vocabulary
@@ -84,6 +89,7 @@ def _smallest(split):
 
 
 def _counts(splits):
+  """Yields each kind that there is, its files and their share."""
   total = sum(map(len, splits))
   for kind in plan_lib.KINDS:
     number = sum(int(s.of_kind(kind).sum()) for s in splits)
@@ -92,14 +98,13 @@ def _counts(splits):
 
 
 def _markdown(name, splits, policy):
-  yield f'# {name}: what was found and done'
+  yield f'# {name}: findings and actions'
   yield ''
-  rows = [('split', 'folder', 'files', 'images', 'converted', 'smallest class')]
-  for split in splits:
-    rows.append((
-      split.name, split.listing.root, f'{len(split):,}',
-      f'{len(split.stored):,}', f'{len(split.converted):,}', _smallest(split),
-    ))  # fmt: skip
+  folders = ['folder', *(split.listing.root for split in splits)]
+  rows = [
+    (name, folder, *counts)
+    for folder, (name, *counts) in zip(folders, _split_rows(splits))
+  ]
   yield markdown.table(rows, 'llrrrl')
   yield ''
   rows = [('kind', 'meaning', 'files', 'share', 'done', 'first files')]
@@ -116,8 +121,8 @@ def _markdown(name, splits, policy):
   yield markdown.table(rows, 'llrrl')
   yield ''
   yield (
-    'A file of several kinds counts in each; what is done about it is the '
-    f'strictest. Every file of a kind is a line of {LINES}.'
+    'A file of several kinds counts in each; its action is the strictest of '
+    f'theirs. Every file of a kind is a line of {LINES}.'
   )
   for line in _left_out(splits):
     yield ''

@@ -1,4 +1,4 @@
-"""Which files the splits of a set list, and what the splits are called."""
+"""The splits of a set: their files, and their names."""
 
 import dataclasses
 import os

@@ -12,7 +12,7 @@ from anp_jax import config as config_lib
 from anp_jax.data.prepare import worker_pool
 from anp_jax.system import files as files_lib
 
-# Says in a finished set what it was made from.
+# A file of a finished set: digests of the files and options behind it.
 _MARK = 'prepared.json'
 
 
@@ -75,9 +75,9 @@ class Target:
       return make(pool)
 
   def choose_folder(self, findings: str) -> str:
-    """Makes the folder for what depends on the findings in the files.
+    """Makes the folder of all that depends on the findings in the files.
 
-    What an earlier command made of other findings is removed.
+    Those that earlier commands made of other findings are removed.
 
     Args:
       findings: digest of them.
@@ -96,7 +96,7 @@ class Target:
 
     Args:
       folder: that holds the set.
-      files_state: digest of what tells that files change.
+      files_state: digest of the state of all files, which tells of changes.
     """
     mark = {'digest': self._digest}
     if files_state:

@@ -39,7 +39,7 @@ _CRASHES = {
 
 
 class Row(NamedTuple):
-  """What was found in a file; on disk a line of JSON, a list in this order.
+  """The findings in a file; on disk a line of JSON, a list in this order.
 
   Attributes:
     digest: SHA-256 of its bytes, hexadecimal; '' if it could not be read.
@@ -65,7 +65,7 @@ class Row(NamedTuple):
 
 
 def read_rows(path: str) -> list[Row]:
-  """Returns what `Examine` wrote, a row for each file."""
+  """Returns the rows that an `Examine` task wrote, one for each file."""
   with open(path, encoding='utf-8') as file:
     return [Row(*json.loads(line)) for line in file]
 
@@ -199,7 +199,7 @@ class Convert(_Storing):
 
 
 class Stretch(NamedTuple):
-  """Files that lie one after another in what `Convert` wrote.
+  """Successive files in the result of a `Convert` task.
 
   Attributes:
     path: of the `Convert` task's file.
@@ -227,7 +227,7 @@ def read_converted(stretch: Stretch) -> Iterator[bytes]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Write(_Storing):
-  """Writes a shard, then a small file that says what it holds.
+  """Writes a shard, then a small file of its counts.
 
   Attributes:
     shard: path of the shard.

@@ -133,7 +133,7 @@ class Pool:
   def _results(
     self, tasks: Iterable[Task], note: Callable[[str], None]
   ) -> Iterator[tuple[Task | None, int]]:
-    """Yields tasks with what they return; (None, 0) while there is nothing."""
+    """Yields tasks with their results; (None, 0) while there is none."""
     waiting, retries = iter(tasks), []
     idle, running = list(self._workers), {}
     while True:
