@@ -1,0 +1,173 @@
+"""Tests of raw_files: MNIST's files, whole and broken, byte by byte."""
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax.config import command_line
+from anp_jax.data import sources
+from anp_jax.data.input import batch_plan
+from anp_jax.data.input import pipeline
+from anp_jax.data.sources import arrays as arrays_lib
+from tests import opening
+from tests import raw_data
+
+
+@pytest.mark.parametrize('form', ['', 'gz', 'dots', 'dots gz'])
+def test_mnist(tmp_path, form):
+  raw_data.mnist(tmp_path, form)
+  images, shape, labels, names = raw_data.read(tmp_path)
+  assert shape == (2, 4, 3) and labels == [7, 0, 5] and names == raw_data.DIGITS
+  assert images[1] == bytes([
+    18, 18, 18, 19, 19, 19, 20, 20, 20, 21, 21, 21,
+    22, 22, 22, 23, 23, 23, 24, 24, 24, 25, 25, 25,
+  ])  # fmt: skip
+  assert images[0][:6] == bytes([10, 10, 10, 11, 11, 11])
+  assert images[2][-6:] == bytes([32, 32, 32, 33, 33, 33])
+  for split in ('test', 't10k', 'validation'):
+    images, shape, labels, names = raw_data.read(tmp_path, split)
+    assert labels == [3, 8] and names == raw_data.DIGITS
+    assert images[0][::3] == bytes(range(33, 25, -1))
+    assert images[1][::3] == bytes(range(25, 17, -1))
+
+
+def test_mnist_is_trained_and_evaluated_on(tmp_path, config):
+  config.data.source = 'arrays'
+  config.data.path = str(raw_data.mnist(tmp_path))
+  assert len(sources.open_source(config, training=True)) == 3
+  assert len(sources.open_source(config, training=False)) == 2
+
+
+def test_mnist_as_a_tree_of_images(tmp_path):
+  """The recipe sees the pixels and labels that it sees of the idx files."""
+  grey = np.random.default_rng(0).integers(0, 256, (20, 28, 28), np.uint8)
+  labels = np.arange(20) // 2
+  files = raw_data.mnist(
+    tmp_path / 'files',
+    train_images_idx3_ubyte=raw_data.idx(grey.tobytes(), 20, 28, 28),
+    train_labels_idx1_ubyte=raw_data.idx(labels.tolist()),
+    t10k_images_idx3_ubyte=raw_data.idx(grey[::-1].tobytes(), 20, 28, 28),
+    t10k_labels_idx1_ubyte=raw_data.idx(labels[::-1].tolist()),
+  )
+  for split, order in (('training', 1), ('testing', -1)):
+    for i, (image, label) in enumerate(zip(grey[::order], labels[::order])):
+      folder = tmp_path / 'tree' / split / str(label)
+      folder.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(image).save(folder / f'{i:02}.png')
+  config = command_line.load('configs/lenet.py:mnist', {})
+  batches = {}
+  for kind, path in (('arrays', files), ('folder', tmp_path / 'tree')):
+    config.data.source, config.data.path = kind, str(path)
+    for training in (True, False):
+      source = sources.open_source(config, training)
+      assert source.vocabulary.names == raw_data.DIGITS
+      plan = batch_plan.BatchPlan(config, 20, 20, np.arange(20), False)
+      (batch,) = pipeline.batches(source, plan)
+      place = np.lexsort([*batch['image'].reshape(20, -1).T, batch['label']])
+      batches[kind, training] = batch['image'][place], batch['label'][place]
+  for training in (True, False):
+    for a, b in zip(batches['arrays', training], batches['folder', training]):
+      np.testing.assert_array_equal(a, b)
+    assert (batches['folder', training][1] == labels).all()
+
+
+def test_mnist_keeps_each_grey_byte_once(tmp_path):
+  count = 200
+  raw_data.mnist(
+    tmp_path,
+    train_images_idx3_ubyte=raw_data.idx(bytes(count * 50 * 50), count, 50, 50),
+    train_labels_idx1_ubyte=raw_data.idx(bytes(count)),
+  )
+  images = arrays_lib.Arrays(str(tmp_path), 'train')._images
+  low, high = np.lib.array_utils.byte_bounds(images)
+  assert images.shape == (count, 50, 50, 3) and high - low == count * 50 * 50
+
+
+def test_mnist_of_more_classes(tmp_path):
+  """EMNIST has more: the training labels say how many, in both splits."""
+  raw_data.mnist(tmp_path, train_labels_idx1_ubyte=raw_data.idx([0, 11, 5]))
+  names = tuple(str(i) for i in range(12))
+  assert raw_data.read(tmp_path)[3] == names
+  assert raw_data.read(tmp_path, 'test')[3] == names
+
+
+def test_plain_file_is_read_where_both_are(tmp_path):
+  raw_data.mnist(tmp_path)
+  (tmp_path / 'train-labels-idx1-ubyte.gz').write_bytes(b'half')
+  assert raw_data.read(tmp_path)[2] == [7, 0, 5]
+
+
+def test_folder_of_a_files_name_is_no_file(tmp_path):
+  """Some archives unpack every file into a folder of its own name."""
+  raw_data.mnist(tmp_path, 'dots')
+  (tmp_path / 'train-images-idx3-ubyte').mkdir()
+  assert raw_data.read(tmp_path)[2] == [7, 0, 5]
+
+
+_IMAGES = raw_data.MNIST['train-images-idx3-ubyte']
+
+
+@pytest.mark.parametrize(
+  'name, data, words',
+  [
+    ('images_idx3', _IMAGES[:-1], ['39 bytes', '40', '3 x 2 x 4']),
+    ('images_idx3', _IMAGES + b'x', ['41 bytes', 'expected 40']),
+    ('images_idx3', _IMAGES[:9], ['9 bytes']),
+    ('images_idx3', b'\0\0', ['0x0000,', '0x00000803']),
+    ('images_idx3', b'', ['0x00000803']),
+    ('images_idx3', raw_data.idx([7, 0, 5]), ['0x00000801', '0x00000803']),
+    # Little-endian, and of 32-bit numbers.
+    ('images_idx3', b'\3\x08\0\0' + _IMAGES[4:], ['0x03080000']),
+    ('images_idx3', b'\0\0\x0c\3' + _IMAGES[4:], ['0x00000c03']),
+    # Twice the width; a size that would wrap around in 64 bits.
+    ('images_idx3', raw_data.idx(raw_data.GREY, 3, 2, 8), ['expected 64']),
+    ('images_idx3', raw_data.idx([], 2**31, 2**31, 4), [str(2**64 + 16)]),
+    ('images_idx3', raw_data.idx([], 3, 0, 4), ['0 x 4']),
+    ('labels_idx1', raw_data.idx([1, 2]), ['2 labels', 'expected 3']),
+    ('labels_idx1', _IMAGES, ['0x00000803', '0x00000801']),
+    ('labels_idx1', raw_data.idx([7, 0, 5])[:-1], ['10 bytes', '11']),
+    ('labels_idx1', None, ['.gz']),
+    ('images_idx3', None, ['.gz']),
+  ],
+)  # fmt: skip
+@pytest.mark.parametrize('form', ['', 'gz'])
+def test_bad_mnist(tmp_path, config, form, name, data, words):
+  raw_data.mnist(tmp_path, form, **{f'train_{name}_ubyte': data})
+  file = f'train_{name}_ubyte'.replace('_', '-')
+  opening.refused([tmp_path, file, *words], config, 'arrays', tmp_path)
+
+
+def test_mnist_labels_out_of_range(tmp_path, config):
+  raw_data.mnist(tmp_path, t10k_labels_idx1_ubyte=raw_data.idx([3, 10]))
+  opening.refused(
+    [tmp_path / 't10k-labels-idx1-ubyte', '3 to 10', '0 to 9'],
+    config,
+    'arrays',
+    tmp_path,
+    'test',
+  )
+
+
+@pytest.mark.parametrize('damage', ['plain', 'cut', 'byte', 'sum', 'empty'])
+def test_bad_gzip(tmp_path, config, damage):
+  raw_data.mnist(tmp_path, 'gz')
+  file = tmp_path / 'train-images-idx3-ubyte.gz'
+  data = file.read_bytes()
+  file.write_bytes({
+    'plain': _IMAGES,
+    'cut': data[:-9],
+    'byte': data[:20] + bytes([data[20] ^ 255]) + data[21:],
+    'sum': data[:-8] + bytes([data[-8] ^ 1]) + data[-7:],
+    'empty': b'',
+  }[damage])  # fmt: skip
+  words = [file, '0x00000803' if damage == 'empty' else 'a whole gzip file']
+  opening.refused(words, config, 'arrays', tmp_path)
+
+
+def test_mnist_without_images(tmp_path, config):
+  raw_data.mnist(
+    tmp_path,
+    train_images_idx3_ubyte=raw_data.idx([], 0, 28, 28),
+    train_labels_idx1_ubyte=raw_data.idx([], 0),
+  )
+  opening.refused([tmp_path, 'no examples'], config, 'arrays', tmp_path)
