@@ -12,7 +12,9 @@ from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.runtimes.relay import candidates as candidates_lib
-from anp_jax.runtimes.relay import schedule as itinerary_lib
+from anp_jax.runtimes.relay import leaderboard as leaderboard_lib
+from anp_jax.runtimes.relay import ring as ring_lib
+from anp_jax.runtimes.relay import schedule as schedule_lib
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
@@ -54,6 +56,15 @@ def config(models=MODELS, **overrides):
   return found
 
 
+def leaderboard(workdir, config, laps):
+  """Returns the leaderboard of a workdir, with a score after every lap."""
+  return leaderboard_lib.Leaderboard(
+    str(workdir), candidates_lib.create(config, 1),
+    ring_lib.Rungs(laps, 1, config.strategy.halving),
+    config.checkpoint.best_metric,
+  )  # fmt: skip
+
+
 def alone(config, index, sizes, laps=3, devices=1):
   """A model's leaves, trained by itself, part after part.
 
@@ -62,8 +73,8 @@ def alone(config, index, sizes, laps=3, devices=1):
   """
   one = candidates_lib.create(config, 1)[index].config
   source = sources.open_source(config, training=True)
-  parts = itinerary_lib.parts(config, source, len(sizes))
-  assert [len(p) for p in parts] == list(sizes)
+  shards = schedule_lib.data_shards(source, sizes)
+  assert [len(shard) for shard in shards] == list(sizes)
   total = sum(math.ceil(laps * n / one.batch_size) for n in sizes)
   whole = one.copy_and_resolve_references()
   whole.duration = f'{total} steps'
@@ -74,11 +85,11 @@ def alone(config, index, sizes, laps=3, devices=1):
   )
   state = state_lib.create(made.init_fn, made.abstract_state)
   feeds = []
-  for number, part in enumerate(parts):
+  for number, shard in enumerate(shards):
     own = one.copy_and_resolve_references()
-    own.seed = itinerary_lib.stream_seed(one.seed, number)
+    own.seed = schedule_lib.stream_seed(one.seed, number)
     stream = stream_lib.Stream(own, mesh_lib.batch_sharding(mesh))
-    feeds.append(stream.train(part, one.batch_size, 0))
+    feeds.append(stream.train(shard, one.batch_size, 0))
   made_of = [0] * len(sizes)
   for lap in range(1, laps + 1):
     for number, size in enumerate(sizes):

@@ -4,7 +4,7 @@
     --process_id=0 --coordinator=HOST:PORT
 
 Process j trains the models j, j + n, ... of config.strategy.models, one after
-another, on its own devices; after each turn it sends the part that it holds to
+another, on its own devices; after each turn it sends the part that it has to
 the next process. `python -m scripts.study relay` starts it.
 """
 
@@ -26,28 +26,28 @@ from anp_jax.data.sources import cache
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.relay import candidates as candidates_lib
-from anp_jax.runtimes.relay import messages as post_lib
+from anp_jax.runtimes.relay import messages
 from anp_jax.runtimes.relay import programs as programs_lib
 from anp_jax.runtimes.relay import runner as runner_lib
-from anp_jax.runtimes.relay import schedule as itinerary_lib
+from anp_jax.runtimes.relay import schedule as schedule_lib
 from anp_jax.runtimes.relay import spans as spans_lib
 from anp_jax.system import compile_cache
 from anp_jax.system import xla_flags
 
 
-class Held:
-  """A part of a data set, as bytes that can be sent; a `sources.Source`."""
+class TravellingShard:
+  """A shard of a data set, as bytes that can be sent; a `sources.Source`."""
 
-  def __init__(self, like, number: int, size: int):
-    """Makes it, without examples yet.
+  def __init__(self, source, number: int, size: int):
+    """Starts without examples.
 
     Args:
-      like: the source of which it is a part.
-      number: of the part.
-      size: its examples.
+      source: of all examples.
+      number: of the shard.
+      size: examples of the shard.
     """
-    self.kind, self.vocabulary = like.kind, like.vocabulary
-    self.name = f'{like.name}, part {number}'
+    self.kind, self.vocabulary = source.kind, source.vocabulary
+    self.name = f'{source.name}, part {number}'
     self._size = size
     self._images = self._labels = None
 
@@ -55,23 +55,23 @@ class Held:
     return self._size
 
   def read(self, indices):
-    """See `sources.Source.read`."""
+    """Reads examples, like `sources.Source.read`."""
     return [self._images[i] for i in indices], self._labels[indices]
 
   def labels(self):
-    """See `sources.Source.labels`."""
+    """Returns all labels, like `sources.Source.labels`."""
     return self._labels
 
   def example_name(self, index):
-    """See `sources.Source.example_name`."""
+    """Names an example for messages, like `sources.Source.example_name`."""
     return f'{self.name}, example {index}'
 
   def fill(self, images, labels) -> None:
-    """Puts the examples in."""
+    """Sets the examples."""
     self._images, self._labels = list(images), np.asarray(labels)
 
   def pack(self) -> np.ndarray:
-    """All examples as (n,) uint8."""
+    """Returns all examples as (n,) uint8."""
     file = io.BytesIO()
     if self.kind == 'encoded':
       lengths = np.array([len(x) for x in self._images])
@@ -82,120 +82,162 @@ class Held:
     return np.frombuffer(file.getvalue(), np.uint8)
 
   def unpack(self, data: np.ndarray) -> None:
-    """Puts in what another process's `pack` gave."""
-    with np.load(io.BytesIO(data.tobytes())) as found:
-      if 'images' in found:
-        self.fill(found['images'], found['labels'])
+    """Sets the examples that another process's `pack` returned."""
+    with np.load(io.BytesIO(data.tobytes())) as arrays:
+      if 'images' in arrays:
+        self.fill(arrays['images'], arrays['labels'])
         return
-      ends = np.cumsum(found['lengths'])
-      joined = found['joined'].tobytes()
-      starts = [0, *ends[:-1]]
-      images = [joined[a:b] for a, b in zip(starts, ends)]
-      self.fill(images, found['labels'])
+      ends = np.cumsum(arrays['lengths'])
+      joined = arrays['joined'].tobytes()
+      images = [joined[a:b] for a, b in zip([0, *ends[:-1]], ends)]
+      self.fill(images, arrays['labels'])
 
 
-class Current:
-  """A source that is what it was last set to: what is cached leaves, too."""
+class CachedShard:
+  """A shard behind the cache of config.data.cache, which can be emptied."""
 
-  def __init__(self, part, config):
-    """Wraps a `Held` as config.data.cache says."""
-    self._part, self._config = part, config
-    self.renew()
+  def __init__(self, shard: TravellingShard, config):
+    """Starts with an empty cache."""
+    self.shard, self._config = shard, config
+    self.clear()
 
-  def renew(self) -> None:
+  def clear(self) -> None:
     """Forgets what was cached of the examples before."""
-    self._now = cache.wrap(self._part, self._config)
+    self._source = cache.wrap(self.shard, self._config)
 
   def __getattr__(self, name):
-    return getattr(self._now, name)
+    return getattr(self._source, name)
 
   def __len__(self):
-    return len(self._part)
+    return len(self.shard)
 
 
-def run(config, workdir: str, processes: cluster.Processes) -> None:
-  """Trains this process's models; all processes call it."""
-  compile_cache.enable(config)
-  processes.check_shared(workdir)
-  index, count = processes.index, processes.count
-  whole = config.copy_and_resolve_references()
-  whole.data.cache = 'none'  # files travel, not what is made of them
-  source = sources.open_source(whole, training=True)
-  if source.kind == 'synthetic':
-    raise config_lib.ConfigError(
-      'config.data.source=synthetic has no examples that could travel'
-    )
-  validation = sources.open_source(config, training=False)
-  laps = candidates_lib.epochs('duration', config.duration)
-  sizes = itinerary_lib.sizes(config, len(source), count)
-  parts = [Held(source, p, n) for p, n in enumerate(sizes)]
-  own = itinerary_lib.parts(config, source, count)[index]
-  parts[index].fill(*own.read(np.arange(len(own))))
-  wrapped = [Current(part, config) for part in parts]
-  mesh = mesh_lib.create(config, jax.local_devices())
-  candidates = candidates_lib.create(config, mesh.size)
-  programs = programs_lib.Programs()
-  with contextlib.ExitStack() as stack:
-    spans = spans_lib.Spans(workdir, index)
-    stack.callback(spans.close)
-    came, client = queue.Queue(), None
-    if count > 1:
-      token = processes.gather(secrets.token_hex(32) if not index else '')[0]
-      box = post_lib.Post(
-        config, processes.env, token,
-        lambda request, data: came.put((request['part'], data)),
-        lambda name, request: None,
-      )  # fmt: skip
-      stack.callback(box.shutdown)
-      addresses = processes.gather(box.address)
-      client = transport.connect(
-        config, addresses[(index + 1) % count], token, 600.0
+class Exchange:
+  """Sends shards to the next process, and takes those of the one before."""
+
+  def __init__(self, config, processes, stack):
+    """Opens this process's port; all processes do so at once."""
+    self._timeout = config.cluster.rendezvous_timeout
+    self._arrivals = queue.Queue()
+    token = '' if processes.index else secrets.token_hex(32)
+    token = processes.gather(token)[0]
+    receiver = messages.Receiver(
+      config, processes.env, token,
+      lambda request, data: self._arrivals.put((request['part'], data)),
+    )  # fmt: skip
+    stack.callback(receiver.shutdown)
+    addresses = processes.gather(receiver.address)
+    following = addresses[(processes.index + 1) % processes.count]
+    self._client = transport.connect(config, following, token, 600.0)
+    stack.callback(self._client.close)
+
+  def send(self, number: int, data: np.ndarray) -> tuple[int, np.ndarray]:
+    """Sends a shard's bytes; returns the number and bytes of the next one."""
+    self._client.put({'part': number}, [data])
+    return self._arrivals.get(timeout=self._timeout)
+
+
+class Migration:
+  """One process, whose models stay while the shards travel."""
+
+  def __init__(self, config, workdir: str, processes, stack):
+    """Reads this process's shard; nothing is trained yet.
+
+    Args:
+      config: the run's config.
+      workdir: of the run.
+      processes: `cluster.Processes`; all make theirs at once.
+      stack: contextlib.ExitStack that closes what is opened.
+
+    Raises:
+      ConfigError: for synthetic examples, which cannot travel.
+    """
+    self._processes = processes
+    self._index, self._count = processes.index, processes.count
+    source_config = config.copy_and_resolve_references()
+    source_config.data.cache = 'none'  # files travel, not what is made of them
+    source = sources.open_source(source_config, training=True)
+    if source.kind == 'synthetic':
+      raise config_lib.ConfigError(
+        'config.data.source=synthetic has no examples that could travel'
       )
-      stack.callback(client.close)
-    rounds = range(0, len(candidates), count)
-    for first in rounds:
-      mine = first + index
+    self._validation = sources.open_source(config, training=False)
+    self._laps = candidates_lib.laps('duration', config.duration)
+    self._sizes = schedule_lib.shard_sizes(config, len(source), self._count)
+    shards = [TravellingShard(source, *x) for x in enumerate(self._sizes)]
+    local = schedule_lib.data_shards(source, self._sizes)[self._index]
+    shards[self._index].fill(*local.read(np.arange(len(local))))
+    self._shards = [CachedShard(shard, config) for shard in shards]
+    self._mesh = mesh_lib.create(config, jax.local_devices())
+    self._candidates = candidates_lib.create(config, self._mesh.size)
+    self._programs = programs_lib.Programs()
+    self._spans = spans_lib.Spans(workdir, self._index)
+    self._exchange = None
+    if self._count > 1:
+      self._exchange = Exchange(config, processes, stack)
+
+  def run(self) -> None:
+    """Trains this process's models, one after another."""
+    for first in range(0, len(self._candidates), self._count):
+      model = first + self._index
       runners, state, step = [], None, 0
-      if mine < len(candidates):
-        runners = [
-          runner_lib.Runner(
-            candidates[mine], mesh, part, p, sizes, laps, programs
-          )
-          for p, part in enumerate(wrapped)
-        ]
-        with spans.during(index, 'prepare', mine, None):
-          runners[index].compile(len(validation), begins=True)
-          state = runners[index].new('')
-      for lap in range(laps):
-        for turn in range(count):
-          held = (index - turn) % count
-          processes.heartbeat('training', step)
+      if model < len(self._candidates):
+        runners, state = self._prepared(model)
+      for lap in range(self._laps):
+        for turn in range(self._count):
+          number = (self._index - turn) % self._count
+          self._processes.heartbeat('training', step)
           if runners:
-            size, batch = sizes[held], runners[held].config.batch_size
-            begin, end = lap * size // batch, (lap + 1) * size // batch
-            if lap == laps - 1:
-              end = -(-laps * size // batch)
-            runners[held].prepare(begin)
-            with spans.during(index, 'train', mine, lap) as span:
-              state, step = runners[held].train(
-                state, step, end - begin, lambda: False, lambda *_: None
-              )
-              jax.block_until_ready(state)
-              span['steps'] = end - begin
-          if client:
-            with spans.during(index, 'send', mine, lap) as span:
-              data = parts[held].pack()
-              span['bytes'] = data.nbytes
-              client.put({'part': held}, [data])
-              number, data = came.get(timeout=config.cluster.rendezvous_timeout)
-              parts[number].unpack(data)
-              wrapped[number].renew()
+            state, step = self._train(
+              runners[number], number, state, step, lap, model
+            )
+          self._exchange_shard(number, model, lap)
         if runners:
-          with spans.during(index, 'score', mine, lap + 1):
-            runners[index].score(state.evaluated(), validation)
+          with self._spans.record(self._index, 'score', model, lap + 1):
+            runners[self._index].score(state.evaluated(), self._validation)
       for runner in runners:
         runner.close()
-    processes.gather('done')
+    self._processes.gather('done')
+
+  def _prepared(self, model):
+    """Returns a model's runner for each shard, and its new state."""
+    candidate = self._candidates[model]
+    schedule = schedule_lib.RingSchedule(
+      self._sizes, candidate.config.batch_size, self._laps
+    )
+    runners = [
+      runner_lib.Runner(
+        candidate, schedule, schedule_lib.Station(number, self._mesh, shard),
+        self._programs,
+      )
+      for number, shard in enumerate(self._shards)
+    ]  # fmt: skip
+    with self._spans.record(self._index, 'prepare', model, None):
+      runners[self._index].compile(len(self._validation), begins=True)
+      return runners, runners[self._index].new_state('')
+
+  def _train(self, runner, number, state, step, lap, model):
+    """Makes the steps of one lap on the shard of this number."""
+    segment = runner.schedule.segment(lap, number)
+    runner.prepare(segment.first)
+    with self._spans.record(self._index, 'train', model, lap) as span:
+      for metrics, current in runner.train(state, step, segment.count):
+        if current is not None:
+          state, step = current, metrics.step
+      jax.block_until_ready(state)
+      span['steps'] = segment.count
+    return state, step
+
+  def _exchange_shard(self, number, model, lap):
+    """Sends the shard that was trained on; fills the one that arrives."""
+    if not self._exchange:
+      return
+    with self._spans.record(self._index, 'send', model, lap) as span:
+      data = self._shards[number].shard.pack()
+      span['bytes'] = data.nbytes
+      number, data = self._exchange.send(number, data)
+      self._shards[number].shard.unpack(data)
+      self._shards[number].clear()
 
 
 def main(arguments: list[str]) -> int:
@@ -208,14 +250,19 @@ def main(arguments: list[str]) -> int:
   overrides, rest = command_line.split_overrides(arguments)
   flags = parser.parse_args(rest)
   try:
-    place = cluster.detect(
+    env = cluster.detect(
       flags.coordinator, flags.num_processes, flags.process_id
     )
     config = command_line.load(flags.config, overrides)
-    # As main.py, beside which it is timed.
+    # Like main.py, with which it is compared.
     xla_flags.enable()
-    with cluster.start(config, place) as processes:
-      run(config, flags.workdir, processes)
+    with (
+      cluster.start(config, env) as processes,
+      contextlib.ExitStack() as stack,
+    ):
+      compile_cache.enable(config)
+      processes.check_shared(flags.workdir)
+      Migration(config, flags.workdir, processes, stack).run()
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
     print(f'error: {text}', file=sys.stderr)

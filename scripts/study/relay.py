@@ -24,9 +24,9 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.relay import candidates as candidates_lib
-from anp_jax.runtimes.relay import leaderboard as board_lib
-from anp_jax.runtimes.relay import schedule as itinerary_lib
+from anp_jax.runtimes.relay import candidates
+from anp_jax.runtimes.relay import leaderboard
+from anp_jax.runtimes.relay import schedule
 from anp_jax.runtimes.relay import spans as spans_lib
 from scripts.study import launching
 from scripts.study import plots
@@ -96,7 +96,7 @@ class Study:
       [part.strip() for part in text.split(';') if part.strip()]
       for text in config.strategy.models
     ]
-    self._laps = candidates_lib.epochs('duration', config.duration)
+    self._laps = candidates.laps('duration', config.duration)
     self._ring = os.path.join(flags.workdir, 'ring')
     os.makedirs(flags.workdir, exist_ok=True)
 
@@ -116,7 +116,7 @@ class Study:
     folder, stations = self._flags.workdir, self.stations
     ring, _, alone = rows
     models = len(self._models)
-    slots = len(itinerary_lib.slots(models, stations, self._laps))
+    slots = len(schedule.slots(models, stations, self._laps))
     occupancy = models * self._laps / slots
     work = sum(ring['turn_seconds'])
     ideal = (work + ring['score_seconds']) / stations / occupancy
@@ -161,7 +161,7 @@ class Study:
       [', '.join(m) or 'as the config' for m in self._models],
     )
     plots.save(chart, os.path.join(folder, 'ring.png'))
-    with open(os.path.join(self._ring, board_lib.PAGE)) as f:
+    with open(os.path.join(self._ring, leaderboard.PAGE)) as f:
       board = f.read().partition('\n\n')[2]
     command = shlex.join(['python', '-m', 'scripts.study', 'relay', *arguments])
     page = [

@@ -18,9 +18,9 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.relay import candidates as candidates_lib
 from anp_jax.runtimes.relay import ensemble
-from anp_jax.runtimes.relay import leaderboard as board_lib
+from anp_jax.runtimes.relay import leaderboard as leaderboard_lib
 from anp_jax.runtimes.relay import runner as runner_lib
-from anp_jax.runtimes.relay import schedule as itinerary_lib
+from anp_jax.runtimes.relay import schedule as schedule_lib
 from anp_jax.runtimes.relay import spans as spans_lib
 from anp_jax.training import heads
 from anp_jax.training import objective as objective_lib
@@ -47,7 +47,7 @@ def test_parts_are_stratified():
   random = np.random.default_rng(0)
   labels = random.integers(0, 7, 1000)
   for counts in ((1000,), (500, 500), (700, 200, 100), (333, 333, 334)):
-    parts = itinerary_lib.partition(labels, counts)
+    parts = schedule_lib.partition(labels, counts)
     assert [len(p) for p in parts] == list(counts)
     assert sorted(np.concatenate(parts)) == list(range(1000))
     for part, count in zip(parts, counts):
@@ -59,7 +59,7 @@ def test_parts_are_stratified():
 
 def test_parts_of_the_ring_are_shuffled_apart_from_each_other():
   seeds = {
-    (seed, station): itinerary_lib.stream_seed(seed, station)
+    (seed, station): schedule_lib.stream_seed(seed, station)
     for seed in (0, 1, 7, 2**31 - 1)
     for station in range(16)
   }
@@ -82,12 +82,13 @@ def test_stations_shuffle_apart_and_score_alike(monkeypatch):
   )
   config = relaying.config()
   source = sources.open_source(config, training=True)
-  parts = itinerary_lib.parts(config, source, 3)
+  sizes = schedule_lib.shard_sizes(config, len(source), 3)
   mesh = mesh_lib.create(config, jax.devices()[:1])
   for candidate in candidates_lib.create(config, 1)[:2]:
-    for number, part in enumerate(parts):
-      sizes = [len(p) for p in parts]
-      runner_lib.Runner(candidate, mesh, part, number, sizes, LAPS, None)
+    schedule = schedule_lib.RingSchedule(sizes, BATCH, LAPS)
+    for number, shard in enumerate(schedule_lib.data_shards(source, sizes)):
+      station = schedule_lib.Station(number, mesh, shard)
+      runner_lib.Runner(candidate, schedule, station, None)
   training, scoring = seeds[::2], seeds[1::2]
   assert len(training) == 6 and len(set(training)) == 6
   # One validation set for all models: that of the run.
@@ -96,7 +97,7 @@ def test_stations_shuffle_apart_and_score_alike(monkeypatch):
 
 @pytest.mark.parametrize('sizes', [(70,), (35, 35), (41, 20, 9), (3, 67)])
 def test_every_example_counts_once_a_lap(sizes):
-  found = itinerary_lib.Itinerary(sizes, 4, LAPS)
+  found = schedule_lib.RingSchedule(sizes, 4, LAPS)
   assert found.total == sum(math.ceil(LAPS * n / 4) for n in sizes)
   made = {p: 0 for p in range(len(sizes))}
   step = 0
@@ -119,7 +120,7 @@ def test_every_example_counts_once_a_lap(sizes):
 @pytest.mark.parametrize('models', [1, 2, 3, 5])
 @pytest.mark.parametrize('stations', [1, 2, 3, 4])
 def test_slots_are_the_papers(models, stations):
-  found = itinerary_lib.slots(models, stations, LAPS)
+  found = schedule_lib.slots(models, stations, LAPS)
   longer, shorter = max(models, stations), min(models, stations)
   assert len(found) == longer * LAPS + shorter - 1
   visits = {m: [] for m in range(models)}
@@ -209,10 +210,7 @@ def test_each_model_ends_as_if_alone(
   if not shares:
     assert max(sizes) - min(sizes) <= 1
   relaying.assert_same(tmp_path, config, sizes, range(models))
-  board = board_lib.Board(
-    str(tmp_path), candidates_lib.create(config, 1),
-    board_lib.Laps(config, LAPS, 1), config,
-  )  # fmt: skip
+  board = relaying.leaderboard(tmp_path, config, LAPS)
   assert board.finished() == list(range(models))
   assert board.best() == scores
   for m in range(models):
@@ -369,10 +367,7 @@ def _board(tmp_path, halving, laps, scores, models=6):
   config = relaying.config(
     tuple(f'seed={i}' for i in range(models)), **{'strategy.halving': halving}
   )
-  board = board_lib.Board(
-    str(tmp_path), candidates_lib.create(config, 1),
-    board_lib.Laps(config, laps, 1), config,
-  )  # fmt: skip
+  board = relaying.leaderboard(tmp_path, config, laps)
   for (model, k), value in scores.items():
     board.add(model, k, 10 * k, {'anp_top1': value})
   return board
@@ -390,40 +385,40 @@ def test_halving_rounds_up(tmp_path, halving, kept):
       folder = tmp_path / f'{count} {place}'
       folder.mkdir()
       board = _board(folder, halving, halving**2, scores)
-      want = board_lib.GO_ON if place < most else board_lib.RETIRED
+      want = leaderboard_lib.GO_ON if place < most else leaderboard_lib.RETIRED
       assert board.decide(count - 1, 1) == want, (count, place)
 
 
 def test_halving(tmp_path):
   board = _board(tmp_path, 2, 8, {(0, 1): 0.5, (1, 1): 0.4, (2, 1): 0.6})
-  assert [k for k in range(9) if board._laps.is_rung(k)] == [1, 2, 4]
+  assert [k for k in range(9) if board._rungs.is_rung(k)] == [1, 2, 4]
   # Of one the best half is one, of two one, of three two.
   assert [board.decide(m, 1) for m in (0, 1, 2)] == [
-    board_lib.GO_ON, board_lib.RETIRED, board_lib.GO_ON,
+    leaderboard_lib.GO_ON, leaderboard_lib.RETIRED, leaderboard_lib.GO_ON,
   ]  # fmt: skip
-  assert board.decide(4, 1) == board_lib.WAIT  # for 3 and its own score
+  assert board.decide(4, 1) == leaderboard_lib.WAIT  # for 3 and its own score
   board.add(4, 1, 10, {'anp_top1': 0.1})
-  assert board.decide(4, 1) == board_lib.WAIT
+  assert board.decide(4, 1) == leaderboard_lib.WAIT
   board.fail(3, 5, 'is not finite')
-  assert board.decide(4, 1) == board_lib.RETIRED
-  assert board.decide(3, 1) == board_lib.FAILED
+  assert board.decide(4, 1) == leaderboard_lib.RETIRED
+  assert board.decide(3, 1) == leaderboard_lib.FAILED
   # What a later one brings changes nothing: its order is its number.
   board.add(5, 1, 10, {'anp_top1': 0.9})
-  assert board.decide(2, 1) == board_lib.GO_ON
+  assert board.decide(2, 1) == leaderboard_lib.GO_ON
   # At the second rung those that left are not waited for.
   board.add(2, 2, 20, {'anp_top1': 0.7})
-  assert board.decide(2, 2) == board_lib.WAIT
+  assert board.decide(2, 2) == leaderboard_lib.WAIT
   board.add(0, 2, 20, {'anp_top1': 0.8})
-  assert board.decide(2, 2) == board_lib.RETIRED
-  assert board.outcome(2, 8) == board_lib.RETIRED
-  assert board.decide(0, 3) == board_lib.GO_ON
+  assert board.decide(2, 2) == leaderboard_lib.RETIRED
+  assert board.status(2, 8) == leaderboard_lib.RETIRED
+  assert board.decide(0, 3) == leaderboard_lib.GO_ON
   # Read again, a torn line left out, it decides alike.
   with open(tmp_path / 'relay.jsonl', 'a') as f:
     f.write('{"model": 0, "la')
   again = _board(tmp_path, 2, 8, {(0, 4): 0.9})
   again = _board(tmp_path, 2, 8, {})
-  assert again.decide(2, 2) == board_lib.RETIRED
-  assert again.scores(0)['laps'] == 4
+  assert again.decide(2, 2) == leaderboard_lib.RETIRED
+  assert again.last_scores(0)['laps'] == 4
 
 
 @pytest.mark.slow
@@ -469,7 +464,7 @@ def test_ensemble_is_the_mean_of_probabilities(tmp_path):
     (tmp_path / str(i)).mkdir()
     folders.append(str(tmp_path / str(i)))
     scores = {'anp': part, 'noun': nouns[i]}
-    ensemble.keep(folders[-1], scores, labels, weights)
+    ensemble.write(folders[-1], scores, labels, weights)
   ids = (0, 1, 2, 1, 0)
   objective = objective_lib.Objective(
     heads.Joint(5, (heads.Factor('noun', 3, ids),))

@@ -8,7 +8,7 @@ import jax.monitoring
 import pytest
 
 from anp_jax import cluster
-from anp_jax.runtimes.relay import background_compiler as ahead_lib
+from anp_jax.runtimes.relay import background_compiler
 from anp_jax.runtimes.relay import programs as programs_lib
 from anp_jax.runtimes.relay import run as relay_run
 from anp_jax.runtimes.relay import runner as runner_lib
@@ -80,7 +80,7 @@ def test_programs_of_models_that_left_are_released():
 
 def test_no_more_models_ahead_than_there_are_seats():
   done = []
-  ahead = ahead_lib.Ahead(
+  ahead = background_compiler.BackgroundCompiler(
     'ahead', range(3, 9), 2, lambda model, stopped: done.append(model), None
   )
 
@@ -91,16 +91,16 @@ def test_no_more_models_ahead_than_there_are_seats():
 
   ahead.start()
   has_done(3, 4)
-  ahead.came(0)  # which was there from the beginning
+  ahead.on_arrival(0)  # which was there from the beginning
   has_done(3, 4)
-  ahead.came(3)
+  ahead.on_arrival(3)
   has_done(3, 4, 5)
-  ahead.gone(6)  # failed before it came here
-  ahead.came(4)
+  ahead.on_retired(6)  # failed before it came here
+  ahead.on_arrival(4)
   has_done(3, 4, 5, 7)
   ahead.stop()
   ahead.join()
-  ahead.came(5)
+  ahead.on_arrival(5)
   assert done == [3, 4, 5, 7]
 
 
@@ -114,7 +114,7 @@ def test_stops_after_the_program_in_progress():
       begun.append((model, program))
       go_on.wait(60)
 
-  ahead = ahead_lib.Ahead('ahead', (0, 1), 2, work, None)
+  ahead = background_compiler.BackgroundCompiler('ahead', (0, 1), 2, work, None)
   ahead.start()
   _until(lambda: begun)
   ahead.stop()
@@ -178,7 +178,7 @@ def test_late_candidates_compile_while_others_train(
   steps = [where for where, name in compiles if name == 'jit(train_step)']
   first, later = steps[:2], steps[2:]
   assert sorted(first) == ['station 0', 'station 1']
-  names = ['ahead of station 0', 'ahead of station 1']
+  names = ['ahead of station 0_0', 'ahead of station 1_0']
   assert sorted(later) == sorted(2 * names)
   assert all(
     where.startswith('ahead')

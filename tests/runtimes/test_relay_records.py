@@ -16,17 +16,18 @@ from tests import relaying
 def write(tmp_path):
   """Makes one process's records of two models, as often as one is started."""
   config = relaying.config(**{'log.tensorboard': True})
-  one = types.SimpleNamespace(config=config)
+  ring = types.SimpleNamespace(
+    config=config,
+    candidates=[types.SimpleNamespace(config=config)] * 2,
+    source=range(70),
+    folder=lambda model: str(tmp_path / str(model)),
+  )
   for model in range(2):
     (tmp_path / str(model)).mkdir()
   made = []
 
   def begin():
-    made.append(
-      records_lib.Records(
-        config, lambda model: str(tmp_path / str(model)), [one, one], 70
-      )
-    )
+    made.append(records_lib.Records(ring))
     return made[-1]
 
   yield begin
@@ -56,12 +57,12 @@ def test_a_step_made_again_is_shown_once(write, tmp_path):
   for step in (5, 10, 15, 20):
     first.train(0, step, {'loss': step / 4})
   first.train(1, 5, {'loss': 0.5})
-  first.let_go(0)
+  first.close_training(0)
   assert _steps(folder, 'train/loss') == {5: 1.25, 10: 2.5, 15: 3.75, 20: 5.0}
   # Another process goes on; then, from step 11 on, a run that was cut off.
   other = write()
   other.train(0, 25, {'loss': 7.0})
-  other.let_go(0)
+  other.close_training(0)
   assert list(_steps(folder, 'train/loss')) == [5, 10, 15, 20, 25]
   again = write()
   for step in (15, 20):
@@ -76,12 +77,12 @@ def test_scores_are_shown_in_a_folder_of_their_own(write, tmp_path):
   folder = tmp_path / '0' / 'tensorboard' / 'validation'
   scores = [_score(2, 35, 0.5), _score(1, 17, 0.25), _score(3, 54, 0.75)]
   first = write()
-  first.scored(0, scores[:1], False)
-  first.scored(0, scores[:2], False)  # which came late
+  first.show_scores(0, scores[:1], False)
+  first.show_scores(0, scores[:2], False)  # which came late
   first.close()
   again = write()  # a last one, after the model has left
-  again.left(0)
-  again.scored(0, scores, True)
+  again.close_model(0)
+  again.show_scores(0, scores, True)
   want = {35: 0.5, 17: 0.25, 54: 0.75}
   assert _steps(folder, 'validation/anp_top1') == want
   shown = [e for e in event_files.read(folder) if e.summary.value]
@@ -92,13 +93,13 @@ def test_scores_are_kept_once_and_up_to_the_models_step(write, tmp_path):
   folder = tmp_path / '0'
   scores = [_score(1, 17, 0.25), _score(2, 35, 0.5)]
   for records in (write(), write()):
-    records.keep_scores(0, 20, scores)
-    records.keep_scores(0, 20, scores)
+    records.append_scores(0, 20, scores)
+    records.append_scores(0, 20, scores)
   line = {'kind': 'validation', 'step': 17, 'time': 9.0, 'anp_top1': 0.25}
   kept = [json.loads(x) for x in (folder / 'metrics.jsonl').open()]
   assert kept == [{**line, 'epoch': 17 * 4 / 70}]
   telemetry.truncate_after(str(folder), 10)
-  write().keep_scores(0, 40, scores)
+  write().append_scores(0, 40, scores)
   steps = [r['step'] for r in telemetry.read(str(folder))]
   assert steps == [17, 35]
 

@@ -82,14 +82,14 @@ def test_a_part_arrives_as_it_was_sent(kind):
     images = [random.bytes(n) for n in (3, 0, 500)]
   else:
     images = list(random.integers(0, 256, (3, 4, 5, 3), np.uint8))
-  like = type('Source', (), {'kind': kind, 'vocabulary': None, 'name': 'x'})
-  here, there = (migrate.Held(like, 1, 3) for _ in range(2))
-  here.fill(images, [4, 5, 6])
-  there.unpack(here.pack())
-  found, labels = there.read(np.array([2, 0]))
+  source = type('Source', (), {'kind': kind, 'vocabulary': None, 'name': 'x'})
+  sent, received = (migrate.TravellingShard(source, 1, 3) for _ in range(2))
+  sent.fill(images, [4, 5, 6])
+  received.unpack(sent.pack())
+  results, labels = received.read(np.array([2, 0]))
   np.testing.assert_array_equal(labels, [6, 4])
-  for have, want in zip(found, (images[2], images[0]), strict=True):
-    np.testing.assert_array_equal(have, want)
+  for result, expected in zip(results, (images[2], images[0]), strict=True):
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize(

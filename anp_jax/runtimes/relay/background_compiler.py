@@ -2,87 +2,74 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import threading
+from concurrent import futures
 
 
-class Ahead:
+class BackgroundCompiler:
   """A thread that compiles for models in their order, a bounded number ahead.
 
   A station takes in one new model a turn at most, and all that are in the ring
-  may leave it in as many turns. So with as many ahead as there are seats a
+  may leave it in as many turns. With as many ahead as may be in the ring, a
   station that was in time before such a rush is in time through all of it, and
   no more programs are held than twice those of the models in the ring.
   """
 
   def __init__(
-    self, name: str, models: Sequence[int], count: int, work: Callable,
-    failed: Callable,
+    self, name: str, models: Sequence[int], max_ahead: int, work: Callable,
+    on_error: Callable,
   ):  # fmt: skip
-    """Makes it; `start` begins.
+    """Prepares the thread; `start` begins to compile.
 
     Args:
       name: of the thread.
       models: that are to come, in their order.
-      count: models that may be compiled for and have not come.
+      max_ahead: models that may be compiled for and have not arrived.
       work: called (model, stopped) to compile, stopped being () -> whether to
         begin no further program.
-      failed: called (exception) when `work` has raised one; it was the last.
+      on_error: called (exception) when `work` has raised one.
     """
     self._waiting = list(models)
-    self._count = count
-    self._work, self._failed = work, failed
-    self._begun, self._come = set(), set()
+    self._max_ahead = max_ahead
+    self._work, self._on_error = work, on_error
+    self._ahead, self._arrived, self._retired = set(), set(), set()
     self._stopped = False
-    self._changed = threading.Condition()
-    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._thread = futures.ThreadPoolExecutor(1, name)
 
   def start(self) -> None:
     """Begins to compile."""
-    self._thread.start()
+    while self._waiting and not self._stopped:
+      model = self._waiting[0]
+      if model not in self._arrived:
+        if len(self._ahead) >= self._max_ahead:
+          return
+        self._ahead.add(model)
+      del self._waiting[0]
+      self._thread.submit(self._run, model)
 
-  def came(self, model: int) -> None:
-    """A model has come to the station: there is room for one more."""
-    with self._changed:
-      self._come.add(model)
-      self._changed.notify_all()
+  def on_arrival(self, model: int) -> None:
+    """Makes room for one more: a model has come to the station."""
+    self._arrived.add(model)
+    self._ahead.discard(model)
+    self.start()
 
-  def gone(self, model: int) -> None:
-    """A model has left the ring: nothing more is to be compiled for it."""
-    with self._changed:
-      self._come.add(model)
-      if model in self._waiting:
-        self._waiting.remove(model)
-      self._changed.notify_all()
+  def on_retired(self, model: int) -> None:
+    """Compiles nothing more for a model that has left the ring."""
+    self._retired.add(model)
+    self.on_arrival(model)
 
   def stop(self) -> None:
     """Begins no further program; returns at once."""
-    with self._changed:
-      self._stopped = True
-      self._changed.notify_all()
+    self._stopped = True
 
   def join(self) -> None:
-    """Returns when the program in progress is compiled; `stop` comes first."""
+    """Returns when the program in progress is compiled; call `stop` first."""
     # A thread within XLA would not survive the end of the process.
-    if self._thread.ident is not None:
-      self._thread.join()
+    self._thread.shutdown()
 
-  def _run(self):
+  def _run(self, model):
+    if self._stopped or model in self._retired:
+      return
     try:
-      while (model := self._next()) is not None:
-        self._work(model, lambda: self._stopped)
+      self._work(model, lambda: self._stopped)
     except BaseException as e:  # noqa: BLE001 - raised by the main thread
-      self._failed(e)
-
-  def _next(self):
-    """The next model, once there is room for it; None at the end."""
-    with self._changed:
-      while self._waiting and not self._stopped:
-        if (
-          self._waiting[0] in self._come
-          or len(self._begun - self._come) < self._count
-        ):
-          model = self._waiting.pop(0)
-          self._begun.add(model)
-          return model
-        self._changed.wait()
-    return None
+      self._on_error(e)

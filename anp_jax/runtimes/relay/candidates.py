@@ -6,8 +6,8 @@ from anp_jax import config as config_lib
 from anp_jax.config import validation
 
 _KEY = 'config.strategy.models'
-# Groups and keys that may differ: all that is not of the run or of the parts.
-_OWN = (
+# Groups and keys that may differ: all that is not of the run or of the shards.
+_FREE = (
   'seed', 'batch_size', 'batch_size_per_device', 'accumulate',
   'label_smoothing', 'ema', 'init', 'model', 'optimizer', 'schedule',
   'data.augment', 'data.crop_area', 'data.crop_ratio', 'data.scale_range',
@@ -34,12 +34,12 @@ class Candidate:
 
   @property
   def name(self) -> str:
-    """Of its folder."""
+    """The name of the model's folder."""
     return f'{self.index:03}'
 
 
 def create(config, devices: int) -> list[Candidate]:
-  """The candidates of config.strategy.models.
+  """Returns the candidates of config.strategy.models.
 
   Args:
     config: the run's config.
@@ -48,57 +48,57 @@ def create(config, devices: int) -> list[Candidate]:
   Raises:
     ConfigError: naming the candidate and the key at fault.
   """
-  found = []
+  candidates = []
   for index, text in enumerate(config.strategy.models):
-    own = config.copy_and_resolve_references()
+    model_config = config.copy_and_resolve_references()
     try:
-      for part in text.split(';'):
-        if part.strip():
-          _differ(own, part)
-      validation.validate(own)
+      for override in text.split(';'):
+        if override.strip():
+          _override(model_config, override)
+      validation.validate(model_config)
     except config_lib.ConfigError as e:
       raise config_lib.ConfigError(f'{_KEY}[{index}]={text!r}: {e}') from None
     # Another list must not make a candidate's checkpoints another model's.
-    own.strategy.models = ()
-    own.strategy.at_once = own.strategy.halving = 0
-    if not own.batch_size:
-      own.batch_size = own.batch_size_per_device * devices
-    found.append(Candidate(index, text.strip(), own, config.seed))
-  return found
+    model_config.strategy.models = ()
+    model_config.strategy.at_once = model_config.strategy.halving = 0
+    if not model_config.batch_size:
+      model_config.batch_size = model_config.batch_size_per_device * devices
+    candidates.append(Candidate(index, text.strip(), model_config, config.seed))
+  return candidates
 
 
-def epochs(key: str, text: str) -> int:
-  """A duration in laps of the ring.
+def laps(key: str, text: str) -> int:
+  """Converts a duration to laps of the ring, which are epochs.
 
   Args:
     key: of the config, named where the text is refused.
-    text: its value.
+    text: the key's value.
 
   Raises:
     ConfigError: if that is not a whole number of epochs.
   """
   # In millionths, so that no half of a lap is rounded away.
-  laps = config_lib.steps(text, 1, 10**6) / 10**6
-  if 'epoch' not in text or laps != int(laps):
+  count = config_lib.steps(text, 1, 10**6) / 10**6
+  if 'epoch' not in text or count != int(count):
     raise config_lib.ConfigError(
       f'config.{key}={text!r}: expected whole epochs where '
       'config.strategy.name is relay: a model goes round once an epoch'
     )
-  return int(laps)
+  return int(count)
 
 
-def _differ(config, part):
-  key, equals, value = part.partition('=')
+def _override(config, text):
+  key, equals, value = text.partition('=')
   key = key.strip()
   if not equals:
     raise config_lib.ConfigError(
-      f'{part.strip()!r}: expected key=value, with ; between several'
+      f'{text.strip()!r}: expected key=value, with ; between several'
     )
-  known = config_lib.flat(config)
-  free = [k for k in known if k in _OWN or k.rpartition('.')[0] in _OWN]
-  if key in known and key not in free:
+  keys = config_lib.flat(config)
+  free = [k for k in keys if k in _FREE or k.rpartition('.')[0] in _FREE]
+  if key in keys and key not in free:
     raise config_lib.ConfigError(
       f'config.{key} is the same for all models of a ring; these may differ: '
-      f'{", ".join(_OWN)}'
+      f'{", ".join(_FREE)}'
     )
   validation.override(config, key, value.strip())

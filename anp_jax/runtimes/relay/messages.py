@@ -1,7 +1,16 @@
-"""How models travel between processes, over Apache Arrow Flight."""
+"""What the stations and the controller of a ring send each other.
 
+Everything is sent by `Sender.send_event`, from any thread: messages arrive in
+the queue of a station, all else in the queue of events of a process. Between
+processes it travels over Apache Arrow Flight.
+"""
+
+import collections
+from collections.abc import Callable
 from concurrent import futures
+import dataclasses
 import json
+import queue
 import secrets
 import threading
 
@@ -10,133 +19,262 @@ import numpy as np
 
 from anp_jax import cluster
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.relay import worker as station_lib
+from anp_jax.system import errors
+
+# Addresses; a station's is its number.
+CONTROLLER = -1
+HERE = -2  # this process
+ALL = -3  # processes
 
 
-class Post(transport.Port):
-  """A process's letter box."""
+@dataclasses.dataclass
+class Message:
+  """What is sent to a station.
 
-  def __init__(self, config, place, token: str, took, told):
+  Attributes:
+    model: index of a model.
+    step: steps that the model has made.
+    state: its TrainState, or the bytes of that, or None.
+  """
+
+  model: int
+  step: int = 0
+  state: object = None
+
+
+class ModelMessage(Message):
+  """A model on its way; without a state it has not begun, or is finished."""
+
+
+class Retired(Message):
+  """A model has left the ring: each station in turn forgets it.
+
+  Its state, if there is one, is yet to be saved.
+  """
+
+
+@dataclasses.dataclass
+class ScoreRequest(Message):
+  """A model to be scored; its state is what TrainState.evaluated gave."""
+
+  laps: int = 0
+
+
+@dataclasses.dataclass
+class Scored:
+  """The scores of a model after so many laps."""
+
+  model: int
+  laps: int
+  step: int
+  scores: dict
+
+
+@dataclasses.dataclass
+class Failed:
+  """A model cannot go on; its state is lost."""
+
+  model: int
+  step: int
+  reason: str
+
+
+@dataclasses.dataclass
+class End:
+  """All stations stop.
+
+  Attributes:
+    reason: why before all models have left the ring; '' if they have.
+  """
+
+  reason: str
+
+
+_KINDS = {
+  kind.__name__: kind
+  for kind in (ModelMessage, ScoreRequest, Retired, Scored, Failed, End)
+}
+
+
+class MessageQueue:
+  """What waits at a station: scores first, since other models need them.
+
+  Attributes:
+    closed: whether nothing more is given out.
+  """
+
+  def __init__(self, on_put: Callable):
+    """Starts empty.
+
+    Args:
+      on_put: called (message) before a message waits.
+    """
+    self.closed = False
+    self._on_put = on_put
+    self._changed = threading.Condition()
+    self._requests = collections.deque()
+    self._others = collections.deque()
+
+  def put(self, message) -> None:
+    """Appends a message to those of its kind."""
+    self._on_put(message)
+    is_request = isinstance(message, ScoreRequest)
+    with self._changed:
+      (self._requests if is_request else self._others).append(message)
+      self._changed.notify_all()
+
+  def get(self):
+    """Returns the next message, once there is one; None once closed."""
+    with self._changed:
+      while not self.closed:
+        for messages in (self._requests, self._others):
+          if messages:
+            return messages.popleft()
+        self._changed.wait()
+    return None
+
+  def close(self) -> None:
+    """Gives no more messages out."""
+    with self._changed:
+      self.closed = True
+      self._changed.notify_all()
+
+  def remaining(self) -> list:
+    """Returns the messages that nobody got before the queue was closed."""
+    return [*self._requests, *self._others]
+
+
+class Receiver(transport.Port):
+  """Takes what other processes send to this one."""
+
+  def __init__(self, config, place, token: str, on_data):
     """Opens the port.
 
     Args:
       config: the run's config.
       place: of this process.
       token: of the run: a call without it is refused.
-      took: called (request, bytes) for what has come, from any thread.
-      told: called (name, request) for a message, likewise.
+      on_data: called (request, (n,) uint8) for what arrives, from any thread.
 
     Raises:
       ConfigError: if the port cannot be opened.
     """
-    self._took, self._told = took, told
+    self._on_data = on_data
     super().__init__(config, place, token, 'a station')
 
   def do_put(self, context, descriptor, reader, writer):
-    """A model, or what there is of it to score."""
+    """Takes one request and its bytes; called by Flight."""
     del context
     request = json.loads(descriptor.command)
-    self._took(request, transport.read_bytes(reader, request.pop('bytes')))
+    data = transport.read_bytes(reader, request.pop('bytes'))
+    self._on_data(request, data)
     writer.write(b'taken')
 
-  def do_action(self, context, action):
-    """A message."""
-    del context
-    self._told(action.type, json.loads(action.body.to_pybytes()))
-    return [b'{}']
 
+class Sender:
+  """Sends events to their addresses.
 
-class Mail:
-  """Sends models and messages to the other processes of a ring, in order."""
+  What holds arrays is sent by one thread, in order; all else at once.
 
-  def __init__(self, config, processes, spans, put, heard, leave):
-    """Opens this process's letter box; all processes make theirs at once.
+  Attributes:
+    events: queue of this process's events that are no messages; an exception is
+      an event too.
+  """
+
+  def __init__(self, ring, processes, store, spans, queues):
+    """Opens this process's receiver; all processes do so at once.
 
     Args:
-      config: the run's config.
+      ring: `ring.Ring`.
       processes: of the run.
+      store: `store.Store`, which lets go of a model before it is sent.
       spans: `spans.Spans`.
-      put: called (station, item) with what has come, from any thread.
-      heard: called (name, request) with a message, likewise.
-      leave: called (model) before a model is sent.
+      queues: the MessageQueue of each station of this process, by number.
 
     Raises:
       ConfigError: if the port cannot be opened.
     """
-    self._config = config
-    self._spans = spans
-    self._put = put
-    self._leave = leave
-    first = not processes.index
-    self._token = processes.gather(secrets.token_hex(32) if first else '')[0]
-    self._box = Post(config, processes.env, self._token, self._took, heard)
-    self._addresses = processes.gather(self._box.address)
+    self.events = queue.SimpleQueue()
+    self._queues = queues
+    self._ring, self._processes = ring, processes
+    self._store, self._spans = store, spans
+    self._thread = futures.ThreadPoolExecutor(1, 'sender')
     self._lock = threading.Lock()
     self._clients = {}
-    self._sender = futures.ThreadPoolExecutor(1, 'sender')
-    self._sent = []
+    self._receiver = None
+    if processes.count > 1:
+      token = '' if processes.index else secrets.token_hex(32)
+      self._token = processes.gather(token)[0]
+      self._receiver = Receiver(
+        ring.config, processes.env, self._token, self._on_data
+      )
+      self._addresses = processes.gather(self._receiver.address)
 
-  def send(self, process: int, station: int, item) -> None:
-    """Begins to send an item of `station` to another process's station."""
-    sent = self._sender.submit(self._send, process, station, item)
-    with self._lock:  # several stations send
-      waiting = [s for s in self._sent if not s.done() or s.exception()]
-      self._sent = [*waiting, sent]
-
-  def tell(self, process: int, name: str, request: dict) -> None:
-    """Says something to another process; returns once it was heard."""
-    self._client(process).ask(name, **request)
-
-  def look(self) -> None:
-    """Raises `cluster.Lost` if something could not be sent."""
-    for sent in self._sent:
-      if sent.done() and sent.exception():
-        raise cluster.Lost(f'a model could not be sent: {sent.exception()}')
+  def send_event(self, address: int, event) -> None:
+    """Sends a message to a station, or an event to one of the addresses."""
+    for process in self._processes_of(address):
+      if process == self._processes.index:
+        self._deliver(address, event)
+      elif isinstance(event, Message):
+        self._thread.submit(self._send_arrays, process, address, event)
+      else:
+        self._put(process, address, event, ())
 
   def wait(self) -> None:
-    """Returns once all has come that was sent; raises as `look`."""
-    futures.wait(self._sent)
-    self.look()
+    """Returns once all that was sent has arrived."""
+    self._thread.submit(int).result()
 
   def close(self) -> None:
-    """Sends and takes nothing more."""
-    self._sender.shutdown(wait=False, cancel_futures=True)
+    """Sends and receives nothing more."""
+    self._thread.shutdown(wait=False, cancel_futures=True)
     for client in self._clients.values():
       client.close()
-    self._box.shutdown()
+    if self._receiver:
+      self._receiver.shutdown()
 
-  def _send(self, process, station, item):
-    request, tree = {'station': station, 'model': item.model}, None
-    if isinstance(item, station_lib.Score):
-      request |= {'kind': 'score', 'laps': item.laps, 'step': item.step}
-      tree = item.evaluated
-    elif isinstance(item, station_lib.Parcel):
-      self._leave(item.model)
-      request |= {'kind': 'parcel', 'step': item.step}
-      tree = item.state
-    else:
-      request |= {'kind': 'gone'}
-    with self._spans.during(station, 'send', item.model, None) as span:
-      leaves = jax.device_get(jax.tree.leaves(tree))
-      arrays = [np.asarray(leaf) for leaf in leaves]
-      span['bytes'] = sum(a.nbytes for a in arrays)
-      self._client(process).put(request, arrays)
+  def _processes_of(self, address):
+    if address == ALL:
+      return range(self._processes.count)
+    if address == HERE:
+      return [self._processes.index]
+    return [0 if address == CONTROLLER else self._ring.owners[address]]
 
-  def _took(self, request, data):
-    station, kind = request.pop('station'), request.pop('kind')
-    if kind == 'score':
-      item = station_lib.Score(**request, evaluated=data)
-    elif kind == 'parcel':
-      item = station_lib.Parcel(**request, state=data if data.size else None)
+  def _deliver(self, address, event):
+    if isinstance(event, Message) and address != CONTROLLER:
+      self._queues[address].put(event)
     else:
-      item = station_lib.Gone(**request)
-    self._put(station, item)
+      self.events.put(event)
+
+  def _send_arrays(self, process, address, event):
+    try:
+      if isinstance(event, ModelMessage):
+        self._store.let_go(event.model)
+      with self._spans.record(address, 'send', event.model, None) as span:
+        leaves = jax.device_get(jax.tree.leaves(event.state))
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        span['bytes'] = sum(a.nbytes for a in arrays)
+        self._put(process, address, event, arrays)
+    except Exception as e:  # noqa: BLE001 - raised by the main thread
+      text = f'a model could not be sent: {errors.first_line(e)}'
+      self.events.put(cluster.Lost(text))
+
+  def _put(self, process, address, event, arrays):
+    fields = {k: v for k, v in vars(event).items() if k != 'state'}
+    request = {'address': address, 'kind': type(event).__name__, **fields}
+    self._client(process).put(request, arrays)
+
+  def _on_data(self, request, data):
+    address, kind = request.pop('address'), _KINDS[request.pop('kind')]
+    if issubclass(kind, Message):
+      request['state'] = data if data.size else None
+    self._deliver(address, kind(**request))
 
   def _client(self, process):
     with self._lock:
       if process not in self._clients:
-        # Of a host that has gone, the processes' own watch tells sooner.
+        # The watchdog of the processes names a host that has gone sooner.
         self._clients[process] = transport.connect(
-          self._config, self._addresses[process], self._token, timeout=600.0
-        )
+          self._ring.config, self._addresses[process], self._token,
+          timeout=600.0,
+        )  # fmt: skip
       return self._clients[process]

@@ -1,4 +1,4 @@
-"""Compiled programs of a station, each made once by whoever asks first."""
+"""Compiled programs of a station, each compiled once for all threads."""
 
 from collections.abc import Callable
 from concurrent import futures
@@ -9,37 +9,37 @@ from anp_jax.system import compile_cache
 
 
 class Once:
-  """Values by key: made by the first thread that asks; others wait for it."""
+  """Values by key: computed by the first thread to ask; others wait for it."""
 
   def __init__(self):
     self._lock = threading.Lock()
     self._futures = {}
 
-  def get(self, key, make: Callable):
-    """The value of a key; waits for no other.
+  def get(self, key, compute: Callable):
+    """Returns the value of a key; waits for no other key's.
 
     Args:
       key: hashable.
-      make: called () without a lock, unless the value is there or on its way.
+      compute: called () without a lock, unless the value is there or on its
+        way.
 
     Raises:
-      BaseException: that of the `make` which was to give the value, to all who
-        ask.
+      BaseException: what `compute` raised, in every thread that asks.
     """
     with self._lock:
-      found = self._futures.get(key)
-      if is_first := found is None:
-        found = self._futures[key] = futures.Future()
+      future = self._futures.get(key)
+      if is_first := future is None:
+        future = self._futures[key] = futures.Future()
     if is_first:
       try:
-        found.set_result(make())
+        future.set_result(compute())
       except BaseException as e:
-        found.set_exception(e)
+        future.set_exception(e)
         raise
-    return found.result()
+    return future.result()
 
   def forget(self, key) -> None:
-    """Keeps it no longer; whoever asks next makes it anew."""
+    """Drops a value; the next `get` computes it again."""
     with self._lock:
       self._futures.pop(key, None)
 
@@ -53,23 +53,23 @@ class Programs:
   def __init__(self):
     self._compiled = Once()
     self._lock = threading.Lock()
-    self._owners = {}  # by text, the models that have asked for it
+    self._models = {}  # by text, the models that have asked for it
 
   def get(self, model: int, program, *arguments):
-    """The compiled program for arguments like these, kept for a model."""
+    """Returns a model's program, compiled for arguments like these."""
     lowered = program.lower(*arguments)
     key = hashlib.sha256(lowered.as_text().encode()).digest()
     with self._lock:
-      self._owners.setdefault(key, set()).add(model)
+      self._models.setdefault(key, set()).add(model)
     return self._compiled.get(key, lambda: _compile(lowered))
 
   def release(self, model: int) -> None:
     """Forgets what was compiled for this model and no other."""
     with self._lock:
-      for key, models in list(self._owners.items()):
+      for key, models in list(self._models.items()):
         models.discard(model)
         if not models:
-          del self._owners[key]
+          del self._models[key]
           self._compiled.forget(key)
 
 

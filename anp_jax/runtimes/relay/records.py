@@ -1,64 +1,58 @@
 """What models' steps and scores showed: metrics.jsonl and tensorboard/."""
 
-import json
 import os
 import threading
 import time
 
 from anp_jax.reporting import telemetry
+from anp_jax.system import files
 
 _EVENTS = 'tensorboard'
-_OWN = ('model', 'laps', 'step', 'time')
+_NO_SCORES = ('model', 'laps', 'step', 'time')
 
 
 class Records:
   """Writes what people read of each model, to the model's own folder.
 
   A model's metrics.jsonl and its event files of training are written by the
-  process that holds it. Event files of its scores, which any station makes, are
-  written by process 0 to a folder of their own: TensorBoard follows the newest
-  file of a folder, and reads no further in the others.
+  process that holds it. Event files of its scores, which any station computes,
+  are written by process 0 to a folder of their own: TensorBoard follows the
+  newest file of a folder, and reads no further in the others.
   """
 
-  def __init__(self, config, folder, candidates, examples: int):
-    """Makes it; files are opened when there is something to write.
+  def __init__(self, ring):
+    """Prepares the files, which are opened when there is something to write.
 
     Args:
-      config: the run's config.
-      folder: model -> its folder.
-      candidates: all `candidates.Candidate`.
-      examples: of an epoch.
+      ring: `ring.Ring`.
     """
-    self._tensorboard = config.log.tensorboard
-    self._folder = folder
-    self._candidates = candidates
-    self._examples = examples
+    self._ring = ring
     self._lock = threading.Lock()
     self._events = {}  # by model and kind
-    self._kept = {}  # by model, steps whose scores metrics.jsonl has
+    self._score_steps = {}  # by model, steps whose scores metrics.jsonl has
 
   def train(self, model: int, step: int, metrics: dict) -> None:
     """Records a step of a model that this process holds."""
     self._append(model, 'train', step, time.time(), metrics)
-    if self._tensorboard:
+    if self._ring.config.log.tensorboard:
       with self._lock:
         # What is there after the step before is of a run that was cut off.
         events = self._open(model, 'train', step - 1)
         if events:
           events.write('train', step, metrics)
 
-  def scored(self, model: int, records: list[dict], is_last: bool) -> None:
+  def show_scores(self, model: int, records: list[dict], is_last: bool) -> None:
     """Shows scores in TensorBoard; process 0 alone does.
 
     Args:
       model: its index.
-      records: all that `board.Board` has of it, what is new at the end.
+      records: all that the leaderboard has of it, the new one at the end.
       is_last: whether no more will come.
     """
-    if not self._tensorboard:
+    if not self._ring.config.log.tensorboard:
       return
     with self._lock:
-      # A new file takes back what is in older ones: the board knows best.
+      # A new file purges what is in older ones: the leaderboard knows best.
       is_open = self._events.get((model, 'validation'))
       events = self._open(model, 'validation', 0)
       for r in records[-1:] if is_open else records:
@@ -67,31 +61,32 @@ class Records:
       if is_last:
         self._close(model, 'validation')
 
-  def keep_scores(self, model: int, step: int, records: list[dict]) -> None:
+  def append_scores(self, model: int, step: int, records: list[dict]) -> None:
     """Adds scores to the metrics.jsonl of a model that this process holds.
 
     Args:
       model: its index.
       step: of the model: later scores are of a run that was cut off.
-      records: all that `board.Board` has of it.
+      records: all that the leaderboard has of it.
     """
-    if model not in self._kept:
-      lines = telemetry.read(self._folder(model))
-      self._kept[model] = {
-        r['step'] for r in lines if r['kind'] == 'validation'
+    if model not in self._score_steps:
+      self._score_steps[model] = {
+        r['step']
+        for r in telemetry.read(self._ring.folder(model))
+        if r['kind'] == 'validation'
       }
     for r in records:
-      if r['step'] <= step and r['step'] not in self._kept[model]:
+      if r['step'] <= step and r['step'] not in self._score_steps[model]:
         self._append(model, 'validation', r['step'], r['time'], _scores(r))
-        self._kept[model].add(r['step'])
+        self._score_steps[model].add(r['step'])
 
-  def let_go(self, model: int) -> None:
+  def close_training(self, model: int) -> None:
     """Closes what the next process to hold a model writes to."""
     with self._lock:
       self._close(model, 'train')
 
-  def left(self, model: int) -> None:
-    """Closes all of a model that has left the ring."""
+  def close_model(self, model: int) -> None:
+    """Closes all files of a model that has left the ring."""
     with self._lock:
       for kind in ('train', 'validation'):
         self._close(model, kind)
@@ -99,26 +94,26 @@ class Records:
   def close(self) -> None:
     """Closes all event files."""
     for model, _ in list(self._events):
-      self.left(model)
+      self.close_model(model)
 
   def _append(self, model, kind, step, when, values):
-    path = os.path.join(self._folder(model), 'metrics.jsonl')
-    size = self._candidates[model].config.batch_size
+    ring = self._ring
+    path = os.path.join(ring.folder(model), 'metrics.jsonl')
+    size = ring.candidates[model].config.batch_size
     line = {
       'kind': kind, 'step': step, 'time': when,
-      'epoch': step * size / self._examples, **values,
+      'epoch': step * size / len(ring.source), **values,
     }  # fmt: skip
     try:
-      with open(path, 'a') as f:
-        f.write(json.dumps(line) + '\n')
+      files.append_json_line(path, line)
     except OSError as e:  # a full disk: what is trained is worth more
       print(f'{path}: step {step} is not recorded: {e.strerror}', flush=True)
 
   def _open(self, model, kind, start_step):
-    """The event file, opened if it is not; None: it cannot be opened."""
+    """Returns the event file; None if it cannot be opened."""
     key = model, kind
     if key not in self._events:
-      folder = os.path.join(self._folder(model), _EVENTS)
+      folder = os.path.join(self._ring.folder(model), _EVENTS)
       if kind == 'validation':
         folder = os.path.join(folder, kind)
       try:
@@ -135,4 +130,4 @@ class Records:
 
 
 def _scores(record):
-  return {k: v for k, v in record.items() if k not in _OWN}
+  return {k: v for k, v in record.items() if k not in _NO_SCORES}

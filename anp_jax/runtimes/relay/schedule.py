@@ -2,42 +2,59 @@
 
 import bisect
 from collections.abc import Sequence
+import dataclasses
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import index_shuffle
 from anp_jax.data.sources import subset
-from anp_jax.parallel import apportionment as shares_lib
+from anp_jax.parallel import apportionment
+
+
+@dataclasses.dataclass(frozen=True)
+class Station:
+  """A place in the ring: devices, and the examples that stay there.
+
+  Attributes:
+    number: from 0, in the order in which models visit the stations.
+    mesh: of the station's devices.
+    shard: the station's part of the training set.
+  """
+
+  number: int
+  mesh: jax.sharding.Mesh
+  shard: subset.Subset
 
 
 def partition(labels: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-  """Cuts a set into stratified parts.
+  """Cuts a set into stratified shards.
 
-  In the order of their classes, examples are dealt out evenly: part p gets
-  those nearest to the points (k + 1/2) / sizes[p] of the whole. A class's share
-  of a part is that of the set, to about one example.
+  In the order of their classes, examples are dealt out evenly: shard i gets
+  those nearest to the points (k + 1/2) / sizes[i] of the set. A class's share
+  of a shard is its share of the set, to about one example.
 
   Args:
     labels: (n,) int, the class of each example.
-    sizes: of the parts, n in all.
+    sizes: of the shards, n in all.
 
   Returns:
-    Indices of each part, ascending int64; every example in one part.
+    Indices of each shard, ascending int64; every example is in one shard.
   """
   by_class = np.argsort(labels, kind='stable')
   points = np.concatenate([(np.arange(n) + 0.5) / n for n in sizes])
   owners = np.repeat(np.arange(len(sizes)), sizes)
   owners = owners[np.argsort(points, kind='stable')]
-  return [np.sort(by_class[owners == p]) for p in range(len(sizes))]
+  return [np.sort(by_class[owners == i]) for i in range(len(sizes))]
 
 
-def sizes(config, examples: int, stations: int) -> tuple[int, ...]:
-  """Examples of each station's part, by config.strategy.shares.
+def shard_sizes(config, examples: int, stations: int) -> tuple[int, ...]:
+  """Returns the examples of each station, by config.strategy.shares.
 
   Raises:
-    ConfigError: for shares of another number of stations, or an empty part.
+    ConfigError: for shares of another number of stations, or an empty shard.
   """
   shares = config.strategy.shares
   if shares and len(shares) != stations:
@@ -45,40 +62,39 @@ def sizes(config, examples: int, stations: int) -> tuple[int, ...]:
       f'config.strategy.shares={tuple(shares)}: expected {stations}, one for '
       'each station'
     )
-  found = shares_lib.apportion(examples, shares or (1,) * stations)
-  if not min(found):
+  sizes = apportionment.apportion(examples, shares or (1,) * stations)
+  if not min(sizes):
     raise config_lib.ConfigError(
       f'{examples} training examples over {stations} stations: one has none'
     )
-  return found
+  return sizes
 
 
-def parts(config, source, stations: int) -> list[subset.Subset]:
-  """The parts of a training set, one a station; as `sizes` raises."""
-  counts = sizes(config, len(source), stations)
+def data_shards(source, sizes: Sequence[int]) -> list[subset.Subset]:
+  """Divides a training set into shards of these sizes, one a station."""
   # Synthetic examples have no label before they are made.
   synthetic = source.kind == 'synthetic'
   labels = np.zeros(len(source)) if synthetic else source.labels()
   return [
     subset.Subset(source, indices, f'{source.name}, part {number}')
-    for number, indices in enumerate(partition(labels, counts))
+    for number, indices in enumerate(partition(labels, sizes))
   ]
 
 
 def stream_seed(seed: int, station: int) -> int:
-  """The seed of a station's stream: no two parts are shuffled alike."""
+  """Returns a seed of its own for the stream of each station."""
   word = np.array([seed], np.uint64) << np.uint64(32) | np.uint64(station)
   return int(index_shuffle.mix(word)[0] >> np.uint64(33))
 
 
-class Visit(NamedTuple):
-  """A model's time at a station.
+class Segment(NamedTuple):
+  """The steps that a model makes at one station in one lap.
 
   Attributes:
     lap: from 0.
     station: from 0.
-    first: step of the part's own stream with which it begins, or goes on.
-    count: steps that are left of it.
+    first: step of the shard's own stream at which the segment begins.
+    count: steps that are left of the segment.
   """
 
   lap: int
@@ -87,71 +103,79 @@ class Visit(NamedTuple):
   count: int
 
 
-class Itinerary:
-  """All visits of a model, from its first step to its last.
+class RingSchedule:
+  """All segments of a model, from its first step to its last.
 
-  A part has a stream of its own, epoch after epoch without a break. Examples
-  that fill no batch in one visit are the first of the next; after the last lap
-  they are trained on too, in a batch filled up with the beginning of another
-  epoch, so that nothing is cut short.
+  A shard has a stream of its own, epoch after epoch without a break. Examples
+  that fill no batch in one segment are the first of the next; after the last
+  lap they are trained on too, in a batch filled up with the beginning of
+  another epoch, so that nothing is cut short.
 
   Attributes:
-    total: steps of all visits.
-    ends: of each lap, the steps made when it is done.
+    total: steps of all segments.
+    ends: by lap, the steps made when it is done.
+    examples: of all shards.
   """
 
   def __init__(self, sizes: Sequence[int], batch_size: int, laps: int):
-    """Makes it.
+    """Computes the segments.
 
     Args:
-      sizes: examples of each part.
+      sizes: examples of each shard.
       batch_size: images a step.
-      laps: visits to each part.
+      laps: visits to each shard.
     """
-    self._starts, self._visits = [], []
+    self._sizes, self._batch_size, self._laps = sizes, batch_size, laps
+    self._starts, self._segments = [], []
     self.ends = []
-    done = 0
+    self.examples = sum(sizes)
+    self.total = 0
     for lap in range(laps):
-      for station, size in enumerate(sizes):
-        first = lap * size // batch_size
-        last = (lap + 1) * size // batch_size
-        if lap == laps - 1:
-          last = -(-laps * size // batch_size)
-        if last > first:
-          self._starts.append(done)
-          self._visits.append(Visit(lap, station, first, last - first))
-          done += last - first
-      self.ends.append(done)
-    self.total = done
+      for station in range(len(sizes)):
+        segment = self.segment(lap, station)
+        if segment.count:
+          self._starts.append(self.total)
+          self._segments.append(segment)
+          self.total += segment.count
+      self.ends.append(self.total)
 
-  def at(self, step: int) -> Visit | None:
-    """What is left of the visit in which this step is made; None at the end."""
+  def segment(self, lap: int, station: int) -> Segment:
+    """Returns the segment of a lap at a station; it may have no steps."""
+    size = self._sizes[station]
+    first, end = (k * size // self._batch_size for k in (lap, lap + 1))
+    if lap == self._laps - 1:
+      end = -(-self._laps * size // self._batch_size)
+    return Segment(lap, station, first, end - first)
+
+  def at(self, step: int) -> Segment | None:
+    """Returns what is left of the segment of a step; None at the end."""
     if step >= self.total:
       return None
     i = bisect.bisect_right(self._starts, step) - 1
-    visit, done = self._visits[i], step - self._starts[i]
-    return visit._replace(first=visit.first + done, count=visit.count - done)
+    segment, done = self._segments[i], step - self._starts[i]
+    return segment._replace(
+      first=segment.first + done, count=segment.count - done
+    )
 
   def laps_done(self, step: int) -> int:
-    """Laps that are complete after this many steps."""
+    """Returns the laps that are complete after so many steps."""
     return bisect.bisect_right(self.ends, step)
 
 
 def slots(models: int, stations: int, laps: int) -> list[list[int | None]]:
-  """The schedule of a ring without delays (Chen et al. 2015).
+  """Returns the schedule of a ring without delays (Chen et al. 2015).
 
   At slot t station j trains model (t - j) mod max(models, stations).
 
   Returns:
-    By slot, the model at each station; None: it has nothing to do.
+    By slot, the model at each station; None: the station is idle.
   """
-  around = max(models, stations)
-  count = around * laps + min(models, stations) - 1
+  period = max(models, stations)
+  count = period * laps + min(models, stations) - 1
 
   def model(slot, station):
-    begun = slot - station
-    number = begun % around
-    active = 0 <= begun < around * laps and number < models
-    return number if active else None
+    turn = slot - station
+    active = 0 <= turn < period * laps and turn % period < models
+    return turn % period if active else None
 
   return [[model(t, j) for j in range(stations)] for t in range(count)]

@@ -2,60 +2,51 @@
 
 import contextlib
 import glob
-import json
 import os
 import threading
 import time
 
-FOLDER = 'spans'
+from anp_jax.system import files
+
+_FOLDER = 'spans'
 
 
 class Spans:
-  """Writes one process's spans."""
+  """Writes one process's spans; any thread may."""
 
   def __init__(self, workdir: str, process: int):
-    """Opens the file, behind what is in it."""
-    folder = os.path.join(workdir, FOLDER)
+    """Makes the folder; a file that exists is continued."""
+    folder = os.path.join(workdir, _FOLDER)
     os.makedirs(folder, exist_ok=True)
-    self._file = open(os.path.join(folder, f'{process}.jsonl'), 'a')
+    self._path = os.path.join(folder, f'{process}.jsonl')
     self._lock = threading.Lock()
 
   @contextlib.contextmanager
-  def during(self, station: int, what: str, model: int, lap: int | None):
-    """Times what happens within; yields a dict for what else is to be kept.
+  def record(self, station: int, what: str, model: int, lap: int | None):
+    """Times what happens within; yields a dict for further fields of the line.
 
     Args:
       station: where.
-      what: 'prepare', 'train', 'save', 'score' or 'send'; beside these,
+      what: 'prepare', 'train', 'save', 'score' or 'send'; during these,
         'compile' for a model that is to come.
       model: its index.
       lap: from 0; of a score, the laps done.
     """
-    more = {}
+    fields = {}
     start = time.time()
     try:
-      yield more
+      yield fields
     finally:
-      record = {
+      line = {
         'station': station, 'what': what, 'model': model, 'lap': lap,
-        'start': start, 'end': time.time(), **more,
+        'start': start, 'end': time.time(), **fields,
       }  # fmt: skip
-      with self._lock, contextlib.suppress(OSError, ValueError):
-        self._file.write(json.dumps(record) + '\n')
-        self._file.flush()
-
-  def close(self) -> None:
-    """Closes the file."""
-    with self._lock:
-      self._file.close()
+      with self._lock, contextlib.suppress(OSError):  # a full disk
+        files.append_json_line(self._path, line)
 
 
 def read(workdir: str) -> list[dict]:
-  """All spans of a run, by their start; torn lines are left out."""
-  found = []
-  for path in glob.glob(os.path.join(workdir, FOLDER, '*.jsonl')):
-    with open(path) as f:
-      for line in f:
-        with contextlib.suppress(ValueError):
-          found.append(json.loads(line))
-  return sorted(found, key=lambda r: r['start'])
+  """Returns all spans of a run, by their start; torn lines are left out."""
+  paths = glob.glob(os.path.join(workdir, _FOLDER, '*.jsonl'))
+  spans = [span for path in paths for span in files.read_json_lines(path)]
+  return sorted(spans, key=lambda span: span['start'])

@@ -4,136 +4,107 @@ import json
 import os
 import threading
 
-from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager as checkpoint_lib
-from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.checkpoint import run_dir
 from anp_jax.data import sources
-from anp_jax.data.input import corruption
+from anp_jax.reporting import delayed_metrics
 from anp_jax.runtimes.relay import records as records_lib
+from anp_jax.system import files
 
-MODELS = 'models'
 _FILE = 'relay.json'
 
 
-def claim(
-  workdir: str, config, training: bool, parts, laps: int, models, vocabulary
-) -> str:
-  """Takes a workdir for a ring, unless another run's is there.
+def open_or_refuse(ring, processes, training: bool) -> None:
+  """Takes the workdir for a ring, unless another run's is there.
 
   Args:
-    workdir: of the run.
-    config: the run's config.
+    ring: `ring.Ring`.
+    processes: of the run; process 0 reads and writes.
     training: whether the ring is to train; else its checkpoints are scored,
       and nothing is written.
-    parts: examples of each station's part.
-    laps: of each model.
-    models: their texts.
-    vocabulary: of the training data.
 
-  Returns:
-    Why the workdir cannot be had; '' if it can.
+  Raises:
+    ConfigError: on all processes, if the workdir is of another run.
   """
-  path = os.path.join(workdir, _FILE)
-  now = {
-    'parts': parts,
-    'laps': laps,
-    'models': models,
-    'config': json.loads(config_lib.to_json(config)),
-  }
-  if os.path.exists(path):
-    with open(path) as f:
-      saved = json.load(f)
-    if not training:  # scores are the same on any devices
-      saved['parts'] = parts
-    text = _difference(saved, now, config)
-    if text:
-      return f'{workdir} belongs to another {text}'
-  elif not training:
-    return f'{workdir} has no checkpoint of a ring to evaluate'
-  if training:
-    workdir_lib.open_or_refuse(workdir, config, vocabulary)
-    with open(path + '.new', 'w') as f:
-      json.dump(now, f, indent=1)
-    os.replace(path + '.new', path)
-  return ''
+  refusal = '' if processes.index else _refusal(ring, training)
+  refusal = processes.gather(refusal)[0]
+  if refusal:
+    raise config_lib.ConfigError(refusal)
+  if training and not processes.index:
+    for model in ring.models:
+      os.makedirs(ring.folder(model), exist_ok=True)
 
 
 class Store:
-  """Writes WORKDIR/models/NAME of the models that this process holds.
+  """Writes the folders of the models that this process holds.
 
-  Who holds a model has its folder for itself: before it goes to another
-  process, its last save has to be done (`let_go`).
+  A process that holds a model is the only one to write its folder: before the
+  model goes to another process, its last save has to be done (`let_go`).
 
   Attributes:
     records: `records.Records`.
   """
 
-  def __init__(
-    self, config, workdir: str, candidates, source, like, every: int,
-    training: bool,
-  ):  # fmt: skip
-    """Makes it; nothing is written yet.
+  def __init__(self, ring, runners, training: bool):
+    """Prepares the folders' writers; nothing is written yet.
 
     Args:
-      config: the run's config.
-      workdir: of the run.
-      candidates: all `candidates.Candidate`.
-      source: of all training examples.
-      like: model -> its TrainState of jax.ShapeDtypeStruct, as a restore gives
-        it.
-      every: steps between two records.
+      ring: `ring.Ring`.
+      runners: `runner.Runners` of the station on whose devices checkpoints are
+        restored.
       training: whether the ring trains; else nothing is changed.
     """
-    self._config = config
-    self._workdir = workdir
-    self._candidates = candidates
-    self._source = source
-    self._like = like
-    self._every = every
-    self._fingerprint = sources.fingerprint(source) if training else None
-    self._saving, self._counting = threading.Lock(), threading.Lock()
-    self._checkpoints, self._damaged, self._seen = {}, {}, {}
-    self._expected_save_seconds = 0.0  # of models that have been let go
-    self.records = records_lib.Records(
-      config, self.folder, candidates, len(source)
+    self._ring, self._runners = ring, runners
+    examples = len(ring.source)
+    self._log_every = config_lib.steps(
+      ring.config.log.every, ring.candidates[0].config.batch_size, examples
     )
-
-  def folder(self, model: int) -> str:
-    """Of a model."""
-    return os.path.join(self._workdir, MODELS, self._candidates[model].name)
+    self._fingerprint = sources.fingerprint(ring.source) if training else None
+    self._saving = threading.Lock()
+    self._checkpoints = {}
+    self._damage = [
+      delayed_metrics.DamageCounter(
+        ring.config, ring.source.name, c.config.batch_size
+      )
+      for c in ring.candidates
+    ]
+    self._save_seconds = 0.0  # of models that were let go
+    self.records = records_lib.Records(ring)
 
   def checkpoints(self, model: int) -> checkpoint_lib.Checkpoints:
-    """A model's, opened when they are first asked for."""
+    """Returns a model's checkpoints, opened at the first call."""
     if model not in self._checkpoints:
-      own = self._candidates[model].config.copy_and_resolve_references()
-      own.checkpoint.keep_best = 0
+      config = self._ring.candidates[model].config
+      config = config.copy_and_resolve_references()
+      config.checkpoint.keep_best = 0
       self._checkpoints[model] = checkpoint_lib.Checkpoints(
-        self.folder(model), own, self._fingerprint, self._like(model)
-      )
+        self._ring.folder(model), config, self._fingerprint,
+        self._runners[model].abstract_state,
+      )  # fmt: skip
     return self._checkpoints[model]
 
   def save(self, model: int, step: int, state) -> None:
-    """Begins to save a model; one that is saved at this step stays."""
+    """Begins to save a model, unless it is saved at this step."""
     with self._saving:
       self.checkpoints(model).save(step, state)
 
   def expected_save_seconds(self) -> float:
-    """Seconds that a save takes beside all else; any thread may ask."""
-    found = list(self._checkpoints.values())
+    """Returns the seconds that a save takes; any thread may call it."""
+    checkpoints = list(self._checkpoints.values())
     return max(
-      (self._expected_save_seconds, *(c.expected_save_seconds() for c in found))
+      (self._save_seconds, *(c.expected_save_seconds() for c in checkpoints))
     )
 
   def let_go(self, model: int) -> None:
-    """Returns once a model's last save is done, and its files are closed."""
-    self.records.let_go(model)
+    """Returns once a model's last save is done and its files are closed."""
+    self.records.close_training(model)
     with self._saving:
       checkpoints = self._checkpoints.pop(model, None)
     if checkpoints:
       checkpoints.close()
-      self._expected_save_seconds = max(
-        self._expected_save_seconds, checkpoints.expected_save_seconds()
+      self._save_seconds = max(
+        self._save_seconds, checkpoints.expected_save_seconds()
       )
 
   def wait(self) -> None:
@@ -147,39 +118,62 @@ class Store:
     for checkpoints in self._checkpoints.values():
       checkpoints.close()
 
-  def measured(self, runner, model: int, step: int, metrics: dict) -> None:
-    """Records what a step of a model showed.
+  def record_step(
+    self, model: int, metrics: delayed_metrics.StepMetrics
+  ) -> None:
+    """Records the metrics of a model's step, as often as config.log.every says.
 
     Raises:
-      cluster.Failed: if too many examples cannot be read.
+      eval_loop.Damaged: if too many examples cannot be read.
     """
-    size = runner.config.batch_size
-    with self._counting:
-      self._damaged[model] = self._damaged.get(model, 0) + metrics['damaged']
-      self._seen[model] = self._seen.get(model, 0) + size
-      damaged, seen = int(self._damaged[model]), self._seen[model]
-    text = corruption.too_many_error(
-      self._config, damaged, seen, self._source.name
-    )
-    if text:
-      raise cluster.Failed(text)
-    if step % self._every and step != runner.itinerary.total:
-      return
-    self.records.train(model, step, {**metrics, 'damaged': damaged})
+    damage, step = self._damage[model], metrics.step
+    damage.add_step(metrics.values['damaged'])
+    if (
+      step % self._log_every == 0 or step == self._runners[model].schedule.total
+    ):
+      values = metrics.values | {'damaged': damage.damaged}
+      self.records.train(model, step, values)
 
 
-def _difference(saved, now, config):
-  """What makes a workdir's ring another one; '' if nothing."""
+def _refusal(ring, training):
+  """Returns why the workdir is refused; '' if it is taken."""
+  path = os.path.join(ring.workdir, _FILE)
+  current = {
+    'parts': list(ring.sizes),
+    'laps': ring.rungs.laps,
+    'models': [c.text for c in ring.candidates],
+    'config': json.loads(config_lib.to_json(ring.config)),
+  }
+  if os.path.exists(path):
+    with open(path) as f:
+      saved = json.load(f)
+    if not training:  # scores are the same on any devices
+      saved['parts'] = current['parts']
+    difference = _difference(saved, current, ring.config)
+    if difference:
+      return f'{ring.workdir} belongs to another {difference}'
+  elif not training:
+    return f'{ring.workdir} has no checkpoint of a ring to evaluate'
+  if training:
+    run_dir.open_or_refuse(ring.workdir, ring.config, ring.source.vocabulary)
+    files.write_json(path, current)
+  return ''
+
+
+def _difference(saved, current, config):
+  """Returns what makes a workdir's ring another one; '' if nothing does."""
   for key, what in (
     ('parts', 'ring: its stations have parts of'),
     ('laps', 'ring: its models make laps:'),
   ):
-    if saved[key] != now[key]:
-      return f'{what} {saved[key]}, not {now[key]}; choose another --workdir'
-  if saved['models'] != now['models'][: len(saved['models'])]:
+    if saved[key] != current[key]:
+      return (
+        f'{what} {saved[key]}, not {current[key]}; choose another --workdir'
+      )
+  if saved['models'] != current['models'][: len(saved['models'])]:
     return (
       'ring: config.strategy.models may only grow at its end; choose another '
       '--workdir'
     )
-  text = config_lib.difference(saved['config'], config)
-  return text and f'run: {text}; choose another --workdir'
+  difference = config_lib.difference(saved['config'], config)
+  return difference and f'run: {difference}; choose another --workdir'

@@ -1,364 +1,259 @@
-"""A station of the ring: it trains what comes, scores, and passes on."""
+"""A station of the ring: it trains what comes, scores, and sends on.
 
-import collections
-import dataclasses
+This is one lap of a model, from station to station:
+
+  1. `controller.RingController` sends the model to station 0.
+  2. `RingWorker._train` makes the steps of the model's segment and sends it to
+     the next station (step 2 again), the last one sends it to the controller.
+  3. After a lap whose score is due, a copy of the weights goes to a station
+     that has time for it; `RingWorker.score` sends the scores to the
+     controller.
+  4. The controller sends the model on its next lap, or `Retired` from station 0
+     round the ring (`RingWorker._retire`).
+"""
+
+from collections.abc import Callable
 import threading
 
 import jax
 import jax.numpy as jnp
 
-from anp_jax.runtimes.relay import background_compiler as ahead_lib
-from anp_jax.runtimes.relay import leaderboard as board_lib
-from anp_jax.runtimes.relay import programs as programs_lib
-from anp_jax.runtimes.relay import runner as runner_lib
+from anp_jax.reporting import delayed_metrics
+from anp_jax.runtimes.relay import background_compiler
+from anp_jax.runtimes.relay import ensemble
+from anp_jax.runtimes.relay import messages
 
 
-@dataclasses.dataclass
-class Parcel:
-  """A model on its way.
-
-  Attributes:
-    model: its index.
-    step: steps made.
-    state: TrainState, or its bytes; None: the model has not begun, or is done.
-  """
-
-  model: int
-  step: int = 0
-  state: object = None
-
-
-@dataclasses.dataclass
-class Gone:
-  """A model has left the ring: its streams may be closed."""
-
-  model: int
-
-
-@dataclasses.dataclass
-class Score:
-  """A model to be scored.
-
-  Attributes:
-    model: its index.
-    laps: that it has done.
-    step: steps made.
-    evaluated: what TrainState.evaluated gave, or its bytes.
-  """
-
-  model: int
-  laps: int
-  step: int
-  evaluated: object
-
-
-class Inbox:
-  """What waits at a station: scores first, for others may wait for them."""
-
-  def __init__(self):
-    self.changed = threading.Condition()
-    self.parcels = collections.deque()
-    self.scores = collections.deque()
-    self.closed = False
-
-  def put(self, item) -> None:
-    """Puts it behind those of its kind."""
-    with self.changed:
-      kind = self.scores if isinstance(item, Score) else self.parcels
-      kind.append(item)
-      self.changed.notify_all()
-
-  def take(self, choose):
-    """The next item, once there is one; None once it is closed.
-
-    Args:
-      choose: called (parcels) to take the next of them; None: not yet.
-    """
-    with self.changed:
-      while not self.closed:
-        if self.scores:
-          return self.scores.popleft()
-        found = choose(self.parcels)
-        if found is not None:
-          return found
-        self.changed.wait()
-    return None
-
-  def wake(self) -> None:
-    """Lets `choose` be asked again."""
-    with self.changed:
-      self.changed.notify_all()
-
-  def close(self) -> None:
-    """Gives nothing more away."""
-    with self.changed:
-      self.closed = True
-      self.changed.notify_all()
-
-
-def in_order(parcels):
-  """The first parcel; None if there is none."""
-  return parcels.popleft() if parcels else None
-
-
-class Station:
+class RingWorker:
   """One station, in a thread of its own.
 
   Attributes:
-    number: from 0, in the order of the ring.
-    inbox: what waits.
-    error: what ended a thread badly; None.
-    waits: whether there is nothing to do.
-    steps: made since the start, and models prepared for, for those who watch.
+    is_idle: whether there is nothing to do.
+    progress: steps made since the start, and models prepared for.
   """
 
-  def __init__(self, number, mesh, part, run, choose=in_order):
-    """Makes it; `start` begins.
+  def __init__(self, runners, queue, store, spans, send_event: Callable):
+    """Prepares the thread; `start` begins to work.
 
     Args:
-      number: of the station.
-      mesh: of its devices.
-      part: `subset.Subset` that it holds.
-      run: the process's `run.Ring`.
-      choose: see `Inbox.take`.
+      runners: `runner.Runners` of the station.
+      queue: `messages.MessageQueue` of the station.
+      store: `store.Store`.
+      spans: `spans.Spans`.
+      send_event: called (address, event), see `messages.Sender`.
     """
-    self.number = number
-    self.inbox = Inbox()
-    self.error = None
-    self.waits = False
-    self.steps = 0
-    self._mesh = mesh
-    self._part = part
-    self._run = run
-    self._choose = choose
-    self._ahead = None
-    self._runners = {}
-    self._programs = programs_lib.Programs()
+    self.is_idle = False
+    self.progress = 0
+    self._runners = runners
+    self._ring, self._station = runners.ring, runners.station
+    self._number = runners.station.number
+    self._store, self._spans = store, spans
+    self._send_event = send_event
+    self._queue = queue
+    self._compiler = None
+    self._first_models = ()
     self._thread = threading.Thread(
-      target=self._work, name=f'station {number}', daemon=True
+      target=self._run, name=f'station {self._number}', daemon=True
     )
 
-  def start(self, first, later, seats: int) -> None:
+  def start(self, first_models, later_models) -> None:
     """Begins to work.
 
     Args:
-      first: models to prepare for before the first comes, so that no station
+      first_models: to prepare for before the first comes, so that no station
         waits while another compiles.
-      later: models that take the places of those, in their order: they are
+      later_models: that take the places of those, in their order: they are
         compiled for while others train.
-      seats: models in the ring at a time.
     """
-    self._first = first
-    self._ahead = ahead_lib.Ahead(
-      f'ahead of station {self.number}', later, seats, self._compile_for,
-      self._fail,
+    self._first_models = first_models
+    self._compiler = background_compiler.BackgroundCompiler(
+      f'ahead of station {self._number}', later_models, self._ring.max_in_ring,
+      self._compile, self._on_error,
     )  # fmt: skip
     self._thread.start()
 
   def stop(self) -> None:
-    """Takes nothing more from the inbox, and compiles nothing more ahead."""
-    self.inbox.close()
-    if self._ahead:
-      self._ahead.stop()
+    """Takes no further message, and compiles nothing more ahead."""
+    self._queue.close()
+    if self._compiler:
+      self._compiler.stop()
 
   def join(self) -> None:
-    """Returns when its last step is made; `stop` comes first."""
+    """Returns when the last step is made; call `stop` first."""
     self._thread.join()
 
-  def expect(self, parcel) -> None:
-    """Begins to move a model of this process to this station's devices."""
-    runner = self._runners.get(parcel.model)
-    if runner and parcel.state is not None:
-      parcel.state = runner.place(parcel.state)
+  def save_waiting(self) -> dict[int, int]:
+    """Saves the models that wait here; returns their steps, by model."""
+    steps = {}
+    for message in self._queue.remaining():
+      if isinstance(message, messages.ModelMessage):
+        steps[message.model] = message.step
+      if not isinstance(message, messages.ScoreRequest):
+        self._save_elsewhere(message)
+    return steps
 
-  def runner(self, model: int) -> runner_lib.Runner:
-    """A model's, at this station."""
-    if model not in self._runners:
-      run = self._run
-      made = runner_lib.Runner(
-        run.candidates[model], self._mesh, self._part, self.number, run.sizes,
-        run.laps.count, self._programs,
-      )  # fmt: skip
-      # Of two threads that make one at once, the first one's is taken.
-      self._runners.setdefault(model, made)
-    return self._runners[model]
-
-  def score(self, item: Score) -> None:
-    """Scores a model, and says so."""
-    runner, run = self.runner(item.model), self._run
-    with run.spans.during(self.number, 'score', item.model, item.laps):
-      scores = runner.score(item.evaluated, run.eval_source)
-      if item.laps == run.laps.count:
-        run.keep_probabilities(
-          item.model, *runner.probabilities(item.evaluated, run.eval_source)
-        )
-    run.scored(item.model, item.laps, item.step, scores)
+  def score_waiting(self) -> None:
+    """Scores the models whose scores wait here."""
+    for message in self._queue.remaining():
+      if isinstance(message, messages.ScoreRequest):
+        self._score(message)
 
   def close(self) -> None:
-    """Ends all streams; returns when nothing is being compiled ahead."""
-    if self._ahead:
-      self._ahead.join()
-    for runner in list(self._runners.values()):
-      runner.close()
+    """Stops; returns when nothing is being compiled ahead."""
+    self.stop()
+    if self._compiler:
+      self._compiler.join()
+    self._runners.close()
 
-  def _work(self):
+  def _run(self):
+    handlers = {
+      messages.ModelMessage: self._train,
+      messages.ScoreRequest: self._score,
+      messages.Retired: self._retire,
+    }
     try:
       # A station's own work lies on its own devices, also what is made on the
       # way, such as a seed.
-      with jax.default_device(self._mesh.devices.flat[0]):
-        for model in self._first:
-          if not self.inbox.closed:
-            self._prepare_for(model)
-        self._ahead.start()
-        while (item := self._next()) is not None:
-          if isinstance(item, Score):
-            self.score(item)
-          elif isinstance(item, Gone):
-            self._let_go(item)
-          else:
-            self._visit(item)
+      with jax.default_device(self._station.mesh.devices.flat[0]):
+        self._prepare_first()
+        self._compiler.start()
+        while (message := self._next_message()) is not None:
+          handlers[type(message)](message)
     except BaseException as e:  # noqa: BLE001 - raised by the main thread
-      self._fail(e)
+      self._on_error(e)
 
-  def _fail(self, error):
-    # The first one: others may come of it.
-    self.error = self.error or error
+  def _record(self, what, model, lap):
+    return self._spans.record(self._number, what, model, lap)
 
-  def _prepare_for(self, model):
-    runner, run = self.runner(model), self._run
-    with run.spans.during(self.number, 'prepare', model, None):
-      runner.compile(len(run.eval_source), begins=not self.number)
-      runner.prepare(0)
-    self.steps += 1  # it gets on
+  def _on_error(self, error):
+    self._send_event(messages.HERE, error)
 
-  def _compile_for(self, model, stopped):
-    run = self._run
+  def _next_message(self):
+    self.is_idle = True
+    message = self._queue.get()
+    self.is_idle = False
+    return message
+
+  def _prepare_first(self):
+    for model in self._first_models:
+      if self._queue.closed:
+        return
+      runner = self._runners[model]
+      with self._record('prepare', model, None):
+        runner.compile(len(self._ring.eval_source), begins=not self._number)
+        runner.prepare(0)
+      self.progress += 1
+
+  def _compile(self, model, stopped):
+    """Compiles for a model that is to come, in the compiler's thread."""
     # Which device is the default is a thread's own.
     with (
-      jax.default_device(self._mesh.devices.flat[0]),
-      run.spans.during(self.number, 'compile', model, None),
+      jax.default_device(self._station.mesh.devices.flat[0]),
+      self._record('compile', model, None),
     ):
-      self.runner(model).compile(len(run.eval_source), not self.number, stopped)
-
-  def _next(self):
-    self.waits = True
-    item = self.inbox.take(self._choose)
-    self.waits = False
-    return item
-
-  def _let_go(self, gone):
-    self._ahead.gone(gone.model)
-    runner = self._runners.get(gone.model)
-    if runner:
-      # Its last score is made: that was here before the word that it has gone.
-      runner.release()
-    self._run.store.records.left(gone.model)
-    if self.number + 1 < self._run.stations:
-      self._run.send(self.number + 1, gone)
-
-  def _visit(self, parcel):
-    run, runner = self._run, self.runner(parcel.model)
-    self._ahead.came(parcel.model)
-    visit = runner.itinerary.at(parcel.step)
-    if not self.number:  # process 0 holds it now
-      run.lead.keep_scores(parcel.model, parcel.step)
-    if visit is None or visit.station != self.number:  # no whole batch here
-      run.send(self._following(), parcel)
-      return
-    spans = run.spans
-    with spans.during(self.number, 'prepare', parcel.model, visit.lap):
-      if parcel.state is None:
-        state = runner.new(run.store.folder(parcel.model))
-      else:
-        state = runner.place(parcel.state)
-      runner.prepare(visit.first)
-    parcel.state = None  # donated
-    try:
-      with spans.during(self.number, 'train', parcel.model, visit.lap) as span:
-        state, step = runner.train(
-          state, parcel.step, visit.count, lambda: run.stopped,
-          lambda *told: self._after(runner, parcel.model, *told),
-        )  # fmt: skip
-        jax.block_until_ready(state)
-        span['steps'] = step - parcel.step
-    except runner_lib.NotFinite as e:
-      run.failed(parcel.model, parcel.step, str(e))
-      run.send(0, Gone(parcel.model))
-      return
-    self._pass_on(runner, Parcel(parcel.model, step, state), visit)
-
-  def _after(self, runner, model, step, metrics, state):
-    self.steps += 1
-    self._run.store.measured(runner, model, step, metrics)
-    if state is not None and runner.is_due(step):
-      with self._run.spans.during(self.number, 'save', model, None):
-        self._run.store.save(model, step, state)
-
-  def _pass_on(self, runner, parcel, visit):
-    run, step = self._run, parcel.step
-    laps = runner.itinerary.laps_done(step)
-    if laps > visit.lap and run.laps.is_due(laps):
-      # A copy: the next station donates what it gets.
-      evaluated = jax.tree.map(jnp.copy, parcel.state.evaluated())
-      run.send(
-        run.scorer(parcel.model, laps),
-        Score(parcel.model, laps, step, evaluated),
+      self._runners[model].compile(
+        len(self._ring.eval_source), not self._number, stopped
       )
-    left = runner.itinerary.at(step)
-    if left is None:
-      parcel.state = None  # which is saved: word of it is enough
-    if left and (left.lap, left.station) == (visit.lap, self.number):
-      self.inbox.parcels.appendleft(parcel)  # stopped on the way; to be saved
-    else:
-      run.send(self._following(), parcel)
 
-  def _following(self):
-    return (self.number + 1) % self._run.stations
+  def _train(self, message):
+    """Trains a model on this station's shard, and sends it on."""
+    model, runner = message.model, self._runners[message.model]
+    self._compiler.on_arrival(model)
+    segment = runner.schedule.at(message.step)
+    if segment is None or segment.station != self._number:
+      self._send_on(message)  # it fills no batch here
+      return
+    step, state = message.step, self._prepared_state(message, segment)
+    try:
+      with self._record('train', model, segment.lap) as span:
+        for metrics, current in runner.train(
+          state, message.step, segment.count, lambda: self._queue.closed
+        ):
+          self.progress += 1
+          self._store.record_step(model, metrics)
+          if current is not None:
+            step, state = metrics.step, current
+            self._save_if_due(model, step, state)
+        jax.block_until_ready(state)
+        span['steps'] = step - message.step
+    except delayed_metrics.NotFinite as e:
+      failure = messages.Failed(model, message.step, str(e))
+      self._send_event(messages.CONTROLLER, failure)
+      return
+    self._request_score(model, step, state, segment.lap)
+    if step == runner.schedule.total:
+      state = None  # it is saved
+    elif step < message.step + segment.count:  # stopped on the way
+      self._queue.put(messages.ModelMessage(model, step, state))
+      return
+    self._send_on(messages.ModelMessage(model, step, state))
 
+  def _prepared_state(self, message, segment):
+    """Returns the state on this station's devices; the stream is open."""
+    runner, state = self._runners[message.model], message.state
+    with self._record('prepare', message.model, segment.lap):
+      if state is None:
+        state = runner.new_state(self._ring.folder(message.model))
+      else:
+        state = runner.place(state)
+      runner.prepare(segment.first)
+    message.state = None  # it will be donated
+    return state
 
-class Desk:
-  """Station 0's choice: who enters the ring, who goes on, who leaves.
+  def _save_if_due(self, model, step, state):
+    if self._runners[model].is_save_due(step):
+      with self._record('save', model, None):
+        self._store.save(model, step, state)
 
-  Attributes:
-    known: models that are in the ring or have left it.
-    inside: models in the ring.
-  """
+  def _request_score(self, model, step, state, lap):
+    """Sends the weights to be scored, if a lap is complete and it is due."""
+    laps = self._runners[model].schedule.laps_done(step)
+    if laps > lap and self._ring.rungs.is_score_due(laps):
+      # A copy: the next station donates what it gets.
+      evaluated = jax.tree.map(jnp.copy, state.evaluated())
+      self._send_event(
+        self._ring.scorer(model, laps),
+        messages.ScoreRequest(model, step, evaluated, laps),
+      )
 
-  def __init__(self, lead, seats: int):
-    """Makes it; models of a ring that goes on are added to what it has.
+  def _send_on(self, message):
+    """Sends a model to the next station; after the last, to the controller."""
+    is_last = self._number + 1 == self._ring.stations
+    self._send_event(
+      messages.CONTROLLER if is_last else self._number + 1, message
+    )
 
-    Args:
-      lead: `lead.Lead`.
-      seats: models in the ring at a time.
-    """
-    self._lead = lead
-    self._seats = seats
-    self.known = set()
-    self.inside = set()
+  def _score(self, request):
+    """Scores a model; after the last lap, keeps its probabilities, too."""
+    model, laps, source = request.model, request.laps, self._ring.eval_source
+    runner = self._runners[model]
+    with self._record('score', model, laps):
+      scores = runner.score(request.state, source)
+      if laps == self._ring.rungs.laps:
+        ensemble.write(
+          self._ring.folder(model),
+          *runner.probabilities(request.state, source),
+        )
+    self._send_event(
+      messages.CONTROLLER, messages.Scored(model, laps, request.step, scores)
+    )
 
-  def choose(self, parcels):
-    """What station 0 is to do next; see `Inbox.take`."""
-    lead = self._lead
-    gone = next((p for p in parcels if isinstance(p, Gone)), None)
-    if gone:
-      parcels.remove(gone)
-      self.inside.discard(gone.model)
-      return gone
-    waiting = [c.index for c in lead.candidates if c.index not in self.known]
-    # One that was inside when a run was cut off enters before its turn.
-    late = waiting and any(waiting[0] < m for m in self.inside)
-    if waiting and (len(self.inside) < self._seats or late):
-      self.known.add(waiting[0])
-      self.inside.add(waiting[0])
-      return Parcel(waiting[0])
-    for parcel in parcels:
-      fate = lead.fate(parcel)
-      if fate == board_lib.WAIT:
-        continue
-      parcels.remove(parcel)
-      if fate == board_lib.GO_ON:
-        return parcel
-      lead.leaves(parcel)
-      self.inside.discard(parcel.model)
-      return Gone(parcel.model)
-    return None
+  def _retire(self, message):
+    """Forgets a model that has left the ring, and tells the next station."""
+    self._save_elsewhere(message)
+    self._compiler.on_retired(message.model)
+    runner = self._runners.get(message.model)
+    if runner:
+      # Its last score is made: the request came before this message.
+      runner.release()
+    self._store.records.close_model(message.model)
+    if self._number + 1 < self._ring.stations:
+      self._send_event(
+        self._number + 1, messages.Retired(message.model, message.step)
+      )
+
+  def _save_elsewhere(self, message):
+    """Saves a state that another station may have made."""
+    if message.state is not None:
+      state = self._runners[message.model].place(message.state)
+      self._store.save(message.model, message.step, state)
