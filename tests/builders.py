@@ -3,8 +3,11 @@
 import io
 import pathlib
 
+import jax
 import numpy as np
 from PIL import Image
+
+from anp_jax.parallel import mesh as mesh_lib
 
 
 class Clock:
@@ -53,3 +56,10 @@ def error_line(capsys) -> str:
   assert out == ''
   assert err.startswith('error: ') and err.count('\n') == 1, err
   return err[:-1]
+
+
+def batch_sharding(config, data: int, model: int = 1):
+  """The sharding of a batch over a mesh of data x model devices."""
+  config.mesh.data, config.mesh.model = data, model
+  mesh = mesh_lib.create(config, jax.devices()[: data * model])
+  return mesh_lib.batch_sharding(mesh)

@@ -1,6 +1,4 @@
-"""Pictures, image files and sources in memory, for the tests of data."""
-
-import io
+"""Pictures and sources in memory, for the tests of data."""
 
 import numpy as np
 from PIL import Image
@@ -27,15 +25,6 @@ def picture(height, width, seed=0, detail=4, mode='RGB'):
 def pixels(height, width, seed=0, detail=4):
   """The same as (height, width, 3) uint8."""
   return np.asarray(picture(height, width, seed, detail))
-
-
-def encode(image, kind='JPEG', **options):
-  """The file of a PIL image, or of (height, width, 3) or (height, width)."""
-  if isinstance(image, np.ndarray):
-    image = Image.fromarray(image)
-  data = io.BytesIO()
-  image.save(data, kind, **options)
-  return data.getvalue()
 
 
 class Source:

@@ -12,12 +12,13 @@ from anp_jax.data.input import corruption
 from anp_jax.data.input import pipeline
 from anp_jax.data.sources import cache
 from anp_jax.data.sources import synthetic
+from tests import builders
 from tests import image_sources
 
 
 def _file(height, width, kind='PNG', seed=0, mode='RGB'):
   picture = image_sources.picture(height, width, seed, 5, mode)
-  return image_sources.encode(picture, kind)
+  return builders.encode_image(picture, kind)
 
 
 def _wrapped(config, files, kind, gigabytes=1.0):
@@ -51,7 +52,7 @@ def test_files_are_read_once(config):
   assert len(files.reads) == 7
 
 
-def test_the_budget_is_kept(config):
+def test_no_more_than_the_budget_is_stored(config):
   files = image_sources.Source([bytes([i]) * 100 for i in range(10)])
   source = _wrapped(config, files, 'encoded', gigabytes=350 / 2**30)
   for _ in range(3):
@@ -63,7 +64,7 @@ def test_the_budget_is_kept(config):
   assert counts == [1, 1, 1, 3, 3, 3, 3, 3, 3, 3]
 
 
-def test_an_error_is_not_kept(config):
+def test_an_error_is_not_stored(config):
   files = image_sources.Source([_file(9, 9), None])
   source = _wrapped(config, files, 'encoded')
   with pytest.raises(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Tests of damage: examples that turn out to be unusable in a run."""
+"""Tests of corruption: examples that turn out to be damaged in a run."""
 
 import errno
 import gc
@@ -82,7 +82,7 @@ def _order(config, count=9):
 
 
 @pytest.mark.parametrize('kind, flaw', _KINDS)
-def test_the_next_whole_example_takes_its_place(config, kind, flaw):
+def test_the_next_whole_example_replaces_a_damaged_one(config, kind, flaw):
   # 6 to 8 in a row, and the last, whose next one is the first.
   bad = [6, 7, 8, 20]
   stands_for = {6: 9, 7: 9, 8: 9, 20: 0}
@@ -100,7 +100,7 @@ def test_the_next_whole_example_takes_its_place(config, kind, flaw):
     assert batch['weight'].dtype == np.float32
 
 
-def test_whole_examples_are_not_touched(config):
+def test_damage_leaves_other_rows_as_they_are(config):
   """All rows but the damaged ones are the bytes of an undamaged run."""
   undamaged = _batches(config, _Source('encoded'))
   damaged = _batches(config, _Source('encoded', {4: 'cut', 11: 'gone'}))
@@ -112,7 +112,7 @@ def test_whole_examples_are_not_touched(config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('flaw', ['gone', 'cut'])
-def test_batch_depends_on_the_step_only(config, flaw):
+def test_a_batch_with_damage_depends_on_the_step_only(config, flaw):
   source = _Source('encoded', {4: flaw, 5: flaw, 11: flaw})
   batches = _batches(config, source)
   shares = [np.arange(3), np.arange(3, 8)]
@@ -125,7 +125,7 @@ def test_batch_depends_on_the_step_only(config, flaw):
 
 
 @pytest.mark.parametrize('kind', ['encoded', 'pixels'])
-def test_evaluation_leaves_the_damaged_out(config, kind):
+def test_damaged_examples_have_no_weight_in_evaluation(config, kind):
   source = _Source(kind, {0: 'gone', 13: 'gone'})
   batches = _batches(config, source, training=False)
   weights = np.concatenate([b['weight'] for b in batches])
@@ -134,7 +134,7 @@ def test_evaluation_leaves_the_damaged_out(config, kind):
   ]  # fmt: skip
 
 
-def test_each_is_named_once(config, caplog):
+def test_a_damaged_example_is_named_once(config, caplog):
   source = _Source('encoded', {4: 'gone', 5: 'cut'})
   registry = corruption.Registry(source)
   for _ in range(2):
@@ -151,7 +151,7 @@ def test_each_is_named_once(config, caplog):
   assert 3 in source.reads and not {4, 5} & set(source.reads)
 
 
-def test_nothing_whole_gives_blank_rows(config):
+def test_rows_are_blank_where_every_example_is_damaged(config):
   source = _Source('encoded', {i: 'gone' for i in range(21)})
   (batch,) = _batches(config, source, count=1)
   assert batch['image'].shape == (8, 32, 32, 3) and not batch['image'].any()
@@ -159,7 +159,7 @@ def test_nothing_whole_gives_blank_rows(config):
   assert ((0 <= batch['label']) & (batch['label'] < _SIZE)).all()
 
 
-def test_it_comes_back_whole_and_is_still_left_out(config):
+def test_a_repaired_example_stays_excluded(config):
   """What was damaged once stays out: an epoch is all of one kind."""
   source = _Source('encoded', {4: 'gone'})
   batches = _stream(config, source)
@@ -177,7 +177,7 @@ def test_it_comes_back_whole_and_is_still_left_out(config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['encoded', 'pixels'])
-def test_an_outage_condemns_no_example(config, kind, monkeypatch, caplog):
+def test_an_outage_marks_no_example_damaged(config, kind, monkeypatch, caplog):
   """Its rows count for nothing; when it is over all is as if it never was."""
   monkeypatch.setattr(batch_reader, '_MAX_OUTAGE', 0.01)
   source = _Source(kind)
@@ -202,7 +202,7 @@ def test_a_short_outage_is_waited_for(config):
     assert (batch['weight'] == 1).all()
 
 
-def test_a_folder_that_is_gone(config):
+def test_a_hundred_damaged_examples_have_one_replacement(config):
   """A hundred in a row, and one example replaces them all."""
 
   class _Long(_Source):
@@ -228,7 +228,7 @@ def test_a_folder_that_is_gone(config):
     assert not again or min(source.reads) == 100
 
 
-def test_a_stream_leaves_nothing_of_its_source(config):
+def test_a_closed_stream_frees_its_source(config):
   """TensorFlow keeps the functions of a graph; what they read must go."""
   source = _Source('encoded')
   gone = weakref.ref(source)
@@ -246,7 +246,7 @@ _MUTANTS = int(os.environ.get('ANP_MUTANTS', 2500))
 
 
 @pytest.mark.slow
-def test_mutated_files(config):
+def test_mutated_files_are_whole_or_replaced(config):
   """No crash, no hang; each row has a picture, and the label that belongs."""
   rng = np.random.default_rng(0)
   files = []
@@ -274,7 +274,7 @@ def test_mutated_files(config):
 
   source = _Mutated('encoded')
   plan = batch_plan.BatchPlan(config, _MUTANTS, 250, np.arange(250), False)
-  whole_ones = 0
+  readable = 0
   for step, batch in enumerate(pipeline.batches(source, plan)):
     indices = np.arange(250 * step, 250 * step + 250)
     assert batch['image'].shape == (250, 32, 32, 3)
@@ -285,6 +285,6 @@ def test_mutated_files(config):
     # At most three damaged ones stand before a whole one.
     ahead = (batch['label'] - indices)[~is_readable] % _MUTANTS
     assert ((1 <= ahead) & (ahead <= 3)).all()
-    whole_ones += is_readable.sum()
+    readable += is_readable.sum()
   assert step == _MUTANTS // 250 - 1
-  assert 0.3 * _MUTANTS < whole_ones < 0.9 * _MUTANTS
+  assert 0.3 * _MUTANTS < readable < 0.9 * _MUTANTS

@@ -12,6 +12,7 @@ from anp_jax.data import sources
 from anp_jax.data.input import augment
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
+from tests import builders
 from tests import image_sources
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
@@ -97,7 +98,7 @@ def test_fast_is_the_mean_over_areas(config, kind, size):
   # Halved colour would be interpolated from inside of the crop only.
   options = {'subsampling': 0} if kind == 'JPEG' else {}
   files = [
-    image_sources.encode(_picture(*size, i), kind, **options) for i in range(3)
+    builders.encode_image(_picture(*size, i), kind, **options) for i in range(3)
   ]
   got = _evaluated(config, files)
   for image, file, box in zip(got, files, _views(config, files)):
@@ -115,7 +116,9 @@ def test_large_jpegs_are_decoded_at_a_smaller_scale(config, times):
   config.data.image_size = config.data.resize = 32
   side = 32 * times
   files = [
-    image_sources.encode(_picture(side, side, i), subsampling=0, quality=95)
+    builders.encode_image(
+      _picture(side, side, i), 'JPEG', subsampling=0, quality=95
+    )
     for i in range(3)
   ]
   got = _evaluated(config, files)
@@ -128,7 +131,9 @@ def test_large_jpegs_are_decoded_at_a_smaller_scale(config, times):
 
 def test_other_formats_are_cut_at_full_scale(config):
   config.data.image_size = config.data.resize = 32
-  files = [image_sources.encode(_picture(256, 300, i), 'PNG') for i in range(2)]
+  files = [
+    builders.encode_image(_picture(256, 300, i), 'PNG') for i in range(2)
+  ]
   got = _evaluated(config, files)
   for image, file, box in zip(got, files, _views(config, files)):
     box = augment.reduced(box[None].astype(np.int32), 32)[0][0]

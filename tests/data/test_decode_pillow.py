@@ -14,6 +14,7 @@ from anp_jax.data.input import batch_plan
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.input import pipeline
 from anp_jax.data.sources import cache
+from tests import builders
 from tests import image_sources
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
@@ -56,8 +57,11 @@ def test_jpegs_of_any_size_and_sampling(config, decode, subsampling):
   config.data.decode = decode
   config.data.image_size, config.data.resize = 32, 36
   files = [
-    image_sources.encode(
-      _picture(*size, i), subsampling=subsampling, progressive=bool(i % 2)
+    builders.encode_image(
+      _picture(*size, i),
+      'JPEG',
+      subsampling=subsampling,
+      progressive=bool(i % 2),
     )
     for i, size in enumerate(_SIZES)
   ]
@@ -70,7 +74,7 @@ def test_other_formats_and_modes(config, decode):
   config.data.image_size, config.data.resize = 32, 40
   rng = np.random.default_rng(0)
   files = [
-    image_sources.encode(_picture(70 + i, 90, i, mode), kind)
+    builders.encode_image(_picture(70 + i, 90, i, mode), kind)
     for i, (mode, kind) in enumerate([
       ('RGB', 'PNG'), ('L', 'PNG'), ('LA', 'PNG'), ('RGBA', 'PNG'),
       ('P', 'PNG'), ('1', 'PNG'), ('RGB', 'BMP'), ('RGB', 'GIF'),
@@ -79,17 +83,17 @@ def test_other_formats_and_modes(config, decode):
   ]  # fmt: skip
   # 16-bit grey: only the upper half counts.
   deep = rng.integers(0, 2**16, (60, 50), np.uint16)
-  files.append(image_sources.encode(Image.fromarray(deep), 'PNG'))
+  files.append(builders.encode_image(Image.fromarray(deep), 'PNG'))
   frames = [_picture(50, 60, seed) for seed in range(3)]
   files.append(
-    image_sources.encode(
+    builders.encode_image(
       frames[0], 'GIF', save_all=True, append_images=frames[1:]
     )
   )
   # The orientation that a camera notes is not looked at.
   exif = Image.Exif()
   exif[0x0112] = 6
-  files.append(image_sources.encode(_picture(50, 80, 9), exif=exif))
+  files.append(builders.encode_image(_picture(50, 80, 9), 'JPEG', exif=exif))
   _assert_equal(config, files)
 
 
@@ -98,7 +102,7 @@ def test_inks_with_and_without_the_mark_of_adobe(config, side):
   config.data.image_size, config.data.resize = 32, 32
   rng = np.random.default_rng(0)
   inks = Image.fromarray(rng.integers(0, 256, (9, 9, 4), np.uint8), 'CMYK')
-  marked = image_sources.encode(inks.resize((side, side)), quality=90)
+  marked = builders.encode_image(inks.resize((side, side)), 'JPEG', quality=90)
   # Segment APP14 taken out: bytes EE, its length, its content.
   start = marked.index(b'\xff\xee')
   length = int.from_bytes(marked[start + 2 : start + 4], 'big')
@@ -114,9 +118,10 @@ def test_whole_image_is_resized_then_cropped(config, decode, upright):
   config.data.decode = decode
   config.data.image_size, config.data.resize = 32, 37
   files = [
-    image_sources.encode(_picture(*size, i)) for i, size in enumerate(_SIZES)
+    builders.encode_image(_picture(*size, i), 'JPEG')
+    for i, size in enumerate(_SIZES)
   ]
-  files.append(image_sources.encode(_picture(50, 70, 0), 'PNG'))
+  files.append(builders.encode_image(_picture(50, 70, 0), 'PNG'))
   read = decode_pillow.eval_decoder(config, upright)
   for file in files:
     image = Image.open(io.BytesIO(file))
@@ -135,7 +140,10 @@ def test_files_are_evaluated_as_they_are_predicted(config, decode):
   config.data.image_size, config.data.resize = 32, 37
   _assert_equal(
     config,
-    [image_sources.encode(_picture(*s, i)) for i, s in enumerate(_SIZES)],
+    [
+      builders.encode_image(_picture(*s, i), 'JPEG')
+      for i, s in enumerate(_SIZES)
+    ],
   )
 
 
@@ -144,7 +152,7 @@ def test_random_crops_are_resampled(config):
   config.data.decode, config.data.image_size = 'bilinear', 16
   ramp = np.tile(np.arange(200, dtype=np.uint8)[:, None, None], (1, 200, 3))
   source = image_sources.Source(
-    [image_sources.encode(Image.fromarray(ramp), 'PNG')]
+    [builders.encode_image(Image.fromarray(ramp), 'PNG')]
   )
   plan = batch_plan.BatchPlan(config, 1, 4, np.arange(4), True)
   images = next(pipeline.batches(source, plan))['image']
@@ -160,7 +168,7 @@ def test_random_crops_are_resampled(config):
 
 def test_a_damaged_file_is_left_out(config, caplog):
   config.data.decode = 'bicubic'
-  file = image_sources.encode(_picture(90, 80, 0))
+  file = builders.encode_image(_picture(90, 80, 0), 'JPEG')
   source = image_sources.Source([file, b'\xff\xd8\xffnot an image', file[:400]])
   plan = batch_plan.BatchPlan(config, 3, 3, np.arange(3), False)
   (batch,) = pipeline.batches(source, plan)
@@ -173,9 +181,10 @@ def test_decoded_cache(config):
   config.data.cache = 'decoded'
   config.data.image_size, config.data.resize = 32, 40
   files = [
-    image_sources.encode(_picture(*size, i)) for i, size in enumerate(_SIZES)
+    builders.encode_image(_picture(*size, i), 'JPEG')
+    for i, size in enumerate(_SIZES)
   ]
-  files.append(image_sources.encode(_picture(50, 70, 0), 'PNG'))
+  files.append(builders.encode_image(_picture(50, 70, 0), 'PNG'))
   _assert_equal(config, files)
 
 
@@ -184,7 +193,7 @@ def test_sources_of_arrays_are_cut_by_pillow(config):
   config.data.source = 'digits'
   config.data.image_size = config.data.resize = 32
   image = _picture(48, 64, 0)
-  got = decode_pillow.eval_decoder(config)(image_sources.encode(image, 'PNG'))
+  got = decode_pillow.eval_decoder(config)(builders.encode_image(image, 'PNG'))
   want = image.crop((8, 0, 56, 48)).resize((32, 32), Image.Resampling.BILINEAR)
   np.testing.assert_array_equal(got, np.asarray(want))
 
@@ -206,11 +215,11 @@ def test_upright(config, orientation, cached):
   }[orientation]  # fmt: skip
   exif = Image.Exif()
   exif[0x0112] = orientation
-  tagged = image_sources.encode(
+  tagged = builders.encode_image(
     Image.fromarray(np.ascontiguousarray(stored)), 'PNG', exif=exif
   )
   want = decode_pillow.eval_decoder(config)(
-    image_sources.encode(picture, 'PNG')
+    builders.encode_image(picture, 'PNG')
   )
   got = decode_pillow.eval_decoder(config, upright=True)(tagged)
   np.testing.assert_array_equal(got, want)
@@ -221,9 +230,9 @@ def test_formats_that_training_does_not_read(config, kind):
   options = {'lossless': True} if kind == 'WEBP' else {}
   picture = _picture(50, 60, 0)
   read = decode_pillow.eval_decoder(config)
-  want = read(image_sources.encode(picture, 'PNG'))
+  want = read(builders.encode_image(picture, 'PNG'))
   np.testing.assert_array_equal(
-    read(image_sources.encode(picture, kind, **options)), want
+    read(builders.encode_image(picture, kind, **options)), want
   )
 
 
@@ -232,8 +241,8 @@ def test_formats_that_training_does_not_read(config, kind):
   [
     b'',
     b'no image',
-    image_sources.encode(_picture(90, 90, 0))[:900],
-    image_sources.encode(_picture(90, 90, 0), 'PNG')[:900],
+    builders.encode_image(_picture(90, 90, 0), 'JPEG')[:900],
+    builders.encode_image(_picture(90, 90, 0), 'PNG')[:900],
   ],
 )
 def test_no_whole_image(config, file):

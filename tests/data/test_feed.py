@@ -13,20 +13,13 @@ import pytest
 
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed
-from anp_jax.data.input import synthetic
-from anp_jax.parallel import mesh as mesh_lib
+from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # (devices on the data axis, devices on the model axis)
 _MESHES = [(1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (1, 2)]
-
-
-def _sharding(config, data, model=1):
-  config.mesh.data, config.mesh.model = data, model
-  mesh = mesh_lib.create(config, jax.devices()[: data * model])
-  return mesh_lib.batch_sharding(mesh)
 
 
 class _Part:
@@ -43,12 +36,12 @@ class _Part:
 
 @pytest.mark.parametrize('data, model', _MESHES)
 def test_one_process_holds_every_row_once(config, data, model):
-  rows = feed.local_rows(_sharding(config, data, model), 16)
+  rows = feed.local_rows(builders.batch_sharding(config, data, model), 16)
   assert rows.tolist() == list(range(16))
 
 
 def test_each_process_holds_its_own_rows(config):
-  sharding = _sharding(config, 4, 2)
+  sharding = builders.batch_sharding(config, 4, 2)
   grid = sharding.mesh.devices[0]  # (4, 2)
 
   def rows(devices):
@@ -63,7 +56,7 @@ def test_each_process_holds_its_own_rows(config):
 
 @pytest.mark.parametrize('data, model', _MESHES)
 def test_each_value_lands_where_numpy_says(config, data, model):
-  sharding = _sharding(config, data, model)
+  sharding = builders.batch_sharding(config, data, model)
   host = {
     'image': np.arange(16 * 12, dtype=np.uint8).reshape(16, 2, 2, 3),
     'label': np.arange(16, dtype=np.int32) * 7,
@@ -86,7 +79,7 @@ def test_each_value_lands_where_numpy_says(config, data, model):
 
 def test_rows_with_a_gap_are_found(config, monkeypatch):
   """A process whose devices lie apart on the mesh has rows that lie apart."""
-  sharding = _sharding(config, 4)
+  sharding = builders.batch_sharding(config, 4)
   devices = [sharding.mesh.devices[0, i, 0] for i in (1, 3)]
   part = _Part(sharding, devices)
   part.shard_shape = sharding.shard_shape
@@ -108,7 +101,7 @@ def test_rows_with_a_gap_are_found(config, monkeypatch):
 
 
 def test_vote_is_read_for_every_batch(config):
-  sharding = _sharding(config, 2)
+  sharding = builders.batch_sharding(config, 2)
   votes = iter([0, 3, 1])
   host = [{'label': np.full(8, i)} for i in range(3)]
   plan = batch_plan.BatchPlan(config, 24, 8, np.arange(8), True)
@@ -216,92 +209,6 @@ def test_waited_is_the_time_that_the_reader_waits():
   with pytest.raises(StopIteration):
     next(stream)
   assert stream.waited == sum(seconds)
-
-
-def _synthetic(config, sharding, start=0, training=True, batch=8):
-  """Batches of 20 examples of five classes."""
-  rows = feed.local_rows(sharding, batch)
-  plan = batch_plan.BatchPlan(config, 20, batch, rows, training, start)
-  return synthetic.batches(plan, 5, sharding)
-
-
-def _host(batch):
-  return {k: np.asarray(v) for k, v in batch.items()}
-
-
-def _same(a, b):
-  assert a.keys() == b.keys()
-  for name in a:
-    np.testing.assert_array_equal(a[name], b[name], name)
-
-
-def test_synthetic_is_a_pure_function_of_seed_and_step(config):
-  config.data.image_size = 8
-  expected = None
-  # Few devices: each compiles a program of its own for each stream.
-  for data, model in ((1, 1), (4, 1), (2, 2)):
-    sharding = _sharding(config, data, model)
-    stream = _synthetic(config, sharding)
-    batches = [_host(next(stream)) for _ in range(4)]
-    expected = expected or batches
-    for a, b in zip(batches, expected):
-      _same(a, b)
-  _same(_host(next(_synthetic(config, sharding, start=3))), expected[3])
-  assert {k: (v.shape, v.dtype) for k, v in expected[0].items()} == {
-    'image': ((8, 8, 8, 3), np.uint8),
-    'label': ((8,), np.int32),
-    'weight': ((8,), np.float32),
-    'row': ((8,), np.int32),
-    'vote': ((8,), np.int32),
-  }
-  assert expected[0]['row'].tolist() == list(range(8))
-  config.seed += 1
-  other = next(_synthetic(config, _sharding(config, 1)))
-  evaluation = next(_synthetic(config, _sharding(config, 1), training=False))
-  images = [b['image'] for b in [*expected, _host(other), _host(evaluation)]]
-  for i, a in enumerate(images):
-    for b in images[:i]:
-      # Equal bytes: one of 256, give or take; 1,536 of them.
-      assert (a == b).mean() < 0.03
-
-
-def test_synthetic_evaluation_is_one_set_in_batches_of_any_size(config):
-  config.data.image_size = 8
-  examples = []
-  for batch, steps, devices in ((20, 1, 1), (8, 3, 4), (6, 4, 2)):
-    sharding = _sharding(config, devices)
-    stream = _synthetic(config, sharding, training=False, batch=batch)
-    batches = [_host(b) for b in stream]
-    assert len(batches) == steps
-    examples.append(
-      {
-        name: np.concatenate([b[name] for b in batches])[:20]
-        for name in ('image', 'label', 'weight')
-      }
-    )
-  _same(examples[0], examples[1])
-  _same(examples[0], examples[2])
-  assert examples[0]['weight'].all()
-
-
-def test_synthetic_numbers_are_spread_evenly(config):
-  config.data.image_size = 16
-  batch = _host(next(_synthetic(config, _sharding(config, 1), batch=64)))
-  # 49,152 bytes: five standard deviations of their mean and of a bin.
-  assert abs(batch['image'].mean() - 127.5) < 5 * 73.9 / np.sqrt(49152)
-  counts = np.bincount(batch['image'].ravel(), minlength=256)
-  assert np.abs(counts - 192).max() < 5 * np.sqrt(192)
-  assert set(batch['label']) == set(range(5))
-
-
-def test_synthetic_evaluation_ends_and_masks_the_rest(config):
-  config.data.image_size = 8
-  stream = _synthetic(config, _sharding(config, 2), training=False)
-  weights = [np.asarray(b['weight']).tolist() for b in stream]
-  assert weights == [[1] * 8, [1] * 8, [1] * 4 + [0] * 4]
-  assert np.asarray(
-    next(_synthetic(config, _sharding(config, 2), start=7))['weight']
-  ).all()
 
 
 _LEFT_OPEN = """

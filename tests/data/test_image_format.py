@@ -8,12 +8,12 @@ from PIL import Image
 import pytest
 
 from anp_jax.data.image_files import image_format
-from tests import image_sources
+from tests import builders
 
 
 def _file(width, height, kind, mode='RGB', **options):
   image = Image.new(mode, (width, height))
-  return image_sources.encode(image, kind, **options)
+  return builders.encode_image(image, kind, **options)
 
 
 @pytest.mark.parametrize('kind, mode, options', [

@@ -17,12 +17,13 @@ from anp_jax.data.input import batch_plan
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.input import pipeline
 from anp_jax.data.prepare import examine
+from tests import builders
 from tests import image_sources
 
 
 def _file(kind, size=(40, 40), **options):
   tones = np.linspace(0, 255, size[0] * size[1] * 3).astype(np.uint8)
-  return image_sources.encode(
+  return builders.encode_image(
     tones.reshape(size[1], size[0], 3), kind, **options
   )
 

@@ -14,6 +14,7 @@ import pytest
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
+from tests import builders
 from tests import image_sources
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ def source(request):
   images = [image_sources.pixels(*next(sizes), seed=i) for i in range(21)]
   if request.param == 'encoded':
     kinds = itertools.cycle(['JPEG', 'JPEG', 'PNG'])
-    images = [image_sources.encode(image, next(kinds)) for image in images]
+    images = [builders.encode_image(image, next(kinds)) for image in images]
   return image_sources.Source(images)
 
 
@@ -130,7 +131,7 @@ def test_every_example_once_an_epoch_over_processes(config, processes, size):
     assert training or not weights[size:].any()
 
 
-def test_examples_are_augmented_anew_each_epoch(config, source):
+def test_augmentation_differs_in_each_epoch(config, source):
   config.data.crop_area = (0.1, 0.5)
   batches = _batches(config, source, 6)
   views_of = {}
@@ -178,7 +179,7 @@ def test_lossless_files_are_decoded_exactly(config, kind):
   if kind == 'GIF':
     image = np.asarray(Image.fromarray(image).quantize(64).convert('RGB'))
   assert (
-    _decoded(config, [image_sources.encode(image, kind)])[0] == image
+    _decoded(config, [builders.encode_image(image, kind)])[0] == image
   ).all()
 
 
@@ -189,7 +190,7 @@ def test_lossless_files_are_decoded_exactly(config, kind):
 ])  # fmt: skip
 def test_jpeg_is_decoded_as_pillow_does(config, options):
   files = [
-    image_sources.encode(image_sources.pixels(32, 32, i), 'JPEG', **options)
+    builders.encode_image(image_sources.pixels(32, 32, i), 'JPEG', **options)
     for i in range(4)
   ]
   expected = np.stack([_pillow(f) for f in files])
@@ -203,13 +204,13 @@ def test_grey_and_transparent_files_become_rgb(config):
   image = image_sources.pixels(32, 32)
   grey = image[:, :, 0]
   alpha = np.dstack([image, np.full((32, 32), 100, np.uint8)])
-  jpeg = image_sources.encode(grey, 'JPEG')
+  jpeg = builders.encode_image(grey, 'JPEG')
   got = _decoded(
     config,
     [
       jpeg,
-      image_sources.encode(grey, 'PNG'),
-      image_sources.encode(alpha, 'PNG'),
+      builders.encode_image(grey, 'PNG'),
+      builders.encode_image(alpha, 'PNG'),
     ],
   )
   assert np.abs(got[0] - _pillow(jpeg)).max() <= 1
@@ -242,7 +243,7 @@ def test_views_are_cut_resized_and_flipped(config, kind, training):
   if kind != 'pixels':
     # Halved colour would be interpolated from inside of the crop only.
     options = {'subsampling': 0} if kind == 'JPEG' else {}
-    stored = [image_sources.encode(image, kind, **options) for image in images]
+    stored = [builders.encode_image(image, kind, **options) for image in images]
     images = [_pillow(file).astype(np.uint8) for file in stored]
   config.data.resize = 40
   config.data.decode = 'exact'
@@ -335,7 +336,7 @@ def tree(tmp_path):
     folder = tmp_path / f'class{i % 3}'
     folder.mkdir(exist_ok=True)
     kind = ('JPEG', 'PNG')[i % 2]
-    data = image_sources.encode(image_sources.pixels(300, 200, i), kind)
+    data = builders.encode_image(image_sources.pixels(300, 200, i), kind)
     (folder / f'{i}.{kind.lower()}').write_bytes(data)
   return tmp_path
 

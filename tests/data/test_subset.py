@@ -40,7 +40,7 @@ def _wrapped(config, source, held_out=(), imbalance=1.0):
   return subset.wrap(source, config)
 
 
-def test_nothing_asked_for_wraps_nothing(config):
+def test_a_config_that_leaves_nothing_out_wraps_nothing(config):
   source = _Source([0, 1, 2, 3, 4])
   assert _wrapped(config, source) is source
 
@@ -133,7 +133,7 @@ def test_cut_leaves_no_class_empty():
   )
 
 
-def test_both_leave_what_is_held_out_beside_the_profile(config):
+def test_the_profile_is_that_of_the_pairs_not_held_out(config):
   source = _Source(np.repeat(np.arange(5), 16))
   part = _wrapped(config, source, ('big_dog',), 8.0)
   # Four classes are left: 16, 8, 4, 2.
