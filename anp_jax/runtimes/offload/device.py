@@ -13,6 +13,7 @@ import itertools
 import platform as platform_lib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from anp_jax.system import cores
@@ -54,7 +55,7 @@ class Task:
     return cls(convolve, x, narrow(kernel), narrow(y))
 
   def programs(self, platform: str) -> dict[str, tuple[Callable, tuple]]:
-    """The functions 'y', 'dx' and 'dkernel', each with its operands' shapes.
+    """The jitted 'y', 'dx' and 'dkernel', each with its operands' shapes.
 
     Args:
       platform: of the offload device.
@@ -62,17 +63,17 @@ class Task:
     convolve = functools.partial(self.convolve, platform=platform)
 
     def x_gradient(kernel, dy):
-      zeros = jax.numpy.zeros(self.x.shape, self.x.dtype)
+      zeros = jnp.zeros(self.x.shape, self.x.dtype)
       return jax.vjp(lambda x: convolve(x, kernel), zeros)[1](dy)[0]
 
     def kernel_gradient(x, dy):
-      zeros = jax.numpy.zeros(self.kernel.shape, self.kernel.dtype)
+      zeros = jnp.zeros(self.kernel.shape, self.kernel.dtype)
       return jax.vjp(lambda w: convolve(x, w), zeros)[1](dy)[0]
 
     return {
-      'y': (convolve, (self.x, self.kernel)),
-      'dx': (x_gradient, (self.kernel, self.y)),
-      'dkernel': (kernel_gradient, (self.x, self.y)),
+      'y': (jax.jit(convolve), (self.x, self.kernel)),
+      'dx': (jax.jit(x_gradient), (self.kernel, self.y)),
+      'dkernel': (jax.jit(kernel_gradient), (self.x, self.y)),
     }
 
 
@@ -94,17 +95,9 @@ class LocalDevice:
     """Starts the device's thread."""
     self.name, self.platform = name, device.platform
     self._device = device
-    self._functions = {}
+    self._programs = {}  # by task
     self._operands = {}  # of the backward pass, by task
     self._thread = futures.ThreadPoolExecutor(1, 'offload')
-
-  def has(self, number: int) -> bool:
-    """Whether a task's functions are installed."""
-    return number in self._functions
-
-  def install(self, number: int, functions: dict[str, Callable]) -> None:
-    """Installs a task's functions: jitted, of arrays on the device."""
-    self._functions[number] = functions
 
   def forward(
     self, task: Task, x: np.ndarray, kernel: np.ndarray, keep: bool
@@ -120,15 +113,9 @@ class LocalDevice:
     Returns:
       A future of y, a NumPy array.
     """
-    if not self.has(task.number):
-      programs = task.programs(self.platform)
-      functions = {name: jax.jit(f) for name, (f, _) in programs.items()}
-      self.install(task.number, functions)
-    return self.start_forward(task.number, x, kernel, keep)
-
-  def start_forward(self, number: int, x, kernel, keep: bool) -> futures.Future:
-    """Starts the forward pass of an installed task; see `forward`."""
-    return self._thread.submit(self._forward, number, x, kernel, keep)
+    if task.number not in self._programs:
+      self._programs[task.number] = task.programs(self.platform)
+    return self._thread.submit(self._forward, task.number, x, kernel, keep)
 
   def backward(
     self, task: Task, dy: np.ndarray, needs_dx: bool
@@ -143,20 +130,14 @@ class LocalDevice:
     Returns:
       Futures of the gradients of x (None if not computed) and of the kernel.
     """
-    return self.start_backward(task.number, dy, needs_dx)
-
-  def start_backward(
-    self, number: int, dy, needs_dx: bool
-  ) -> tuple[futures.Future | None, futures.Future]:
-    """Starts the backward pass of an installed task; see `backward`."""
-    arrays = {}  # on the device, once the first gradient is computed
+    number, arrays = task.number, {}  # on the device, from the first gradient
 
     def gradient(name, operand):
       with self._context(dy.dtype):
         if not arrays:
           arrays['dy'] = jax.device_put(dy, self._device)
           arrays['operands'] = self._operands.pop(number)
-        function = self._functions[number][name]
+        function, _ = self._programs[number][name]
         return np.asarray(function(arrays['operands'][operand], arrays['dy']))
 
     dx = self._thread.submit(gradient, 'dx', 1) if needs_dx else None
@@ -171,7 +152,8 @@ class LocalDevice:
       operands = jax.device_put((x, kernel), self._device)
       if keep:
         self._operands[number] = operands
-      return np.asarray(self._functions[number]['y'](*operands))
+      function, _ = self._programs[number]['y']
+      return np.asarray(function(*operands))
 
   @contextlib.contextmanager
   def _context(self, dtype):

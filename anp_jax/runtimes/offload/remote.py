@@ -1,7 +1,9 @@
 """Offload devices of other processes, which are called over Arrow Flight."""
 
+from collections.abc import Callable
 from concurrent import futures
 import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -106,7 +108,7 @@ class RemoteDevice:
     wide = task.x.dtype == np.float64
     with jax.enable_x64(wide):
       for name, (function, shapes) in task.programs(self.platform).items():
-        program = export.export(jax.jit(function), platforms=[self._target])
+        program = export.export(function, platforms=[self._target])
         content = np.frombuffer(program(*shapes).serialize(), np.uint8)
         self._put('program', task.number, [content], name=name)
 
@@ -192,7 +194,7 @@ class OffloadServer(transport.Port):
     self.requests = self.vote = 0
     self.has_ended = False
     self._devices = [device_lib.LocalDevice(d, str(d)) for d in devices]
-    self._programs = {}  # (device, number) to exported programs, by name
+    self._tasks = {}  # by (device, number)
     self._results = {}  # (device, number, name) to future
     super().__init__(config, place, token, 'an offload process')
 
@@ -205,16 +207,18 @@ class OffloadServer(transport.Port):
       self.requests += 1
       key = request['device'], request['number']
       device = self._devices[key[0]]
+      task = self._tasks.setdefault(key, _ReceivedTask(key[1], {}))
       if request['kind'] == 'program':
-        self._install(device, key, request['name'], data)
+        program = export.deserialize(bytearray(data.tobytes()))
+        task.exported[request['name']] = program
       elif request['kind'] == 'forward':
-        x, kernel = transport.split(data, self._programs[key]['y'].in_avals)
-        self._results[*key, 'y'] = device.start_forward(
-          key[1], x, kernel, request['keep']
+        x, kernel = transport.split(data, task.exported['y'].in_avals)
+        self._results[*key, 'y'] = device.forward(
+          task, x, kernel, request['keep']
         )
       else:
-        (dy,) = transport.split(data, self._programs[key]['y'].out_avals)
-        dx, dkernel = device.start_backward(key[1], dy, request['needs_dx'])
+        (dy,) = transport.split(data, task.exported['y'].out_avals)
+        dx, dkernel = device.backward(task, dy, request['needs_dx'])
         self._results[*key, 'dx'] = dx
         self._results[*key, 'dkernel'] = dkernel
     writer.write(b'taken')
@@ -238,7 +242,20 @@ class OffloadServer(transport.Port):
     """Closes the port."""
     self.shutdown()
 
-  def _install(self, device, key, name, data):
-    programs = self._programs.setdefault(key, {})
-    programs[name] = export.deserialize(bytearray(data.tobytes()))
-    device.install(key[1], {k: jax.jit(p.call) for k, p in programs.items()})
+
+@dataclasses.dataclass(frozen=True)
+class _ReceivedTask:
+  """A task of another process; the part of `Task` that a device calls.
+
+  Attributes:
+    number: unique within the other process.
+    exported: programs by name.
+  """
+
+  number: int
+  exported: dict[str, export.Exported]
+
+  def programs(self, platform: str) -> dict[str, tuple[Callable, tuple]]:
+    """See `Task.programs`; they were exported for the device's platform."""
+    del platform
+    return {k: (jax.jit(p.call), p.in_avals) for k, p in self.exported.items()}
