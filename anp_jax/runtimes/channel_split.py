@@ -44,7 +44,7 @@ class ChannelSplit(strategy.Strategy):
     rules.check_replicated(config, 'strategy.name is kernel_split')
 
   def joins_jax(self, config, mode):
-    """No program spans processes of which all but one offload."""
+    """Whether the devices are of one mesh: only process 0 trains otherwise."""
     return not (config.strategy.helpers and mode == 'train')
 
   def mixes_platforms(self, config, mode):
@@ -88,7 +88,7 @@ class ChannelSplit(strategy.Strategy):
     if not training:  # without a gradient, each device may score by itself
       config.strategy.plan, config.strategy.shares = plan.NOTHING, ()
       return config, []
-    config.strategy.plan, messages = calibrate.planned(
+    config.strategy.plan, messages = calibrate.choose_plan(
       spec, job.workdir, job.processes
     )
     return config, messages

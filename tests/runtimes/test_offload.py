@@ -44,7 +44,7 @@ def local_devices():
 
 @pytest.fixture
 def x64():
-  """In all threads: program call back from threads of their own."""
+  """In all threads: programs call back in threads of their own."""
   jax.config.update('jax_enable_x64', True)
   yield
   jax.config.update('jax_enable_x64', False)

@@ -77,6 +77,16 @@ def join(parts, counts: Sequence[int]):
   )
 
 
+def x_gradient(convolve: Callable, x, kernel, dy):
+  """The gradient of convolve(x, kernel) with respect to x."""
+  return jax.vjp(lambda x: convolve(x, kernel), x)[1](dy)[0]
+
+
+def kernel_gradient(convolve: Callable, x, kernel, dy):
+  """The gradient of convolve(x, kernel) with respect to kernel."""
+  return jax.vjp(lambda kernel: convolve(x, kernel), kernel)[1](dy)[0]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _split(x, kernel, convolve, counts):
   shape = jax.eval_shape(convolve, x, kernel)
@@ -102,27 +112,26 @@ def _split_forward(x, kernel, convolve, counts):
 def _split_backward(convolve, counts, residuals, dy):
   x, kernel = residuals
 
-  def x_gradient(cut):
+  def x_branch(cut):
     def compute(dy):
       if cut.start == cut.stop:
         return jnp.zeros_like(x)
-      pull = jax.vjp(lambda x: convolve(x, kernel[..., cut]), x)[1]
-      return pull(dy[..., cut])[0]
+      return x_gradient(convolve, x, kernel[..., cut], dy[..., cut])
 
     return compute
 
-  def kernel_gradient(cut):
+  def kernel_branch(cut):
     def compute(dy):
       if cut.start == cut.stop:
         return jnp.zeros_like(kernel)
-      pull = jax.vjp(lambda w: convolve(x, w), kernel[..., cut])[1]
-      return _padded(pull(dy[..., cut])[0], cut.start, kernel.shape[-1])
+      local = kernel_gradient(convolve, x, kernel[..., cut], dy[..., cut])
+      return _padded(local, cut.start, kernel.shape[-1])
 
     return compute
 
   # Two switches: a network's first convolution needs no gradient of x, and what
   # is not needed is neither computed nor summed.
-  dx = _switch(counts, x_gradient, dy)
+  dx = _switch(counts, x_branch, dy)
   # Each device's part was rounded to the computation's dtype already; a sum in
   # bfloat16 would round once more for each device.
   wide = jnp.promote_types(dx.dtype, jnp.float32)
@@ -132,7 +141,7 @@ def _split_backward(convolve, counts, residuals, dy):
     # dtype, even across a barrier.
     bits = jnp.finfo(wide)
     summed = lax.reduce_precision(summed, bits.nexp, bits.nmant)
-  return summed.astype(dx.dtype), _switch(counts, kernel_gradient, dy)
+  return summed.astype(dx.dtype), _switch(counts, kernel_branch, dy)
 
 
 _split.defvjp(_split_forward, _split_backward)

@@ -20,7 +20,7 @@ _ROUNDS, _SECONDS = (3, 30), 6.0
 _FORMAT = 2  # of the file
 
 
-def planned(
+def choose_plan(
   spec: run_spec.RunSpec, workdir: str, processes
 ) -> tuple[str, list[str]]:
   """Decides which layers are split, and how; all processes call it.

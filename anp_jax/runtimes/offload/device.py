@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anp_jax.parallel.channel_split import operation
 from anp_jax.system import cores
 
 
@@ -62,13 +63,15 @@ class Task:
     """
     convolve = functools.partial(self.convolve, platform=platform)
 
+    # A convolution is linear in x and in its kernel: neither gradient needs the
+    # value of what it is taken with respect to.
     def x_gradient(kernel, dy):
-      zeros = jnp.zeros(self.x.shape, self.x.dtype)
-      return jax.vjp(lambda x: convolve(x, kernel), zeros)[1](dy)[0]
+      x = jnp.zeros(self.x.shape, self.x.dtype)
+      return operation.x_gradient(convolve, x, kernel, dy)
 
     def kernel_gradient(x, dy):
-      zeros = jnp.zeros(self.kernel.shape, self.kernel.dtype)
-      return jax.vjp(lambda w: convolve(x, w), zeros)[1](dy)[0]
+      kernel = jnp.zeros(self.kernel.shape, self.kernel.dtype)
+      return operation.kernel_gradient(convolve, x, kernel, dy)
 
     return {
       'y': (jax.jit(convolve), (self.x, self.kernel)),

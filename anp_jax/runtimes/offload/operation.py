@@ -18,6 +18,7 @@ from jax.custom_derivatives import SymbolicZero
 import jax.numpy as jnp
 import numpy as np
 
+from anp_jax.parallel.channel_split import operation
 from anp_jax.runtimes.offload import device as device_lib
 
 _TOKEN = jax.ShapeDtypeStruct((), np.int32)
@@ -180,14 +181,17 @@ def _split_backward(convolution, residuals, dy):
   local = convolution.local
   dx, dkernel = None, []
   if local.stop and needs_dx.value:
-    pull = jax.vjp(lambda x: convolution.convolve(x, kernel[..., local]), x)[1]
-    dx = pull(dy[..., local])[0]
+    dx = operation.x_gradient(
+      convolution.convolve, x, kernel[..., local], dy[..., local]
+    )
   if needs_dx.value:
     parts = convolution.fetch('x', token, dx)
     dx = sum(parts, start=0 if dx is None else dx)
   if local.stop:
-    pull = jax.vjp(lambda w: convolution.convolve(x, w), kernel[..., local])[1]
-    dkernel = [pull(dy[..., local])[0]]
+    gradient = operation.kernel_gradient(
+      convolution.convolve, x, kernel[..., local], dy[..., local]
+    )
+    dkernel = [gradient]
   # What waits for the offload devices' gradients must not run before they have
   # started.
   zeros = jnp.broadcast_to(
