@@ -1,4 +1,4 @@
-"""Checksums of arrays: on the device as part of a save, and on the host."""
+"""Checksums of arrays, on the device as part of a save and on the host."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def of_array(x: np.ndarray) -> int:
-  """A leaf's, of `of_tree`, computed on the host."""
+  """The checksum of one leaf, see `of_tree`, computed on the host."""
   width = min(x.dtype.itemsize, 4)
   words = np.ascontiguousarray(x).view(f'<u{width}').ravel()
   weights = 2 * np.arange(words.size, dtype=np.uint32) + np.uint32(1)
@@ -16,7 +16,7 @@ def of_array(x: np.ndarray) -> int:
 # One for all checkpoints of a process: models that are alike compile it once.
 @jax.jit
 def of_tree(tree) -> jax.Array:
-  """(leaves,) uint32: of each leaf the sum of (2i + 1) word_i, modulo 2^32.
+  """(leaves,) uint32: for each leaf the sum of (2i + 1) word_i, modulo 2^32.
 
   The weights are odd, hence invertible: any one changed word is always seen,
   and two that change places almost always. Integer sums do not depend on the
@@ -31,10 +31,10 @@ def _of_leaf(x):
     x = x.astype(jnp.uint8)
   bits = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
   words = jax.lax.bitcast_convert_type(x, bits).astype(jnp.uint32)
-  place = jnp.zeros(words.shape, jnp.uint32)
+  position = jnp.zeros(words.shape, jnp.uint32)
   stride = 1
   for axis in reversed(range(words.ndim)):
     iota = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-    place += iota * np.uint32(stride % 2**32)
+    position += iota * np.uint32(stride % 2**32)
     stride *= words.shape[axis]
-  return (words * (2 * place + 1)).sum(dtype=jnp.uint32)
+  return (words * (2 * position + 1)).sum(dtype=jnp.uint32)

@@ -1,9 +1,9 @@
-"""Checkpoints: Orbax behind one small face, with checksums and a fall-back.
+"""Checkpoints: Orbax behind one interface, with checksums and a fall-back.
 
 Two managers, so that each can delete: `checkpoints/` holds the newest steps,
 `best/` those with the best metric, saved only after an evaluation. Orbax
 restores flipped bytes without a word; a checksum of each leaf, computed on the
-device as part of the save, is stored beside the state and compared on restore.
+device as part of the save, is stored with the state and compared on restore.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import checksums
+from anp_jax.checkpoint import ranking
 from anp_jax.checkpoint import reader
 from anp_jax.training import metric_labels
 
@@ -29,7 +30,6 @@ NEWEST = 'checkpoints'
 BEST = 'best'
 DAMAGED = 'damaged'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
-LOWER_IS_BETTER = ('loss',)
 
 
 class NotSaved(cluster.Failed):
@@ -40,55 +40,52 @@ class Checkpoints:
   """The checkpoints of one workdir."""
 
   def __init__(
-    self, workdir: str, config, fingerprint: dict | None, like,
+    self, workdir: str, config, fingerprint: dict | None, abstract_state,
     gather=lambda value: [value],
   ):  # fmt: skip
-    """Opens the folders; those of a run that goes on are made and cleared.
+    """Opens the folders; they are made, and cleared of torn saves, for a run.
 
     Args:
       workdir: of the run.
       config: resolved, stored with every checkpoint.
       fingerprint: of the training data, stored and compared; None: the folders
         are only read, as a run may be saving there, and any data may be scored.
-      like: TrainState of jax.ShapeDtypeStruct with shardings: what a restore
-        gives, whatever topology wrote it.
+      abstract_state: TrainState of jax.ShapeDtypeStruct with shardings: what a
+        restore gives, whatever topology wrote it.
       gather: called with a JSON value, returns that of every process.
     """
     self._workdir = os.path.abspath(workdir)
     self._config = config
     self._fingerprint = fingerprint
-    self._only_reads = fingerprint is None
-    self._like = like
+    self._read_only = fingerprint is None
+    self._abstract_state = abstract_state
     self._gather = gather
     self._reader = reader.Reader(
-      self._workdir, config, fingerprint, like, gather
+      self._workdir, config, fingerprint, abstract_state, gather
     )
     self._metric = metric_labels.key(config.checkpoint.best_metric)
     self._managers = {
       NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     }
-    self._began = {}  # when the last save of each kind did
-    self._longest = 0.0  # seconds from a save's begin until it is on disk
-    self._lacking = ''  # why the newest step has no checkpoint
-    self._lower = self._metric in LOWER_IS_BETTER
-    # Of the best steps, held in memory: a process that looked at the folder
-    # while another writes to it would decide for itself.
-    self._scores = {}
+    self._save_starts = {}  # of the last save of each kind
+    self._longest_save = 0.0  # seconds from a save's start until it is on disk
+    self._missing_reason = ''  # why the newest step has no checkpoint
     if config.checkpoint.keep_best:
       self._managers[BEST] = self._manager(
         BEST,
         max_to_keep=config.checkpoint.keep_best,
         best_fn=lambda metrics: metrics[self._metric],
-        best_mode='min' if self._lower else 'max',
+        best_mode=ranking.best_mode(self._metric),
         keep_checkpoints_without_metrics=False,
       )
-      for step in self.steps(BEST):
-        found = self._managers[BEST].metrics(step) or {}
-        if self._metric in found:
-          self._keep_score(step, found[self._metric])
+    self._best = ranking.BestSteps(self._metric, config.checkpoint.keep_best)
+    for step in self.steps(BEST):
+      metrics = self._managers[BEST].metrics(step) or {}
+      if self._metric in metrics:
+        self._best.add(step, metrics[self._metric])
 
   def steps(self, kind: str = NEWEST) -> list[int]:
-    """Steps that have a checkpoint, ascending; NEWEST or BEST."""
+    """Returns the steps that have a checkpoint, ascending; NEWEST or BEST."""
     manager = self._managers.get(kind)
     return sorted(manager.all_steps()) if manager else []
 
@@ -102,7 +99,7 @@ class Checkpoints:
       NotSaved: if this one or the one before cannot be written, for want of
         space say, and config.checkpoint.on_error is 'stop'.
     """
-    self._settle(NEWEST)
+    self._await_previous_save(NEWEST)
     if step not in self.steps(NEWEST):
       self._save(NEWEST, step, state)
 
@@ -114,22 +111,23 @@ class Checkpoints:
       state: TrainState.
       metrics: of an evaluation of this state.
     """
-    if BEST in self._managers:
-      self._settle(BEST)
-    if BEST not in self._managers or step in self.steps(BEST):
+    if BEST not in self._managers:
+      return
+    self._await_previous_save(BEST)
+    if step in self.steps(BEST):
       return
     # Orbax would write first and delete after; what cannot stay is not written.
     value = metrics[self._metric]
-    if self._is_good(value) and self._save(
+    if self._best.accepts(value) and self._save(
       BEST, step, state, {self._metric: value}
     ):
-      self._keep_score(step, value)
+      self._best.add(step, value)
 
   def restore(self, which: str = 'newest'):
-    """The newest whole checkpoint, or a named one.
+    """Reads the newest whole checkpoint, or a named one.
 
-    A damaged newest one is named, set aside under `damaged/` unless the folders
-    are only read, and the one before is taken.
+    A damaged newest one is named, moved to `damaged/` unless the folders are
+    only read, and the one before is used.
 
     Args:
       which: 'newest', 'best' or a step.
@@ -152,7 +150,7 @@ class Checkpoints:
       try:
         return self._reader.read(manager.directory / str(step)), step
       except reader.Damaged as e:
-        where = self._set_aside(step)
+        where = self._quarantine(step)
         logging.error('checkpoint %d is damaged (%s)%s', step, e, where)
       tried.append(step)
       # The run that owns the folder may have deleted it, and saved another.
@@ -166,51 +164,56 @@ class Checkpoints:
     return None
 
   def expected_save_seconds(self) -> float:
-    """Seconds that one more save may take, to judge by those before.
+    """Returns the seconds that one more save may take, by those before.
 
-    To be asked often, from any thread: what is under way is timed by that.
+    It is to be called often, from any thread: this is how a save is timed.
     """
     left = 0.0
-    for kind, began in tuple(self._began.items()):
-      spent = time.monotonic() - began
+    for kind, start in tuple(self._save_starts.items()):
+      spent = time.monotonic() - start
       saving = self._managers[kind].is_saving_in_progress()
-      if saving and self._began.get(kind) == began:  # and not the next one
-        self._longest = max(self._longest, spent)
-        left = max(left, self._longest - spent)
-    return left + self._longest
+      if saving and self._save_starts.get(kind) == start:  # not the next one
+        self._longest_save = max(self._longest_save, spent)
+        left = max(left, self._longest_save - spent)
+    return left + self._longest_save
 
   def wait(self) -> None:
-    """Returns when everything is on disk; NotSaved if it does not get there."""
-    if self._lacking:  # what a run ends with has to be there
-      raise NotSaved(self._lacking)
-    for kind, manager in self._managers.items():
-      try:
-        manager.wait_until_finished()
-      except Exception as e:  # noqa: BLE001 - whatever a disk answers
-        raise NotSaved(self._not_saved(kind, reader.first_line(e))) from e
+    """Returns when everything is on disk.
+
+    Raises:
+      NotSaved: if it does not get there.
+    """
+    if self._missing_reason:  # what a run ends with has to be there
+      raise NotSaved(self._missing_reason)
+    self._with_each_manager(lambda manager: manager.wait_until_finished())
 
   def close(self) -> None:
-    """Waits and releases the managers; NotSaved as `wait`."""
+    """Waits and releases the managers.
+
+    Raises:
+      NotSaved: if not everything gets to the disk.
+    """
+    self._with_each_manager(lambda manager: manager.close())
+
+  def _with_each_manager(self, call):
     problem = None
     for kind, manager in self._managers.items():
       try:
-        manager.close()
+        call(manager)
       except Exception as e:  # noqa: BLE001 - whatever a disk answers
-        problem = problem or NotSaved(
-          self._not_saved(kind, reader.first_line(e))
-        )
+        problem = problem or NotSaved(self._not_saved(kind, reader.describe(e)))
     if problem:
       raise problem
 
   def _manager(self, folder, max_to_keep, **options):
-    own = not self._only_reads
+    # What is not this run's own may be in the midst of a save.
+    may_change = not self._read_only
     return ocp.CheckpointManager(
       os.path.join(self._workdir, folder),
       options=ocp.CheckpointManagerOptions(
-        # What is not this run's own may be in the midst of a save.
-        create=own,
-        cleanup_tmp_directories=own,
-        max_to_keep=max_to_keep if own else None,
+        create=may_change,
+        cleanup_tmp_directories=may_change,
+        max_to_keep=max_to_keep if may_change else None,
         # Two managers save at once: their barriers must not be taken for one.
         multiprocessing_options=ocp.options.MultiprocessingOptions(
           barrier_sync_key_prefix=folder
@@ -223,33 +226,32 @@ class Checkpoints:
       },
     )
 
-  def _settle(self, kind):
+  def _await_previous_save(self, kind):
     """Waits for the save before, as Orbax would, and sees whether it failed."""
     try:
       self._managers[kind].wait_until_finished()
     except Exception as e:  # noqa: BLE001 - whatever a disk answers
-      self._go_on_without(kind, reader.first_line(e), e)
+      self._continue_without(kind, reader.describe(e), e)
     # Orbax's list lacks one that failed.
-    for step in self._scores.keys() - set(self.steps(BEST)):
-      del self._scores[step]
+    self._best.keep_only(self.steps(BEST))
 
   def _save(self, kind, step, state, metrics=None):
-    """Begins to write a checkpoint; whether it did."""
-    # One process asks, so that all save or none.
-    problem = self._gather(self._no_room())[0]
+    """Starts to write a checkpoint; returns whether it did."""
+    # One process looks, so that all save or none.
+    problem = self._gather(self._disk_shortage())[0]
     if problem:
-      self._go_on_without(kind, problem)
+      self._continue_without(kind, problem)
       return False
-    began = time.monotonic()
-    self._began.pop(kind, None)
+    start = time.monotonic()
+    self._save_starts.pop(kind, None)
     try:
       self._write(kind, step, state, metrics)
     except Exception as e:  # noqa: BLE001 - whatever a disk answers
-      self._go_on_without(kind, reader.first_line(e), e)
+      self._continue_without(kind, reader.describe(e), e)
       return False
-    self._began[kind] = began
+    self._save_starts[kind] = start
     if kind == NEWEST:
-      self._lacking = ''
+      self._missing_reason = ''
     return True
 
   def _write(self, kind, step, state, metrics):
@@ -271,48 +273,35 @@ class Checkpoints:
         force=True,
       )
 
-  def _no_room(self):
-    """What keeps a save from fitting on the disk; '' if it fits."""
-    need = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(self._like))
+  def _disk_shortage(self):
+    """Why a save does not fit on the disk; '' if it does."""
+    leaves = jax.tree.leaves(self._abstract_state)
+    need = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     free = shutil.disk_usage(self._workdir).free
     if free >= need:
       return ''
-    return f'it takes {need / 1e6:.1f} MB, of which {free / 1e6:.1f} are free'
+    return f'it takes {need / 1e6:.1f} MB, and {free / 1e6:.1f} are free'
 
-  def _go_on_without(self, kind, problem, error=None):
-    """Says what was not saved, or raises NotSaved, as the config has it."""
+  def _continue_without(self, kind, problem, error=None):
+    """Logs what was not saved, or raises NotSaved, as the config has it."""
     text = self._not_saved(kind, problem)
     # An error that one of several processes met is not known to the others,
     # which may wait for it in the midst of their save.
-    alone = error is None or jax.process_count() == 1
-    if self._config.checkpoint.on_error == 'stop' or not alone:
+    all_agree = error is None or jax.process_count() == 1
+    if self._config.checkpoint.on_error == 'stop' or not all_agree:
       raise NotSaved(text) from error
     logging.error('%s; going on', text)
     if kind == NEWEST:
-      self._lacking = text
+      self._missing_reason = text
 
   def _not_saved(self, kind, problem):
-    whole = ', '.join(map(str, self.steps(kind))) or 'none'
+    steps = ', '.join(map(str, self.steps(kind))) or 'none'
     return (
       f'{self._workdir}/{kind}: a checkpoint could not be written: {problem} '
-      f'(there are, whole: {whole})'
+      f'(there are, whole: {steps})'
     )
 
-  def _is_good(self, value):
-    kept = self._scores.values()
-    if len(kept) < self._config.checkpoint.keep_best:
-      return True
-    return value < max(kept) if self._lower else value > min(kept)
-
-  def _keep_score(self, step, value):
-    self._scores[step] = value
-    ranked = sorted(
-      self._scores, key=self._scores.get, reverse=not self._lower
-    )[: self._config.checkpoint.keep_best]
-    self._scores = {s: self._scores[s] for s in ranked}
-
   def _restore_named(self, which):
-    kind = NEWEST
     if which == 'best':
       kind = BEST
       step = (
@@ -322,13 +311,12 @@ class Checkpoints:
         raise config_lib.ConfigError(f'{self._workdir} has no best checkpoint')
     else:
       step = int(which)
-      if step not in self.steps(kind):
-        kind = BEST
-      if step not in self.steps(kind):
-        have = sorted({*self.steps(NEWEST), *self.steps(BEST)})
+      kind = next((k for k in (NEWEST, BEST) if step in self.steps(k)), None)
+      if kind is None:
+        steps = sorted({*self.steps(NEWEST), *self.steps(BEST)})
         raise config_lib.ConfigError(
           f'{self._workdir} has no checkpoint of step {step} (it has '
-          f'{", ".join(map(str, have)) or "none"})'
+          f'{", ".join(map(str, steps)) or "none"})'
         )
     try:
       folder = self._managers[kind].directory / str(step)
@@ -338,20 +326,20 @@ class Checkpoints:
         f'{self._workdir}/{kind}/{step} is damaged: {e}'
       ) from e
 
-  def _set_aside(self, step):
-    """Moves it away where this is the run's own; what to say of that."""
-    if self._only_reads:
+  def _quarantine(self, step):
+    """Moves a damaged checkpoint away, if it is the run's own; what to log."""
+    if self._read_only:
       return ''
     name = f'{step}-{time.strftime("%Y%m%d-%H%M%S")}'
-    place = os.path.join(self._workdir, DAMAGED, name)
+    target = os.path.join(self._workdir, DAMAGED, name)
     if jax.process_index() == 0:
-      os.makedirs(os.path.dirname(place), exist_ok=True)
-      shutil.move(os.path.join(self._workdir, NEWEST, str(step)), place)
-    return f'; set aside as {self._gather(place)[0]}'
+      os.makedirs(os.path.dirname(target), exist_ok=True)
+      shutil.move(os.path.join(self._workdir, NEWEST, str(step)), target)
+    return f'; set aside as {self._gather(target)[0]}'
 
 
 def saved_steps(folder: str) -> list[int]:
-  """Steps of the whole checkpoints in a folder, ascending."""
+  """Returns the steps of the whole checkpoints in a folder, ascending."""
   if not os.path.isdir(folder):
     return []
   # One that is being written has another ending.
@@ -359,7 +347,7 @@ def saved_steps(folder: str) -> list[int]:
 
 
 def versions() -> dict[str, str]:
-  """Of the packages that decide what a run computes."""
+  """Returns the versions of the packages that decide what a run computes."""
   return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint back: whose it is, and whether it is whole."""
+"""Reads a checkpoint: is it of this run, and is it whole?"""
 
 import contextlib
 
@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import checksums
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.system import errors
 
 
 class Damaged(Exception):
@@ -20,20 +21,20 @@ class Reader:
   """Reads the checkpoints of one run."""
 
   def __init__(
-    self, workdir: str, config, fingerprint: dict | None, like, gather
+    self, workdir: str, config, fingerprint: dict | None, abstract_state, gather
   ):
-    """Makes it; arguments as of `checkpoint.Checkpoints`."""
+    """Makes a reader; for the arguments see `manager.Checkpoints`."""
     self._workdir = workdir
     self._config = config
     self._fingerprint = fingerprint
-    self._like = like
+    self._abstract_state = abstract_state
     self._gather = gather
 
   def read(self, folder):
-    """The state of a checkpoint, on every process or on none.
+    """Returns the state of a checkpoint, on every process or on none.
 
     Args:
-      folder: of the checkpoint, as Orbax's managers give it.
+      folder: of the checkpoint, as Orbax's managers name it.
 
     Raises:
       ConfigError: if it belongs to another run.
@@ -42,23 +43,23 @@ class Reader:
     # Not by Orbax's manager, in which the others would wait for a process
     # that cannot read.
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
-      self._agreed(self._check_run, handler, folder)
-      restored = self._agreed(self._arrays, handler, folder)
-    self._agreed(_check_sums, restored)
+      self._on_all(self._check_run, handler, folder)
+      restored = self._on_all(self._arrays, handler, folder)
+    self._on_all(_check_sums, restored)
     return restored['state']
 
-  def _agreed(self, call, *arguments):
-    """What a call gives; Damaged on all processes if it is that on one."""
-    found, problem = None, ''
+  def _on_all(self, call, *arguments):
+    """Makes a call that raises Damaged on all processes if it does on one."""
+    result, problem = None, ''
     try:
-      found = call(*arguments)
+      result = call(*arguments)
     except Damaged as e:
       problem = str(e)
     problems = self._gather(problem)
     for rank, text in enumerate(problems):
       if text:
         raise Damaged(text if all(problems) else f'rank {rank}: {text}')
-    return found
+    return result
 
   def _check_run(self, handler, folder):
     try:
@@ -66,24 +67,24 @@ class Reader:
       saved = {key: meta[key] for key in ('config', 'data')}
       tree = handler.metadata(folder / 'state').tree['state']
     except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
-      raise Damaged(first_line(e)) from e
+      raise Damaged(describe(e)) from e
     self._check_meta(saved)
     self._check_shapes(tree)
 
   def _arrays(self, handler, folder):
-    leaves = jax.tree.leaves(self._like)
+    leaves = jax.tree.leaves(self._abstract_state)
     sums = jax.ShapeDtypeStruct(
       (len(leaves),),
       jnp.uint32,
       sharding=mesh_lib.replicated(leaves[0].sharding.mesh),
     )
-    target = {'state': self._like, 'sums': sums}
+    target = {'state': self._abstract_state, 'sums': sums}
     try:
       return handler.restore(
         folder / 'state', args=ocp.args.StandardRestore(target)
       )
     except Exception as e:  # noqa: BLE001
-      raise Damaged(first_line(e)) from e
+      raise Damaged(describe(e)) from e
 
   def _check_meta(self, saved):
     free = () if self._fingerprint else ('data',)
@@ -103,29 +104,27 @@ class Reader:
 
   def _check_shapes(self, tree):
     """Compared before the restore: Orbax answers a mismatch with a flood."""
-    have = _shapes(tree)
-    want = _shapes(self._like)
-    for name in sorted(set(have) | set(want)):
-      if have.get(name) != want.get(name):
+    saved, expected = _shapes(tree), _shapes(self._abstract_state)
+    for name in sorted(saved.keys() | expected.keys()):
+      if saved.get(name) != expected.get(name):
         raise config_lib.ConfigError(
-          f'{self._workdir}: {name} has shape {want.get(name)}, but '
-          f'{have.get(name)} in the checkpoint; did the model change?'
+          f'{self._workdir}: {name} has shape {expected.get(name)}, but '
+          f'{saved.get(name)} in the checkpoint; did the model change?'
         )
 
 
-def first_line(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
   """What went wrong with a disk, for people."""
   if 'No space left on device' in str(error):
     return 'no space is left on the disk'
-  text = str(error).strip().splitlines()
-  return f'{type(error).__name__}: {text[0] if text else ""}'[:200]
+  return errors.typed_line(error)[:200]
 
 
 def _check_sums(restored):
-  want = jax.device_get(restored['sums'])
-  have = jax.device_get(checksums.of_tree(restored['state']))
-  if not np.array_equal(want, have):
-    first = int(np.argmax(want != have))
+  saved = jax.device_get(restored['sums'])
+  computed = jax.device_get(checksums.of_tree(restored['state']))
+  if not np.array_equal(saved, computed):
+    first = int(np.argmax(saved != computed))
     paths = jax.tree_util.tree_leaves_with_path(restored['state'])
     raise Damaged(
       f'the bytes of {mesh_lib.path_name(paths[first][0])} are not those '

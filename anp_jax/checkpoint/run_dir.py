@@ -10,17 +10,18 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager
 from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.system import files
 
 CONFIG_FILE = 'config.json'
 LABELS_FILE = 'labels.json'
 SIZES_FILE = 'class_sizes.json'
 WEIGHTS_FILE = 'weights.txt'
 MARKER = 'stopped.json'
-_FEW = 200_000  # examples
+_MAX_COUNTED = 200_000  # examples
 
 
 def with_batch_size(config, workdir: str, devices: int):
-  """The config with the global batch, decided once a run.
+  """Returns the config with the global batch size, decided once a run.
 
   Args:
     config: resolved; its batch_size may be 0.
@@ -39,16 +40,12 @@ def with_batch_size(config, workdir: str, devices: int):
 
 
 def saved_config(workdir: str) -> dict:
-  """The flat config the workdir's run was started with; {} if none."""
-  path = os.path.join(workdir, CONFIG_FILE)
-  if not os.path.exists(path):
-    return {}
-  with open(path) as f:
-    return json.load(f)
+  """Returns the flat config that the workdir's run was started with, or {}."""
+  return files.read_json(os.path.join(workdir, CONFIG_FILE), {})
 
 
 def labels(workdir: str) -> vocabulary_lib.Vocabulary:
-  """The classes that the workdir's run was trained to name.
+  """Returns the classes that the workdir's run was trained to name.
 
   Raises:
     ConfigError: if its file is missing or is not what `open_or_refuse` wrote.
@@ -66,40 +63,31 @@ def labels(workdir: str) -> vocabulary_lib.Vocabulary:
 def has_checkpoints(
   workdir: str, kinds: tuple[str, ...] = (manager.NEWEST, manager.BEST)
 ) -> bool:  # fmt: skip
-  """Whether any step of a run was saved there."""
-  return any(
-    name.isdigit()
-    for kind in kinds
-    if os.path.isdir(os.path.join(workdir, kind))
-    for name in os.listdir(os.path.join(workdir, kind))
-  )
+  """Returns whether any step of a run was saved there."""
+  return any(manager.saved_steps(os.path.join(workdir, kind)) for kind in kinds)
 
 
 def record_class_sizes(workdir: str, source) -> None:
-  """Writes how many images each class is trained on, where that is cheap."""
+  """Writes how many images each class is trained on, if that is cheap."""
   path = os.path.join(workdir, SIZES_FILE)
   if jax.process_index() or os.path.exists(path) or source.kind == 'synthetic':
     return
-  # Of prepared sets it is a pass over all records, 24 us each.
-  if source.kind == 'encoded' and len(source) > _FEW:
+  # For prepared sets it is a pass over all records, 24 us each.
+  if source.kind == 'encoded' and len(source) > _MAX_COUNTED:
     return
   labels = source.labels()
   sizes = np.bincount(labels[labels >= 0], minlength=len(source.vocabulary))
-  _write(workdir, SIZES_FILE, json.dumps(sizes.tolist()))
+  files.write_atomic(path, json.dumps(sizes.tolist()))
 
 
 def class_sizes(workdir: str, classes: int) -> np.ndarray | None:
-  """(classes,) training images of each; None where they were not counted."""
-  path = os.path.join(workdir, SIZES_FILE)
-  if not os.path.exists(path):
-    return None
-  with open(path) as f:
-    sizes = np.array(json.load(f), np.int64)
-  return sizes if len(sizes) == classes else None
+  """Returns (classes,) training images of each; None if not counted."""
+  sizes = files.read_json(os.path.join(workdir, SIZES_FILE), [])
+  return np.array(sizes, np.int64) if len(sizes) == classes else None
 
 
 def open_or_refuse(workdir: str, config, vocabulary) -> None:
-  """Writes the run's config and classes into its workdir.
+  """Writes the run's config and classes into its workdir, if it is this run's.
 
   Args:
     workdir: of the run.
@@ -109,59 +97,55 @@ def open_or_refuse(workdir: str, config, vocabulary) -> None:
   Raises:
     ConfigError: if the workdir is another run's, or cannot be written to.
   """
-  used = has_checkpoints(workdir, (manager.NEWEST,))
-  named = os.path.exists(os.path.join(workdir, LABELS_FILE))
-  saved = saved_config(workdir)
-  if used:
-    text = (
-      config_lib.difference(saved, config)
-      if saved
-      else f'it holds checkpoints, but no {CONFIG_FILE}'
+  has_saved = has_checkpoints(workdir, (manager.NEWEST,))
+  if has_saved:
+    _check_same_run(workdir, config, vocabulary)
+  if jax.process_index():
+    return
+  try:
+    os.makedirs(workdir, exist_ok=True)
+    files.write_atomic(
+      os.path.join(workdir, CONFIG_FILE), config_lib.to_json(config)
     )
-    if text:
-      raise config_lib.ConfigError(
-        f'{workdir} belongs to another run: {text}; only these keys may '
-        f'change: {", ".join(config_lib.RESUMABLE)}. Choose another --workdir'
-      )
-    # Here, and not only where the state is restored: else the names of the
-    # classes would be gone by then.
-    if named and labels(workdir) != vocabulary:
-      raise config_lib.ConfigError(
-        f'{workdir}: the training data differ in the names of their classes, '
-        'or in whether these are pairs (config.data.pairs), from those that '
-        'the run was started with; choose another --workdir'
-      )
-  if jax.process_index() == 0:
-    try:
-      os.makedirs(workdir, exist_ok=True)
-      _write(workdir, CONFIG_FILE, config_lib.to_json(config))
-      text = json.dumps(vocabulary.to_json(), indent=1)
-      _write(workdir, LABELS_FILE, text)
-      _remove(workdir, MARKER)  # the run goes on, or has ended
-      if not used:  # what a run has left that came to no checkpoint
-        _remove(workdir, SIZES_FILE)
-        _remove(workdir, WEIGHTS_FILE)
-    except OSError as e:  # a full disk, say, or a file system of another kind
-      raise config_lib.ConfigError(
-        f'--workdir={workdir!r} cannot be written to: {e.strerror}; choose '
-        'another folder'
-      ) from e
+    files.write_json(os.path.join(workdir, LABELS_FILE), vocabulary.to_json())
+    outdated = [MARKER]  # the run goes on, or has ended
+    if not has_saved:  # what a run has left that came to no checkpoint
+      outdated += [SIZES_FILE, WEIGHTS_FILE]
+    for name in outdated:
+      with contextlib.suppress(FileNotFoundError):
+        os.remove(os.path.join(workdir, name))
+  except OSError as e:  # a full disk, say, or a file system of another kind
+    raise config_lib.ConfigError(
+      f'--workdir={workdir!r} cannot be written to: {e.strerror}; choose '
+      'another folder'
+    ) from e
 
 
 def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
-  """Leaves the file that tells a launcher to start this run again."""
-  text = json.dumps({'step': step, 'total': total, 'reason': reason})
-  _write(workdir, MARKER, text)
+  """Writes the file that tells a launcher to start this run again."""
+  record = {'step': step, 'total': total, 'reason': reason}
+  files.write_atomic(os.path.join(workdir, MARKER), json.dumps(record))
 
 
-def _write(workdir, name, text):
-  """Writes a file whole, or not at all."""
-  path = os.path.join(workdir, name)
-  with open(path + '.new', 'w') as f:
-    f.write(text)
-  os.replace(path + '.new', path)
-
-
-def _remove(workdir, name):
-  with contextlib.suppress(FileNotFoundError):
-    os.remove(os.path.join(workdir, name))
+def _check_same_run(workdir, config, vocabulary):
+  """Refuses a config, or names of classes, that a saved run does not have."""
+  saved = saved_config(workdir)
+  text = (
+    config_lib.difference(saved, config)
+    if saved
+    else f'it holds checkpoints, but no {CONFIG_FILE}'
+  )
+  if text:
+    raise config_lib.ConfigError(
+      f'{workdir} belongs to another run: {text}; only these keys may '
+      f'change: {", ".join(config_lib.RESUMABLE)}. Choose another --workdir'
+    )
+  # Here, and not only where the state is restored: else the names of the
+  # classes would be gone by then.
+  has_labels = os.path.exists(os.path.join(workdir, LABELS_FILE))
+  if has_labels and labels(workdir) != vocabulary:
+    raise config_lib.ConfigError(
+      f'{workdir}: the training data differ in the names of their classes, '
+      'or in whether these are pairs (config.data.pairs), from those that '
+      'the run was started with; choose another --workdir'
+    )

@@ -1,10 +1,11 @@
-"""A trained network, read back for use: nothing of a run is needed but files.
+"""A trained network, read from the files of a run.
 
-Reading changes nothing, so that a run may go on in the same folder.
+Reading changes nothing, so that the run may continue in the same folder.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 from typing import Any
@@ -18,12 +19,14 @@ import orbax.checkpoint as ocp
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.checkpoint import checksums
-from anp_jax.checkpoint import manager as checkpoint_lib
-from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.checkpoint import manager
+from anp_jax.checkpoint import ranking
+from anp_jax.checkpoint import run_dir
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
+from anp_jax.system import errors
 from anp_jax.training import objective as objective_lib
 
 _STATE = 'state'
@@ -37,7 +40,7 @@ class Trained:
   """A checkpoint's network.
 
   Attributes:
-    folder: of the checkpoint that was read.
+    folder: of the checkpoint.
     config: of the run, resolved.
     vocabulary: of the classes that it was trained to name.
     step: updates that made it.
@@ -55,7 +58,7 @@ class Trained:
 
   @property
   def objective(self) -> objective_lib.Objective:
-    """What its outputs mean."""
+    """What the network's outputs mean."""
     return objective_lib.create(self.vocabulary, self.config)
 
   def model(self, platform: str):
@@ -79,13 +82,12 @@ def load(path: str, which: str = 'newest') -> Trained:
       meta = _read_meta(folder)
       state = _read_state(folder)
   except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
-    text = (str(e).splitlines() or [''])[0]
     raise config_lib.ConfigError(
-      f'{folder} cannot be read whole: {type(e).__name__}: {text}'
+      f'{folder} cannot be read whole: {errors.typed_line(e)}'
     ) from e
   config = config_lib.from_flat(meta['config'])
-  found = state['average'] or state
-  trees = {'params': found['params'], 'stats': found['stats']}
+  source = state['average'] or state
+  trees = {'params': source['params'], 'stats': source['stats']}
   if strategy_lib.find(config).has_group_weights():
     trees = jax.tree.map(_mean_of_groups, trees)
   return Trained(
@@ -94,7 +96,7 @@ def load(path: str, which: str = 'newest') -> Trained:
 
 
 def find(path: str, which: str = 'newest') -> str:
-  """The folder of a checkpoint; arguments and errors as of `load`."""
+  """Returns the folder of a checkpoint; arguments and errors: see `load`."""
   if which not in ('newest', 'best') and not which.isdecimal():
     raise config_lib.ConfigError(
       f'{which!r}: expected newest, best or a step'
@@ -107,51 +109,39 @@ def find(path: str, which: str = 'newest') -> str:
     )
   if os.path.isdir(os.path.join(path, _STATE)):
     return path
-  kinds = (checkpoint_lib.NEWEST, checkpoint_lib.BEST)
-  if os.path.basename(path) in kinds:
-    folders = [path]
-    if os.path.basename(path) == checkpoint_lib.BEST and which == 'newest':
-      which = 'best'
-    elif which == 'best' and os.path.basename(path) != checkpoint_lib.BEST:
-      folders = []
-  else:
-    folders = [os.path.join(path, kind) for kind in kinds]
-    if which == 'best':
-      del folders[0]
-    elif which == 'newest':
-      del folders[1]
   steps = {
     step: os.path.join(folder, str(step))
-    for folder in reversed(folders)
-    for step in checkpoint_lib.saved_steps(folder)
+    for folder in _folders(path, which)
+    for step in manager.saved_steps(folder)
   }
-  if which == 'best' and steps:
-    return max(steps.values(), key=_score)
-  chosen = int(which) if which.isdecimal() else max(steps, default=-1)
-  if chosen not in steps:
-    have = ', '.join(map(str, sorted(steps))) or 'none'
-    what = f'checkpoint of step {which}' if which.isdecimal() else 'checkpoint'
-    raise config_lib.ConfigError(f'{path} has no {what} (there are: {have})')
-  return steps[chosen]
+  is_step = which.isdecimal()
+  if steps and (which == 'best' or _is_best(path) and not is_step):
+    return min(steps.values(), key=_score)
+  step = int(which) if is_step else max(steps, default=-1)
+  if step not in steps:
+    present = ', '.join(map(str, sorted(steps))) or 'none'
+    what = f'checkpoint of step {which}' if is_step else 'checkpoint'
+    raise config_lib.ConfigError(f'{path} has no {what} (there are: {present})')
+  return steps[step]
 
 
 def vocabulary(folder: str) -> vocabulary_lib.Vocabulary:
-  """The classes of the run in whose folder, or a model's in it, one lies.
+  """Returns the classes of the run, or the model of a run, of a checkpoint.
 
   Args:
     folder: of a checkpoint.
 
   Raises:
-    ConfigError: if the run has not left them.
+    ConfigError: if the run has not written them.
   """
-  place = os.path.abspath(folder)
+  parent = os.path.abspath(folder)
   for _ in range(_DEPTH):
-    place = os.path.dirname(place)
-    if os.path.exists(os.path.join(place, workdir_lib.LABELS_FILE)):
-      return workdir_lib.labels(place)
+    parent = os.path.dirname(parent)
+    if os.path.exists(os.path.join(parent, run_dir.LABELS_FILE)):
+      return run_dir.labels(parent)
   raise config_lib.ConfigError(
-    f'{folder}: no {workdir_lib.LABELS_FILE} with the names of the classes '
-    'beside it; the run that made it writes one when it goes on'
+    f'{folder}: no {run_dir.LABELS_FILE} with the names of the classes '
+    'above it; the run that made it writes one when it is resumed'
   )
 
 
@@ -160,39 +150,61 @@ def _read_meta(folder):
     return checkpointer.restore(os.path.abspath(os.path.join(folder, 'meta')))
 
 
+def _folders(path, which):
+  """The folders of a workdir, or of a kind, in which a checkpoint may lie."""
+  if os.path.basename(path) == manager.NEWEST:
+    return [] if which == 'best' else [path]
+  if _is_best(path):
+    return [path]
+  newest, best = (
+    os.path.join(path, manager.NEWEST),
+    os.path.join(path, manager.BEST),
+  )
+  # A step of both is read from the first kind, which comes last.
+  return {'newest': [newest], 'best': [best]}.get(which, [best, newest])
+
+
+def _is_best(path):
+  return os.path.basename(path) == manager.BEST
+
+
 def _read_state(folder):
-  """Of TrainState what is used, as NumPy arrays; the optimizer's stays."""
+  """Reads those parts of a TrainState that are used, as NumPy arrays."""
   path = os.path.abspath(os.path.join(folder, _STATE))
   with ocp.PyTreeCheckpointer() as checkpointer:
     tree = checkpointer.metadata(path).item_metadata.tree
-    wanted = {name: tree['state'][name] for name in _USED}
-    wanted = {'state': wanted, 'sums': tree['sums']}
-    found = checkpointer.restore(
+    used = {name: tree['state'][name] for name in _USED}
+    target = {'state': used, 'sums': tree['sums']}
+    restored = checkpointer.restore(
       path,
       args=ocp.args.PyTreeRestore(
-        jax.tree.map(lambda _: 0, wanted),
-        jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), wanted),
+        jax.tree.map(lambda _: 0, target),
+        jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), target),
         partial_restore=True,
       ),
     )
-  state = found['state']
-  # The sums of all leaves lie in the order of TrainState's fields.
-  sums = np.split(found['sums'], np.cumsum([
-    len(jax.tree.leaves(tree['state'][field.name]))
-    for field in dataclasses.fields(state_lib.TrainState)
-  ])[:-1])  # fmt: skip
-  for field, want in zip(dataclasses.fields(state_lib.TrainState), sums):
-    leaves = jax.tree_util.tree_leaves_with_path(state.get(field.name, {}))
-    for (path, leaf), number in zip(leaves, want):
-      if checksums.of_array(leaf) != number:
+  _check_sums(restored, tree['state'])
+  return restored['state']
+
+
+def _check_sums(restored, tree):
+  """Compares the leaves that were read with the sums of all that were saved."""
+  sums = iter(restored['sums'])  # in the order of TrainState's fields
+  for field in dataclasses.fields(state_lib.TrainState):
+    count = len(jax.tree.leaves(tree[field.name]))
+    field_sums = list(itertools.islice(sums, count))
+    leaves = jax.tree_util.tree_leaves_with_path(
+      restored['state'].get(field.name, {})
+    )
+    for (path, leaf), saved in zip(leaves, field_sums):
+      if checksums.of_array(leaf) != saved:
         name = f'{field.name}/{mesh_lib.path_name(path)}'
         raise ValueError(f'the bytes of {name} are not those that were saved')
-  return state
 
 
 @contextlib.contextmanager
 def _quiet():
-  """Keeps Orbax from warning of a file that is not written any more."""
+  """Keeps Orbax from warning of a file that it no longer writes."""
   before = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)
   try:
@@ -202,14 +214,14 @@ def _quiet():
 
 
 def _score(folder):
-  """The metric that made a checkpoint one of the best; more is better."""
+  """A key that sorts best checkpoints from the best on."""
   with open(os.path.join(folder, 'metrics', 'metrics')) as f:
     ((name, value),) = json.load(f).items()
-  return -value if name in checkpoint_lib.LOWER_IS_BETTER else value
+  return ranking.sort_key(name, value)
 
 
 def _mean_of_groups(leaf):
-  """See `strategies.local.Local.scored`."""
+  """The mean over groups, as `parallel.local` scores them."""
   if np.issubdtype(leaf.dtype, np.integer):
     return leaf.max(0)
   return leaf.mean(0, np.float64).astype(leaf.dtype)

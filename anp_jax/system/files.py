@@ -49,6 +49,15 @@ def write_json(path: str, value) -> None:
   write_atomic(path, json.dumps(value, indent=1) + '\n')
 
 
+def read_json(path: str, default=None):
+  """The value in a file of JSON; the default if there is no such file."""
+  try:
+    with open(path, encoding='utf-8') as file:
+      return json.load(file)
+  except FileNotFoundError:
+    return default
+
+
 def append_json_line(path: str, record: dict) -> None:
   """Appends a record as one line of JSON.
 

@@ -50,6 +50,18 @@ def test_torn_lines_are_left_out_and_ended(tmp_path):
   assert path.read_bytes().endswith(b'{"st\n{"step": 3}\n{"step": 4}\n')
 
 
+def test_a_missing_file_of_json_is_the_default(tmp_path):
+  path = str(tmp_path / 'x.json')
+  assert files.read_json(path, {}) == {}
+  files.write_json(path, {'a': [1]})
+  assert files.read_json(path, {}) == {'a': [1]}
+
+
+def test_typed_line():
+  assert errors.typed_line(ValueError('\none\ntwo')) == 'ValueError: one'
+  assert errors.typed_line(KeyError()) == 'KeyError'
+
+
 def test_first_line():
   assert errors.first_line(ValueError('\none\ntwo')) == 'one'
   assert errors.first_line(KeyboardInterrupt()) == 'KeyboardInterrupt'
