@@ -262,8 +262,8 @@ class Run:
     restored = self._checkpoints.restore()
     state, step = restored or (None, 0)
     weights, messages = ({}, []) if restored else initial.load(
-      self._config, program, self._spec.objective,
-      self._train_source.vocabulary, self._workdir, self._processes.gather,
+      self._config, program, self._train_source.vocabulary, self._workdir,
+      self._processes.gather,
     )  # fmt: skip
     self._timer.end_phase('model, checkpoint')
     sharding = mesh_lib.batch_sharding(self._mesh)

@@ -21,7 +21,7 @@ class BestSteps:
   """
 
   def __init__(self, metric: str, size: int):
-    """Makes it empty.
+    """Makes a ranking without steps.
 
     Args:
       metric: by which steps are compared.

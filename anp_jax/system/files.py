@@ -58,6 +58,15 @@ def read_json(path: str, default=None):
     return default
 
 
+def read_json_object(path: str) -> dict:
+  """The JSON object in a file; {} if there is none that can be read."""
+  try:
+    value = read_json(path)
+  except (OSError, ValueError):
+    return {}
+  return value if isinstance(value, dict) else {}
+
+
 def append_json_line(path: str, record: dict) -> None:
   """Appends a record as one line of JSON.
 

@@ -1,4 +1,4 @@
-"""Tests of checkpoint: keeping, falling back, refusing, checking bytes."""
+"""Checkpoints: keeping, falling back, refusing, checking bytes."""
 
 import asyncio
 import json
@@ -48,24 +48,24 @@ def _mesh(count):
   return mesh_lib.create(config, jax.devices()[:count])
 
 
-def _like(state):
+def _abstract(state):
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
   )
 
 
-def _open(workdir, config, data=DATA, like=None):
+def _open(workdir, config, data=DATA, abstract_state=None):
   return manager.Checkpoints(
-    str(workdir), config, data, like or _like(_state(0))
+    str(workdir), config, data, abstract_state or _abstract(_state(0))
   )
 
 
 def _write(workdir, config, steps):
-  found = _open(workdir, config)
+  checkpoints = _open(workdir, config)
   for step in steps:
-    found.save(step, _state(step))
-  found.wait()
-  found.close()
+    checkpoints.save(step, _state(step))
+  checkpoints.wait()
+  checkpoints.close()
 
 
 def _folders(workdir, kind):
@@ -88,34 +88,34 @@ def _largest_file(folder):
 
 def test_restores_what_was_saved(tmp_path, config):
   _write(tmp_path, config, [3])
-  found = _open(tmp_path, config)
-  state, step = found.restore()
+  checkpoints = _open(tmp_path, config)
+  state, step = checkpoints.restore()
   assert step == 3
   _equal(state, 3)
   assert _open(tmp_path / 'new', config).restore() is None
 
 
 def test_saved_state_survives_donation(tmp_path, config):
-  found = _open(tmp_path, config)
+  checkpoints = _open(tmp_path, config)
   state = _state(5)
-  found.save(5, state)
+  checkpoints.save(5, state)
   spoil = jax.jit(lambda s: jax.tree.map(lambda x: x * 0, s), donate_argnums=0)
   jax.block_until_ready(spoil(state))
-  found.wait()
-  _equal(found.restore()[0], 5)
+  checkpoints.wait()
+  _equal(checkpoints.restore()[0], 5)
 
 
 def test_keeps_newest_and_best_and_no_more(tmp_path, config):
   config.checkpoint.keep = 2
   config.checkpoint.keep_best = 2
-  found = _open(tmp_path, config)
+  checkpoints = _open(tmp_path, config)
   scores = {4: 0.3, 8: 0.7, 12: 0.5, 16: 0.1, 20: 0.6}
   for step in range(1, 25):
-    found.save(step, _state(step))
+    checkpoints.save(step, _state(step))
     if step in scores:
-      found.save_best(step, _state(step), {'anp_top1': scores[step]})
-  found.wait()
-  found.close()
+      checkpoints.save_best(step, _state(step), {'anp_top1': scores[step]})
+  checkpoints.wait()
+  checkpoints.close()
   assert _folders(tmp_path, 'checkpoints') == [23, 24]
   assert _folders(tmp_path, 'best') == [8, 20]
   # Nothing else is left behind either.
@@ -128,10 +128,10 @@ def test_keeps_newest_and_best_and_no_more(tmp_path, config):
 
 def test_best_by_loss_is_the_lowest(tmp_path, config):
   config.checkpoint.best_metric = 'loss'
-  found = _open(tmp_path, config)
+  checkpoints = _open(tmp_path, config)
   for step, loss in ((1, 2.0), (2, 1.0), (3, 1.5)):
-    found.save_best(step, _state(step), {'loss': loss})
-  found.wait()
+    checkpoints.save_best(step, _state(step), {'loss': loss})
+  checkpoints.wait()
   assert _folders(tmp_path, 'best') == [2]
 
 
@@ -152,11 +152,11 @@ def test_restores_on_another_number_of_devices(
   tmp_path, config, writer, reader
 ):  # fmt: skip
   saved = _state(7, _mesh(writer), 'data')
-  found = _open(tmp_path, config, like=_like(saved))
-  found.save(7, saved)
-  found.wait()
-  like = _like(_state(0, _mesh(reader), 'data'))
-  state, _ = _open(tmp_path, config, like=like).restore()
+  checkpoints = _open(tmp_path, config, abstract_state=_abstract(saved))
+  checkpoints.save(7, saved)
+  checkpoints.wait()
+  abstract_state = _abstract(_state(0, _mesh(reader), 'data'))
+  state, _ = _open(tmp_path, config, abstract_state=abstract_state).restore()
   _equal(state, 7)
   assert len(state['kernel'].sharding.device_set) == reader
 
@@ -205,10 +205,10 @@ def test_damaged_newest_is_set_aside(tmp_path, config, damage, caplog):
 def test_step_can_be_saved_again_after_damage(tmp_path, config):
   _write(tmp_path, config, [1, 2])
   _empty(tmp_path / 'checkpoints' / '2')
-  found = _open(tmp_path, config)
-  found.restore()
-  found.save(2, _state(2))
-  found.wait()
+  checkpoints = _open(tmp_path, config)
+  checkpoints.restore()
+  checkpoints.save(2, _state(2))
+  checkpoints.wait()
   state, step = _open(tmp_path, config).restore()
   assert step == 2
   _equal(state, 2)
@@ -252,14 +252,14 @@ def test_what_only_reads_changes_nothing(tmp_path, config, caplog):
   """The run that owns the folder may be in the midst of a save."""
   _write(tmp_path, config, [1, 2])
   _empty(tmp_path / 'checkpoints' / '2')
-  (tmp_path / 'best').rmdir()  # as of a run that was not evaluated yet
+  (tmp_path / 'best').rmdir()  # the run was not evaluated yet
   save = tmp_path / 'checkpoints' / '3.orbax-checkpoint-tmp'
   save.mkdir()
   (save / 'half').write_text('x')
   before = _all_files(tmp_path)
-  found = _open(tmp_path, config, data=None)
-  state, step = found.restore()
-  found.close()
+  checkpoints = _open(tmp_path, config, data=None)
+  state, step = checkpoints.restore()
+  checkpoints.close()
   assert step == 1
   _equal(state, 1)
   assert 'checkpoint 2 is damaged' in caplog.text
@@ -276,10 +276,10 @@ def test_a_newer_one_is_read_where_the_run_has_deleted_the_newest(
 ):
   config.checkpoint.keep = 1
   _write(tmp_path, config, [1])
-  found = _open(tmp_path, config, data=None)
+  checkpoints = _open(tmp_path, config, data=None)
   _write(tmp_path, config, [2])
   assert _folders(tmp_path, 'checkpoints') == [2]
-  state, step = found.restore()
+  state, step = checkpoints.restore()
   assert step == 2
   _equal(state, 2)
 
@@ -312,12 +312,12 @@ def test_other_data_are_refused(tmp_path, config, key):
 
 def test_changed_model_is_refused_not_called_damage(tmp_path, config):
   _write(tmp_path, config, [1])
-  like = _like(_state(0))
-  like['kernel'] = jax.ShapeDtypeStruct(
-    (64, 16), np.float32, sharding=like['kernel'].sharding
+  abstract_state = _abstract(_state(0))
+  abstract_state['kernel'] = jax.ShapeDtypeStruct(
+    (64, 16), np.float32, sharding=abstract_state['kernel'].sharding
   )
   with pytest.raises(config_lib.ConfigError, match='kernel has shape'):
-    _open(tmp_path, config, like=like).restore()
+    _open(tmp_path, config, abstract_state=abstract_state).restore()
   assert _folders(tmp_path, 'checkpoints') == [1]
 
 
@@ -332,12 +332,12 @@ def test_meta_says_versions_config_and_data(tmp_path, config):
 
 def test_named_steps(tmp_path, config):
   _write(tmp_path, config, [1, 2])
-  found = _open(tmp_path, config)
-  assert found.restore('1')[1] == 1
+  checkpoints = _open(tmp_path, config)
+  assert checkpoints.restore('1')[1] == 1
   with pytest.raises(config_lib.ConfigError, match='step 9.*it has 1, 2'):
-    found.restore('9')
+    checkpoints.restore('9')
   with pytest.raises(config_lib.ConfigError, match='no best checkpoint'):
-    found.restore('best')
+    checkpoints.restore('best')
 
 
 def _reference_checksum(array):
@@ -366,9 +366,9 @@ def test_no_file_is_touched_outside_the_workdir(tmp_path, config):
 def test_a_full_disk(tmp_path, config, monkeypatch, caplog, on_error):
   """A run says so, stops or goes on, and what was saved is whole."""
   config.checkpoint.on_error = on_error
-  found = _open(tmp_path, config)
-  found.save(1, _state(1))
-  found.wait()
+  checkpoints = _open(tmp_path, config)
+  checkpoints.save(1, _state(1))
+  checkpoints.wait()
   need = sum(np.asarray(x).nbytes for x in _state(0).values())
   with monkeypatch.context() as full:
     full.setattr(
@@ -377,41 +377,41 @@ def test_a_full_disk(tmp_path, config, monkeypatch, caplog, on_error):
     )  # fmt: skip
     if on_error == 'stop':
       with pytest.raises(manager.NotSaved, match=r'written.*whole: 1\)'):
-        found.save(2, _state(2))
+        checkpoints.save(2, _state(2))
     else:
-      found.save(2, _state(2))
+      checkpoints.save(2, _state(2))
       assert 'could not be written' in caplog.text
       # A run must not end well without its last state.
       with pytest.raises(manager.NotSaved):
-        found.wait()
-  assert found.steps() == [1]
-  found.save(3, _state(3))
-  found.wait()
-  assert found.restore()[1] == 3
+        checkpoints.wait()
+  assert checkpoints.steps() == [1]
+  checkpoints.save(3, _state(3))
+  checkpoints.wait()
+  assert checkpoints.restore()[1] == 3
 
 
 def test_a_save_is_timed_until_it_is_on_disk(tmp_path, config, monkeypatch):
   """Not until the loop goes on, which it does at once."""
-  found = _open(tmp_path, config)
-  assert found.expected_save_seconds() == 0
+  checkpoints = _open(tmp_path, config)
+  assert checkpoints.expected_save_seconds() == 0
   for name in ('AtomicRenameTemporaryPath', 'CommitFileTemporaryPath'):
     monkeypatch.setattr(
       getattr(atomicity, name), 'finalize',
       _slow(getattr(atomicity, name).finalize, 0.2),
     )  # fmt: skip
   start = time.monotonic()
-  found.save(1, _state(1))
+  checkpoints.save(1, _state(1))
   while not (tmp_path / 'checkpoints/1').exists():
-    found.expected_save_seconds()
+    checkpoints.expected_save_seconds()
     time.sleep(0.01)
   spent = time.monotonic() - start
-  found.wait()
-  longest = found.expected_save_seconds()
+  checkpoints.wait()
+  longest = checkpoints.expected_save_seconds()
   assert longest == pytest.approx(spent, rel=0.5)
-  found.save(2, _state(2))
+  checkpoints.save(2, _state(2))
   # What is left of the one under way comes first.
-  assert longest < found.expected_save_seconds() <= 2 * longest
-  found.close()
+  assert longest < checkpoints.expected_save_seconds() <= 2 * longest
+  checkpoints.close()
 
 
 def _slow(real, seconds):
@@ -429,7 +429,7 @@ def test_the_best_that_was_not_written_is_not_the_best(
   """A disk that is full at the best score, and has room for the next."""
   config.checkpoint.on_error = 'continue'
   config.checkpoint.keep_best = 1
-  found = _open(tmp_path, config)
+  checkpoints = _open(tmp_path, config)
   with monkeypatch.context() as full:
     if when == 'before':
       full.setattr(
@@ -439,14 +439,14 @@ def test_the_best_that_was_not_written_is_not_the_best(
     else:
       for name in ('AtomicRenameTemporaryPath', 'CommitFileTemporaryPath'):
         full.setattr(getattr(atomicity, name), 'finalize', _no_space)
-    found.save_best(1, _state(1), {'anp_top1': 0.9})
+    checkpoints.save_best(1, _state(1), {'anp_top1': 0.9})
     # Orbax's own thread has ended, and nobody has asked it how.
-    orbax = found._managers['best']
+    orbax = checkpoints._managers['best']
     while orbax.is_saving_in_progress():
       time.sleep(0.01)
-  found.save_best(2, _state(2), {'anp_top1': 0.8})
-  found.save_best(3, _state(3), {'anp_top1': 0.7})
-  found.close()
+  checkpoints.save_best(2, _state(2), {'anp_top1': 0.8})
+  checkpoints.save_best(3, _state(3), {'anp_top1': 0.7})
+  checkpoints.close()
   assert _folders(tmp_path, 'best') == [2]
 
 
@@ -485,7 +485,7 @@ def test_a_disk_that_fills_up_under_a_run(tmp_path, on_error):
       text=True,
     )  # fmt: skip
     assert scored.returncode == 0, scored.stderr
-    whole = max(_folders(disk / 'run', 'checkpoints'))
-    assert f'checkpoint of step {whole},' in scored.stdout
+    newest = max(_folders(disk / 'run', 'checkpoints'))
+    assert f'checkpoint of step {newest},' in scored.stdout
   finally:
     subprocess.run(['umount', disk], check=True)

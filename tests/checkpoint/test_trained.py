@@ -12,7 +12,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.checkpoint import checksums
-from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.checkpoint import run_dir as run_dir
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary
@@ -29,9 +29,9 @@ def _config(config, **overrides):
 
 
 def _run(config, folder, devices):
-  found = jax.devices()[:devices]
+  local_devices = jax.devices()[:devices]
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(jax, 'devices', lambda: found)
+    patch.setattr(jax, 'devices', lambda: local_devices)
     train.run(config, str(folder))
   return folder
 
@@ -50,24 +50,24 @@ def _saved(folder, kind, step):
     return raw.restore(path)['state']
 
 
-def _equal(have, want):
-  assert jax.tree.structure(have) == jax.tree.structure(want)
-  jax.tree.map(np.testing.assert_array_equal, have, want)
+def _equal(actual, want):
+  assert jax.tree.structure(actual) == jax.tree.structure(want)
+  jax.tree.map(np.testing.assert_array_equal, actual, want)
 
 
 def test_the_newest_is_what_evaluation_sees(averaged):
-  found = trained.load(str(averaged))
-  assert found.step == 12
+  network = trained.load(str(averaged))
+  assert network.step == 12
   saved = _saved(averaged, 'checkpoints', 12)
-  _equal(found.params, saved['average']['params'])
+  _equal(network.params, saved['average']['params'])
   # Else the average could be the weights themselves.
   leaf = jax.tree.leaves(saved['params'])[0]
-  assert not np.array_equal(jax.tree.leaves(found.params)[0], leaf)
-  assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(found.params))
-  assert len(found.vocabulary) == found.objective.classes
-  assert found.config.ema == 0.5
+  assert not np.array_equal(jax.tree.leaves(network.params)[0], leaf)
+  assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(network.params))
+  assert len(network.vocabulary) == network.objective.classes
+  assert network.config.ema == 0.5
   saved = json.loads((averaged / 'config.json').read_text())
-  assert json.loads(config_lib.to_json(found.config)) == saved
+  assert json.loads(config_lib.to_json(network.config)) == saved
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_the_newest_is_what_evaluation_sees(averaged):
   ],
 )
 def test_places(averaged, place, which, folder, step):
-  found = trained.load(str(averaged / place), which)
+  network = trained.load(str(averaged / place), which)
   if step is None:
     (step,) = [int(p.name) for p in (averaged / 'best').glob('[0-9]*')]
-  assert found.step == step
+  assert network.step == step
   want = _saved(averaged, folder, step)['average']['params']
-  _equal(found.params, want)
+  _equal(network.params, want)
 
 
 def test_of_several_best_the_best(tmp_path):
@@ -96,24 +96,24 @@ def test_of_several_best_the_best(tmp_path):
     text = json.dumps({'loss': loss})
     (tmp_path / f'best/{step}/metrics/metrics').write_text(text)
   for place, which in (('', 'best'), ('best', 'best'), ('best', 'newest')):
-    found = trained.find(str(tmp_path / place), which)
-    assert found == str(tmp_path / 'best/6')
+    folder = trained.find(str(tmp_path / place), which)
+    assert folder == str(tmp_path / 'best/6')
 
 
 @pytest.mark.slow
 def test_the_mean_of_groups(tmp_path, config):
   config = _config(config, strategy__name='local', strategy__groups=2)
   config.strategy.period = 100  # never: the groups differ
-  found = trained.load(str(_run(config, tmp_path, 2)))
-  saved = _saved(tmp_path, 'checkpoints', found.step)['params']
+  network = trained.load(str(_run(config, tmp_path, 2)))
+  saved = _saved(tmp_path, 'checkpoints', network.step)['params']
   leaf = jax.tree.leaves(saved)[0]
   assert leaf.shape[0] == 2 and not np.array_equal(leaf[0], leaf[1])
   # Of two numbers, halves and their sum are exact but for the last rounding.
   jax.tree.map(
-    lambda have, want: np.testing.assert_allclose(
-      have, (want[0] + want[1]) / 2, rtol=2e-7, atol=1e-9
+    lambda actual, want: np.testing.assert_allclose(
+      actual, (want[0] + want[1]) / 2, rtol=2e-7, atol=1e-9
     ),
-    found.params,
+    network.params,
     saved,
   )
 
@@ -176,10 +176,10 @@ def test_other_values_than_were_saved_are_not_used(averaged, tmp_path, leaf):
 def test_names_of_classes_are_needed(averaged, tmp_path):
   folder = tmp_path / 'copy'
   shutil.copytree(averaged, folder)
-  (folder / workdir_lib.LABELS_FILE).unlink()
+  (folder / run_dir.LABELS_FILE).unlink()
   with pytest.raises(config_lib.ConfigError, match='no labels.json'):
     trained.load(str(folder))
-  (folder / workdir_lib.LABELS_FILE).write_text('{"classes": ["a"]}')
+  (folder / run_dir.LABELS_FILE).write_text('{"classes": ["a"]}')
   with pytest.raises(config_lib.ConfigError, match='labels.json: .*adjectives'):
     trained.load(str(folder))
 
@@ -208,24 +208,24 @@ def test_checksums_on_the_host(array, words):
 
 
 def test_names_of_classes_stay_those_of_the_run(averaged):
-  before = (averaged / workdir_lib.LABELS_FILE).read_text()
+  before = (averaged / run_dir.LABELS_FILE).read_text()
   config = trained.load(str(averaged)).config
-  others = vocabulary.Vocabulary(('big_cat', 'old_dog'))
+  other_classes = vocabulary.Vocabulary(('big_cat', 'old_dog'))
   with pytest.raises(config_lib.ConfigError, match='names of their classes'):
-    workdir_lib.open_or_refuse(str(averaged), config, others)
-  assert (averaged / workdir_lib.LABELS_FILE).read_text() == before
+    run_dir.open_or_refuse(str(averaged), config, other_classes)
+  assert (averaged / run_dir.LABELS_FILE).read_text() == before
 
 
 def test_a_run_of_pairs_goes_on_with_pairs(tmp_path, config):
   pairs = vocabulary.Vocabulary(('big_cat', 'old_dog'), nouns=('cat', 'dog'))
-  workdir_lib.open_or_refuse(str(tmp_path), config, pairs)
+  run_dir.open_or_refuse(str(tmp_path), config, pairs)
   (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
   plain = vocabulary.Vocabulary(pairs.names)
   with pytest.raises(config_lib.ConfigError, match='config.data.pairs'):
-    workdir_lib.open_or_refuse(str(tmp_path), config, plain)
+    run_dir.open_or_refuse(str(tmp_path), config, plain)
   config.data.pairs = 'yes'
-  workdir_lib.open_or_refuse(str(tmp_path), config, plain.with_pairs('yes'))
-  assert workdir_lib.labels(str(tmp_path)) == pairs
+  run_dir.open_or_refuse(str(tmp_path), config, plain.with_pairs('yes'))
+  assert run_dir.labels(str(tmp_path)) == pairs
 
 
 def test_a_workdir_that_cannot_be_written_to_is_one_line(
@@ -237,9 +237,9 @@ def test_a_workdir_that_cannot_be_written_to_is_one_line(
   def full(*_, **__):
     raise OSError(28, 'No space left on device')
 
-  monkeypatch.setattr(workdir_lib.os, 'makedirs', full)
+  monkeypatch.setattr(run_dir.os, 'makedirs', full)
   with pytest.raises(config_lib.ConfigError) as e:
-    workdir_lib.open_or_refuse(str(tmp_path / 'run'), config, classes)
+    run_dir.open_or_refuse(str(tmp_path / 'run'), config, classes)
   assert str(e.value).endswith(
     "/run' cannot be written to: No space left on device; choose another folder"
   )

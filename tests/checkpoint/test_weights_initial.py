@@ -40,27 +40,25 @@ def _config(**keys):
   return config
 
 
-def _parts(config, devices=1, words=_WORDS):
+def _program(config, devices=1, words=_WORDS):
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   objective = objective_lib.create(words, config)
-  return build.create(
-    run_spec.RunSpec(config, mesh, objective, 16, 640)
-  ), objective
+  return build.create(run_spec.RunSpec(config, mesh, objective, 16, 640))
 
 
-def _given(config, folder='', devices=1, words=_WORDS):
-  parts, objective = _parts(config, devices, words)
-  given, lines = initial.load(config, parts, objective, words, str(folder))
-  return parts, given, lines
+def _load(config, folder='', devices=1, words=_WORDS):
+  program = _program(config, devices, words)
+  arrays, lines = initial.load(config, program, words, str(folder))
+  return program, arrays, lines
 
 
 def _names():
   """Ours, with the shapes of a ResNet-18."""
-  parts, _ = _parts(_config())
-  one = initial.flat(
-    {'params': parts.abstract_single.params, **parts.abstract_single.stats}
+  program = _program(_config())
+  tensors = initial.flat(
+    {'params': program.abstract_single.params, **program.abstract_single.stats}
   )
-  return {name: tuple(leaf.shape) for name, leaf in one.items()}
+  return {name: tuple(leaf.shape) for name, leaf in tensors.items()}
 
 
 def _file(folder, change=lambda tensors: None, kind=naming.TORCHVISION,
@@ -71,10 +69,10 @@ def _file(folder, change=lambda tensors: None, kind=naming.TORCHVISION,
   for name, shape in _names().items():
     value = random.uniform(0.5, 1.5, shape).astype(dtype)
     want[name] = value.astype(np.float32)
-    theirs = naming.published_name(name, kind, prefix)
-    tensors[theirs] = np.ascontiguousarray(naming.to_published(name, value))
-    if theirs.endswith('running_var'):
-      count = theirs.replace('running_var', naming.UNUSED)
+    file_name = naming.published_name(name, kind, prefix)
+    tensors[file_name] = np.ascontiguousarray(naming.to_published(name, value))
+    if file_name.endswith('running_var'):
+      count = file_name.replace('running_var', naming.UNUSED)
       tensors[count] = np.array(7)
   change(tensors)
   path = os.path.join(folder, 'x.safetensors')
@@ -82,9 +80,9 @@ def _file(folder, change=lambda tensors: None, kind=naming.TORCHVISION,
   return path, want
 
 
-def _variables(state, one=lambda x: x):
+def _variables(state, select=lambda x: x):
   tree = {'params': state.params, **state.stats}
-  return {n: np.asarray(one(x)) for n, x in initial.flat(tree).items()}
+  return {n: np.asarray(select(x)) for n, x in initial.flat(tree).items()}
 
 
 @pytest.mark.parametrize(
@@ -98,8 +96,8 @@ def _variables(state, one=lambda x: x):
 def test_every_tensor_of_a_file_is_loaded(tmp_path, kind, dtype, prefix):
   path, want = _file(tmp_path, kind=kind, dtype=dtype, prefix=prefix)
   config = _config(init__from=path, ema=0.9)
-  parts, given, lines = _given(config, tmp_path)
-  state = state_lib.create(parts.init_fn, parts.abstract_state, given)
+  program, arrays, lines = _load(config, tmp_path)
+  state = state_lib.create(program.init_fn, program.abstract_state, arrays)
   got = _variables(state)
   assert got.keys() == want.keys()
   for name, value in want.items():  # to the bit: half floats widen exactly
@@ -115,41 +113,45 @@ def test_every_tensor_of_a_file_is_loaded(tmp_path, kind, dtype, prefix):
   ]
   text = (tmp_path / 'weights.txt').read_text().splitlines()
   assert text[0] == lines[0] and len(text) == 1 + len(want)
-  theirs = naming.published_name('params/stem_conv/kernel', kind, prefix)
-  assert f'loaded       params/stem_conv/kernel (7, 7, 3, 4)  {theirs}' in text
+  file_name = naming.published_name('params/stem_conv/kernel', kind, prefix)
+  assert (
+    f'loaded       params/stem_conv/kernel (7, 7, 3, 4)  {file_name}' in text
+  )
 
 
 @pytest.mark.slow
-def test_a_classifier_of_another_size_is_made_anew(tmp_path):
+def test_a_classifier_of_another_size_starts_at_random(tmp_path):
   def change(tensors):
     tensors['fc.weight'] = np.ones((1000, 32), np.float32)
     tensors['fc.bias'] = np.ones(1000, np.float32)
     tensors['aux.weight'] = np.ones(3, np.float32)
 
   path, want = _file(tmp_path, change)
-  parts, given, lines = _given(_config(init__from=path), tmp_path)
+  program, arrays, lines = _load(_config(init__from=path), tmp_path)
   heads = {'params/head/kernel', 'params/head/bias'}
-  assert set(given) == set(want) - heads
+  assert set(arrays) == set(want) - heads
   assert lines == [
-    f'weights  {len(given)} loaded, 2 initialised (head/bias: (1000,) there, '
+    f'weights  {len(arrays)} loaded, 2 initialised (head/bias: (1000,) there, '
     '(10,) here; head/kernel: (32, 1000) there, (32, 10) here), 1 unused of '
     f'{path}'
   ]
   assert 'unused       aux.weight' in (tmp_path / 'weights.txt').read_text()
-  random = state_lib.create(parts.init_fn, parts.abstract_state)
-  got = _variables(state_lib.create(parts.init_fn, parts.abstract_state, given))
+  random = state_lib.create(program.init_fn, program.abstract_state)
+  got = _variables(
+    state_lib.create(program.init_fn, program.abstract_state, arrays)
+  )
   for name, value in _variables(random).items():
     same = np.array_equal(got[name], value)
     assert same == (name in heads)
 
 
-def test_a_backbone_alone_has_its_classifier_made(tmp_path):
+def test_the_classifier_of_a_backbone_starts_at_random(tmp_path):
   def change(tensors):
     del tensors['classifier.1.weight'], tensors['classifier.1.bias']
 
   path, want = _file(tmp_path, change, naming.TRANSFORMERS, prefix='')
-  _, given, (line,) = _given(_config(init__from=path))
-  assert set(want) - set(given) == {'params/head/kernel', 'params/head/bias'}
+  _, arrays, (line,) = _load(_config(init__from=path))
+  assert set(want) - set(arrays) == {'params/head/kernel', 'params/head/bias'}
   assert '(head/bias: none there; head/kernel: none there)' in line
 
 
@@ -195,7 +197,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, change, keys, words):
 
 def _refused(config, words):
   with pytest.raises(config_lib.ConfigError) as e:
-    print(_given(config))
+    print(_load(config))
   text = str(e.value)
   assert '\n' not in text
   for word in ('config.init.from', *words):
@@ -215,7 +217,7 @@ def test_files_that_cannot_be_read(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['', 'model.safetensors'])
 @pytest.mark.parametrize(
-  'told, version, fits',
+  'saved_config, version, fits',
   [
     ({'downsample_in_bottleneck': True}, 'v1', True),
     ({'downsample_in_bottleneck': True}, 'v1.5', False),
@@ -223,29 +225,31 @@ def test_files_that_cannot_be_read(tmp_path):
     ({}, 'v1.5', True),
   ],
 )
-def test_the_version_that_transformers_tells(
-  tmp_path, told, version, fits, name
+def test_the_version_is_that_of_transformers_config(
+  tmp_path, saved_config, version, fits, name
 ):  # fmt: skip
   """Both have tensors of the same names and shapes."""
   config = _config(
     init__from=str(tmp_path / name), model__name='resnet50',
     model__version=version,
   )  # fmt: skip
-  parts, _ = _parts(config)
-  one = initial.flat(
-    {'params': parts.abstract_single.params, **parts.abstract_single.stats}
+  program = _program(config)
+  abstract = initial.flat(
+    {'params': program.abstract_single.params, **program.abstract_single.stats}
   )
   tensors = {
     naming.published_name(n, naming.TRANSFORMERS): np.ones(
       naming.published_shape(n, x.shape), np.float32
     )
-    for n, x in one.items()
+    for n, x in abstract.items()
   }
   safetensors_numpy.save_file(tensors, tmp_path / 'model.safetensors')
-  told = {'model_type': 'resnet', 'layer_type': 'bottleneck', **told}
-  (tmp_path / 'config.json').write_text(json.dumps(told))
+  saved_config = {
+    'model_type': 'resnet', 'layer_type': 'bottleneck', **saved_config
+  }  # fmt: skip
+  (tmp_path / 'config.json').write_text(json.dumps(saved_config))
   if fits:
-    assert len(_given(config)[1]) == len(tensors)
+    assert len(_load(config)[1]) == len(tensors)
   else:
     other = 'v1' if version == 'v1.5' else 'v1.5'
     _refused(config, (repr(other), f'model.version={version!r}'))
@@ -256,8 +260,8 @@ def test_the_version_that_transformers_tells(
 def test_divided_parameters_on_any_number_of_devices(tmp_path, devices):
   path, want = _file(tmp_path)
   config = _config(init__from=path, sharding=(('.*', 'fsdp'),))
-  parts, given, _ = _given(config, devices=devices)
-  state = state_lib.create(parts.init_fn, parts.abstract_state, given)
+  program, arrays, _ = _load(config, devices=devices)
+  state = state_lib.create(program.init_fn, program.abstract_state, arrays)
   kernel = state.params['stage4_block1']['conv1']['kernel']
   shard = kernel.addressable_shards[0].data
   assert shard.size * devices == kernel.size
@@ -273,8 +277,8 @@ def test_all_groups_begin_with_the_weights(tmp_path, outer):
     init__from=path, strategy__name='local', strategy__groups=4,
     strategy__outer=outer,
   )  # fmt: skip
-  parts, given, _ = _given(config, devices=2)
-  state = state_lib.create(parts.init_fn, parts.abstract_state, given)
+  program, arrays, _ = _load(config, devices=2)
+  state = state_lib.create(program.init_fn, program.abstract_state, arrays)
   for group in range(4):
     got = _variables(state, lambda x, i=group: x[i])
     for name, value in want.items():
@@ -285,11 +289,11 @@ def test_all_groups_begin_with_the_weights(tmp_path, outer):
 
 
 def test_the_classifier_is_found_in_any_network():
-  found = {}
+  names, words = {}, vocabulary_lib.Vocabulary(tuple('abcdefg'))
   for name in ('resnet18', 'lenet', 'tests.user_network:SmallNet'):
-    found[name] = initial.classifier(_config(model__name=name), 7)
+    names[name] = initial.classifier(_config(model__name=name), words)
   head = {'params/head/kernel', 'params/head/bias'}
-  assert found == dict.fromkeys(found, head)
+  assert names == dict.fromkeys(names, head)
 
 
 # A run of another network, and what begins with it.
@@ -338,12 +342,15 @@ def test_a_run_begins_with_anothers_weights(pretrained, tmp_path, capsys):
 
 
 def test_the_same_number_of_other_classes_is_another_classifier(pretrained):
-  had = trained.load(str(pretrained)).vocabulary
-  names = tuple(f'other_{i}' for i in range(len(had)))
+  trained_words = trained.load(str(pretrained)).vocabulary
+  names = tuple(f'other_{i}' for i in range(len(trained_words)))
   config = _own(init__from=str(pretrained))
-  for words, initialised in ((had, 0), (vocabulary_lib.Vocabulary(names), 2)):
-    _, given, (line,) = _given(config, words=words)
-    assert len(given) == 10 - initialised
+  for words, initialised in (
+    (trained_words, 0),
+    (vocabulary_lib.Vocabulary(names), 2),
+  ):
+    _, arrays, (line,) = _load(config, words=words)
+    assert len(arrays) == 10 - initialised
     assert f'{initialised} initialised' in line
     assert ('its outputs are others' in line) == bool(initialised)
 
@@ -379,10 +386,10 @@ def test_models_of_a_ring_begin_with_their_own_weights(pretrained, tmp_path):
     serving.on_devices(patch, 1)
     train.run(config, str(tmp_path))
   want = trained.load(str(pretrained))
-  taken, random = (
+  loaded, random = (
     trained.load(str(tmp_path / 'models' / f'{i:03}')) for i in range(2)
   )
-  jax.tree.map(np.testing.assert_array_equal, taken.params, want.params)
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, want.params)
   kernels = [t.params['conv1']['kernel'] for t in (want, random)]
   assert not np.array_equal(*kernels)
 

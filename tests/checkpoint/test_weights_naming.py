@@ -25,7 +25,7 @@ DEPTHS = [
 ]  # fmt: skip
 
 
-def _theirs(kind, depth, width=WIDTH, **settings):
+def _published(kind, depth, width=WIDTH, **settings):
   pytest.importorskip('torch')
   if kind == 'transformers':
     pytest.importorskip('transformers')
@@ -66,17 +66,17 @@ def _save(folder, tensors):
 @pytest.mark.parametrize('depth', DEPTHS)
 @pytest.mark.parametrize('kind', NAMINGS)
 def test_logits_equal_pytorchs(kind, depth, tmp_path):
-  theirs, published = _theirs(kind, depth)
+  network, published = _published(kind, depth)
   ours = _ours(depth)
   names = _names(ours)
-  path = _save(tmp_path, published.tensors(theirs))
+  path = _save(tmp_path, published.tensors(network))
   source = source_lib.read(path, _config(depth), names)
-  assert set(source.tensors) == set(names) and not source.others
+  assert set(source.tensors) == set(names) and not source.unused
   variables = traverse_util.unflatten_dict(
     {name: value for name, (_, value) in source.tensors.items()}, sep='/'
   )
   images = published.images(3)
-  want = theirs(published.pixels(images))
+  want = network(published.pixels(images))
   want = getattr(want, 'logits', want).detach().numpy()
   got = jax.jit(lambda v, x: ours.apply(v, x, False))(variables, images)
   # Logits of up to 20, through up to 155 float32 convolutions that are summed
@@ -86,23 +86,26 @@ def test_logits_equal_pytorchs(kind, depth, tmp_path):
 
 
 @pytest.mark.parametrize('kind', NAMINGS)
-def test_every_name_has_one_of_theirs_with_its_shape(kind):
+def test_every_name_has_a_published_one_with_its_shape(kind):
   for depth in (18, 50):
-    theirs, published = _theirs(kind, depth)
-    have = published.tensors(theirs)
-    have = {n: v.shape for n, v in have.items() if not n.endswith('tracked')}
-    found = naming.detect(have)
+    network, published = _published(kind, depth)
+    shapes = {
+      name: value.shape
+      for name, value in published.tensors(network).items()
+      if not name.endswith('tracked')
+    }
+    detected = naming.detect(shapes)
     got = {
-      naming.published_name(name, found): naming.published_shape(name, shape)
+      naming.published_name(name, detected): naming.published_shape(name, shape)
       for name, shape in _names(_ours(depth)).items()
     }
-    assert got == have
+    assert got == shapes
 
 
 def test_axes_there_and_back():
   kernel = np.random.default_rng(0).normal(size=(3, 5, 2, 4))
   moved = naming.to_published('params/stem_conv/kernel', kernel)
-  # Element by element: theirs is (out, in, height, width).
+  # Element by element: the published one is (out, in, height, width).
   for index in np.ndindex(kernel.shape):
     row, column, channel, feature = index
     assert moved[feature, channel, row, column] == kernel[index]
@@ -111,7 +114,7 @@ def test_axes_there_and_back():
   ).all()
 
 
-def test_names_of_others_are_refused():
+def test_names_of_other_networks_are_refused():
   for name in ('params/conv1/kernel', 'params/stem_conv/table', 'x'):
     with pytest.raises(ValueError, match='is not of a ResNet'):
       print(naming.published_name(name, naming.TORCHVISION))

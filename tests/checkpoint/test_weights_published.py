@@ -12,49 +12,18 @@ import types
 import numpy as np
 from PIL import Image
 import pytest
-from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.checkpoint.weights import published
 from anp_jax.config import command_line
 from anp_jax.predict import __main__ as predict
+from tests import weight_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
 _TINY = str(_ROOT / 'configs' / 'resnet_anp.py:tiny')
-_CLASSES = 3
-# https://pytorch.org/vision/stable/models.html, times 255.
-_MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-
-
-def _file(folder, stages=(2, 2, 2, 2), layers=2, classifier=True):
-  """As torchvision names it; of the tensors those that tell the network."""
-  tensors = {'conv1.weight': (5, 3, 7, 7), 'bn1.weight': (5,)}
-  for i, blocks in enumerate(stages, 1):
-    for j in range(blocks):
-      for k in range(1, layers + 1):
-        tensors[f'layer{i}.{j}.conv{k}.weight'] = (1,)
-  if classifier:
-    tensors['fc.weight'] = (_CLASSES, 8)
-  tensors = {name: np.zeros(shape, 'f4') for name, shape in tensors.items()}
-  path = folder / 'model.safetensors'
-  safetensors_numpy.save_file(tensors, path)
-  return path
-
-
-def _folder(folder, processor=None, **told):
-  path = _file(folder)
-  (folder / 'config.json').write_text(json.dumps({'a': 1, **told}))
-  if processor is not None:
-    text = json.dumps(processor)
-    (folder / 'preprocessor_config.json').write_text(text)
-  return path
-
-
-def _images(keys):
-  names = ('image_size', 'resize', 'decode', 'mean', 'std')
-  return tuple(keys[f'data.{name}'] for name in names)
+weight_files.CLASSES = 3
 
 
 @pytest.mark.parametrize(
@@ -67,133 +36,22 @@ def _images(keys):
   ],
 )
 def test_a_file_tells_its_network(tmp_path, stages, layers, name):
-  path = _file(tmp_path, stages, layers)
+  path = weight_files.file(tmp_path, stages, layers)
   weights = published.read(str(path))
   network = [weights.keys[f'model.{k}'] for k in ('name', 'version', 'width')]
   assert network == [name, 'v1.5', 5]
-  assert (weights.classes, weights.names) == (_CLASSES, ())
+  assert (weights.classes, weights.names) == (weight_files.CLASSES, ())
   # torchvision's own evaluation.
-  assert _images(weights.keys) == (224, 256, 'bilinear', _MEAN, _STD)
+  assert weight_files.images(weights.keys) == (
+    224,
+    256,
+    'bilinear',
+    weight_files.MEAN,
+    weight_files.STD,
+  )
 
 
 # As they are on the Hub, and as transformers 5 writes them.
-_CONVNEXT = {
-  'crop_pct': 0.875, 'do_normalize': True, 'do_resize': True, 'size': 224,
-  'feature_extractor_type': 'ConvNextFeatureExtractor', 'resample': 3,
-  'image_mean': [0.485, 0.456, 0.406], 'image_std': [0.229, 0.224, 0.225],
-}  # fmt: skip
-_BIT = {
-  'image_processor_type': 'BitImageProcessor', 'do_center_crop': True,
-  'size': {'shortest_edge': 72}, 'crop_size': {'height': 64, 'width': 64},
-  'resample': 2, 'image_mean': [0.5, 0.25, 0.75], 'image_std': [0.5, 0.2, 1],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  'processor, want',
-  [
-    (_CONVNEXT, (224, 256, 'bicubic', _MEAN, _STD)),
-    (
-      _CONVNEXT | {'size': {'shortest_edge': 288}, 'crop_pct': 0.95},
-      (288, 303, 'bicubic', _MEAN, _STD),
-    ),
-    (
-      _BIT,
-      (64, 72, 'bilinear', (127.5, 63.75, 191.25), (127.5, 51.0, 255.0)),
-    ),
-    (
-      _BIT | {'do_center_crop': False, 'do_normalize': False},
-      (72, 72, 'bilinear', (0, 0, 0), (255, 255, 255)),
-    ),
-    (
-      _BIT | {'do_rescale': False},
-      (64, 72, 'bilinear', (0.5, 0.25, 0.75), (0.5, 0.2, 1)),
-    ),
-    (None, (224, 256, 'bilinear', _MEAN, _STD)),
-  ],
-)
-def test_what_a_processor_says(tmp_path, processor, want):
-  path = _folder(tmp_path, processor)
-  for place in (path, tmp_path):
-    weights = published.read(str(place))
-    assert _images(weights.keys) == want
-    assert weights.notes == ()
-
-
-def test_what_timm_says(tmp_path):
-  _folder(tmp_path, pretrained_cfg={
-    'input_size': [3, 288, 288], 'crop_pct': 0.95, 'interpolation': 'bicubic',
-    'mean': [0.5, 0.5, 0.5], 'std': [0.5, 0.5, 0.5],
-  }, label_names=['a', 'b', 'c'], label_descriptions={'b': 'bee'})  # fmt: skip
-  weights = published.read(str(tmp_path))
-  half = (127.5, 127.5, 127.5)
-  assert _images(weights.keys) == (288, 303, 'bicubic', half, half)
-  assert weights.names == ('a', 'bee', 'c')
-
-
-@pytest.mark.parametrize(
-  'change, want',
-  [
-    ({'crop_size': {'shortest_edge': 48}}, 48),
-    ({'crop_size': [48, 48]}, 48),
-    ({'crop_size': 48}, 48),
-    ({'crop_size': None}, 72),
-    ({'size': [72, 72]}, 64),
-  ],
-)
-def test_all_forms_of_a_size(tmp_path, change, want):
-  _folder(tmp_path, _BIT | change)
-  keys = published.read(str(tmp_path)).keys
-  assert (keys['data.image_size'], keys['data.resize']) == (want, 72)
-
-
-@pytest.mark.parametrize(
-  'key, value',
-  [
-    ('size', {'longest_edge': 72}),
-    ('size', [3, 72, 72]),
-    ('size', 'x'),
-    ('crop_size', {'height': '64'}),
-    ('crop_size', True),
-    ('crop_pct', 'x'),
-    ('image_mean', 0.5),
-    ('image_std', 'x'),
-    ('image_std', [1, 1]),
-    ('rescale_factor', '1/255'),
-  ],
-)
-def test_another_form_of_a_processor_is_one_line(tmp_path, key, value):
-  _folder(tmp_path, _BIT | {key: value})
-  with pytest.raises(config_lib.ConfigError) as e:
-    published.read(str(tmp_path))
-  where = tmp_path / 'preprocessor_config.json'
-  assert str(e.value).startswith(f'{where}: {key}={value!r}: expected ')
-  assert '\n' not in str(e.value)
-
-
-@pytest.mark.parametrize(
-  'key, value', [('input_size', 'x'), ('mean', 0.5), ('std', [1, None, 1])]
-)
-def test_another_form_of_timms_is_one_line(tmp_path, key, value):
-  _folder(tmp_path, pretrained_cfg={key: value})
-  with pytest.raises(config_lib.ConfigError, match=rf'config\.json: {key}='):
-    published.read(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-  'change, word',
-  [
-    ({'size': {'shortest_edge': 384}}, '384 x 384'),
-    ({'size': {'height': 224, 'width': 224}}, '224 x 224'),
-    ({'resample': 1}, 'resample 1'),
-  ],
-)
-def test_what_is_done_otherwise_is_said(tmp_path, change, word):
-  _folder(tmp_path, _CONVNEXT | change)
-  (note,) = published.read(str(tmp_path)).notes
-  assert word in note
-
-
 @pytest.mark.parametrize(
   'names, want',
   [
@@ -204,7 +62,9 @@ def test_what_is_done_otherwise_is_said(tmp_path, change, word):
   ],
 )
 def test_names_of_a_folder(tmp_path, names, want):
-  _folder(tmp_path, id2label={str(i): n for i, n in enumerate(names)})
+  weight_files.folder(
+    tmp_path, id2label={str(i): n for i, n in enumerate(names)}
+  )
   weights = published.read(str(tmp_path))
   assert weights.names == want
   numbered = ('class_0', 'class_1', 'class_2')
@@ -236,7 +96,7 @@ def test_names_in_a_file(tmp_path, name, text, want):
 
 
 def test_another_number_of_names(tmp_path):
-  weights = published.read(str(_file(tmp_path)))
+  weights = published.read(str(weight_files.file(tmp_path)))
   path = tmp_path / 'names.txt'
   path.write_text('a\nb\n')
   with pytest.raises(config_lib.ConfigError, match=r'names\.txt names 2 .* 3$'):
@@ -244,7 +104,7 @@ def test_another_number_of_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'shape, told, words',
+  'shape, saved_config, words',
   [
     ({'classifier': False}, {}, ('has no fc.weight', 'classifier')),
     ({'stages': (1, 1, 1, 1)}, {}, ('1, 1, 1, 1 blocks', 'resnet18')),
@@ -252,9 +112,11 @@ def test_another_number_of_names(tmp_path):
     ({}, {'downsample_in_first_stage': True}, ('downsample_in_first',)),
   ],
 )
-def test_what_cannot_be_used_is_one_line(tmp_path, shape, told, words, capsys):
-  _folder(tmp_path, **told)
-  path = _file(tmp_path, **shape)
+def test_what_cannot_be_used_is_one_line(
+  tmp_path, shape, saved_config, words, capsys
+):
+  weight_files.folder(tmp_path, **saved_config)
+  path = weight_files.file(tmp_path, **shape)
   status = predict.main(['predict', f'--checkpoint={path}', 'x.jpg'])
   text = capsys.readouterr().err
   assert status == 2 and text.count('\n') == 1
@@ -272,7 +134,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path, shape, told, words, capsys):
 )
 def test_flags_that_do_not_go_together(tmp_path, flags, words, capsys):
   (tmp_path / 'run').mkdir()
-  names = {'file': _file(tmp_path), 'folder': tmp_path / 'run'}
+  names = {'file': weight_files.file(tmp_path), 'folder': tmp_path / 'run'}
   arguments = [flag.format(**names) for flag in flags]
   assert predict.main(['predict', *arguments, 'x.jpg']) == 2
   text = capsys.readouterr().err
@@ -297,7 +159,7 @@ def _config(flags, **overrides):
 
 
 def test_training_takes_their_normalisation_and_no_more(tmp_path):
-  _folder(tmp_path, _BIT)
+  weight_files.folder(tmp_path, weight_files.BIT)
   config, _ = _config(_flags(), init__from=tmp_path)
   want = command_line.load(_TINY, {'init.from': str(tmp_path)})
   want.data.mean, want.data.std = (127.5, 63.75, 191.25), (127.5, 51.0, 255.0)
@@ -310,8 +172,10 @@ def test_training_takes_their_normalisation_and_no_more(tmp_path):
 
 def test_training_needs_no_classifier_and_no_jax(tmp_path):
   """Which network it is, the tensors tell once they are read."""
-  _folder(tmp_path, _BIT | {'size': 'x'}, hidden_act='gelu')
-  _file(tmp_path, stages=(1, 1, 1, 1), classifier=False)
+  weight_files.folder(
+    tmp_path, weight_files.BIT | {'size': 'x'}, hidden_act='gelu'
+  )
+  weight_files.file(tmp_path, stages=(1, 1, 1, 1), classifier=False)
   program = (
     'import sys, types\n'
     'from anp_jax.config import command_line\n'
@@ -341,7 +205,7 @@ def _saved(run, **overrides):
 @pytest.mark.parametrize('first', ['', 'other'])
 def test_a_run_without_a_checkpoint_gives_way(tmp_path, first):
   """Training overwrites what it has left, which says nothing of these."""
-  _folder(tmp_path, _BIT)
+  weight_files.folder(tmp_path, weight_files.BIT)
   _saved(tmp_path / 'run', init__from=first, data__mean='(1.0, 2.0, 3.0)')
   config, _ = _config(_flags(tmp_path / 'run'), init__from=tmp_path)
   assert config.data.mean == (127.5, 63.75, 191.25)
@@ -363,7 +227,7 @@ def test_other_weights_of_a_resumed_run_are_named(tmp_path, now):
 
 
 def test_the_mean_of_a_recipe_stays(tmp_path):
-  _file(tmp_path)
+  weight_files.file(tmp_path)
   recipe = tmp_path / 'recipe.py'
   recipe.write_text(
     'from anp_jax import config\n'
@@ -373,10 +237,10 @@ def test_the_mean_of_a_recipe_stays(tmp_path):
     '  return c\n'
   )
   config, _ = _config(_flags(config=str(recipe)), init__from=tmp_path)
-  assert config.data.mean == (1, 2, 3) and config.data.std == _STD
+  assert config.data.mean == (1, 2, 3) and config.data.std == weight_files.STD
 
 
-@pytest.mark.parametrize('mean', [(123.68, 116.78, 103.94), _MEAN])
+@pytest.mark.parametrize('mean', [(123.68, 116.78, 103.94), weight_files.MEAN])
 def test_a_resumed_run_keeps_its_own(tmp_path, mean):
   """Also where the weights are gone, or an earlier version had other ones."""
   path = tmp_path / 'gone'
@@ -393,7 +257,7 @@ def test_a_resumed_run_keeps_its_own(tmp_path, mean):
 
 
 def test_evaluation_takes_their_network_and_images(tmp_path):
-  _folder(tmp_path, _BIT)
+  weight_files.folder(tmp_path, weight_files.BIT)
   flags = _flags(config=None, mode='evaluate')
   config, workdir = _config(flags, init__from=tmp_path, data__resize=80)
   assert workdir.startswith(f'runs/{tmp_path.name}')
@@ -408,7 +272,7 @@ def test_evaluation_takes_their_network_and_images(tmp_path):
 
 
 def test_weights_of_a_run_are_evaluated_only_where_they_are_named(tmp_path):
-  _folder(tmp_path, _BIT)
+  weight_files.folder(tmp_path, weight_files.BIT)
   run = tmp_path / 'run'
   _saved(run, init__from=tmp_path)
   flags = _flags(run, config=None, mode='evaluate')
@@ -476,8 +340,8 @@ def _transformers_network(folder, processor, paths, layer='basic', **settings):
 @pytest.mark.parametrize(
   'processor, layer, settings',
   [
-    (_CONVNEXT | {'size': 64}, 'basic', {}),
-    (_BIT, 'bottleneck', {'downsample_in_bottleneck': True}),
+    (weight_files.CONVNEXT | {'size': 64}, 'basic', {}),
+    (weight_files.BIT, 'bottleneck', {'downsample_in_bottleneck': True}),
   ],
 )
 def test_names_are_those_of_transformers(
@@ -491,9 +355,9 @@ def test_names_are_those_of_transformers(
   rows = list(csv.DictReader(io.StringIO(capfd.readouterr().out)))
   assert [row['file'] for row in rows] == photographs
   assert [row['class'] for row in rows] == best
-  found = [float(row['probability']) for row in rows]
+  probabilities = [float(row['probability']) for row in rows]
   # Pixels are the same but for one level in a hundred.
-  np.testing.assert_allclose(found, shares.max(1), atol=2e-3)
+  np.testing.assert_allclose(probabilities, shares.max(1), atol=2e-3)
 
 
 @pytest.mark.slow
@@ -504,8 +368,9 @@ def test_evaluation_is_that_of_transformers(tmp_path, photographs):
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(path)
   folder = tmp_path / 'network'
-  shares, best = _transformers_network(folder, _CONVNEXT | {'size': 64},
-                                       photographs)  # fmt: skip
+  shares, best = _transformers_network(
+    folder, weight_files.CONVNEXT | {'size': 64}, photographs
+  )
   config, workdir = _config(
     _flags(tmp_path / 'run', config=None, mode='evaluate'), init__from=folder,
     data__source='folder', data__path=tmp_path / 'photos', data__eval_split='.',
@@ -515,19 +380,23 @@ def test_evaluation_is_that_of_transformers(tmp_path, photographs):
   hits = [name == label for name, label in zip(best, labels, strict=True)]
   assert scores['anp_top1'] == pytest.approx(np.mean(hits))
   names = sorted(set(labels))
-  own = shares[np.arange(len(labels)), [names.index(name) for name in labels]]
-  assert scores['loss'] == pytest.approx(-np.log(own).mean(), abs=2e-3)
+  true_shares = shares[
+    np.arange(len(labels)), [names.index(name) for name in labels]
+  ]
+  assert scores['loss'] == pytest.approx(-np.log(true_shares).mean(), abs=2e-3)
   path = tmp_path / 'run' / 'evaluation' / '0-all' / 'scores.json'
   assert json.loads(path.read_text())['weights'] == str(folder)
 
 
-def test_weights_beside_a_trained_run_are_refused(tmp_path):
+def test_weights_for_a_trained_run_are_refused(tmp_path):
   """Else its checkpoint would be scored, and not what was named."""
   from anp_jax import cluster
   from anp_jax.reporting.analysis import run
 
   (tmp_path / 'run' / 'checkpoints' / '7').mkdir(parents=True)
-  config = command_line.load(_TINY, {'init.from': str(_file(tmp_path))})
+  config = command_line.load(
+    _TINY, {'init.from': str(weight_files.file(tmp_path))}
+  )
   with pytest.raises(config_lib.ConfigError, match='checkpoints of its own'):
     run.run(config, f'{tmp_path}/run', 'newest', cluster.Processes(config))
 
@@ -536,7 +405,7 @@ def test_weights_without_names_are_those_of_the_data(tmp_path):
   from anp_jax.checkpoint.weights import initial
   from anp_jax.data import vocabulary
 
-  _file(tmp_path)
+  weight_files.file(tmp_path)
   config = command_line.load(_TINY, {'init.from': str(tmp_path)})
   data = vocabulary.Vocabulary(('a', 'b', 'c'))
   assert initial.vocabulary(config, data) == data
@@ -552,7 +421,9 @@ def test_names_of_weights_are_pairs_as_the_config_says(tmp_path, pairs, nouns):
   from anp_jax.checkpoint.weights import initial
 
   names = ('big_cat', 'old_cat', 'old_dog')
-  _folder(tmp_path, id2label={str(i): name for i, name in enumerate(names)})
+  weight_files.folder(
+    tmp_path, id2label={str(i): name for i, name in enumerate(names)}
+  )
   overrides = {'init.from': str(tmp_path), 'data.pairs': pairs}
-  known = initial.vocabulary(command_line.load(_TINY, overrides), ())
-  assert (known.names, known.nouns) == (names, nouns)
+  words = initial.vocabulary(command_line.load(_TINY, overrides), ())
+  assert (words.names, words.nouns) == (names, nouns)

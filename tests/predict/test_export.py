@@ -138,7 +138,7 @@ def test_it_is_read_back(tmp_path):
   huggingface.write(trained, tmp_path)
   tree = initial.flat({'params': trained.params, **trained.stats})
   found = source.read(str(tmp_path), trained.config, tree)
-  assert set(found.tensors) == set(tree) and not found.others
+  assert set(found.tensors) == set(tree) and not found.unused
   for name, value in tree.items():
     np.testing.assert_array_equal(found.tensors[name][1], value, name)
 

@@ -1,6 +1,5 @@
 """A trained ResNet as a folder that Hugging Face transformers loads."""
 
-import json
 import os
 
 from flax import traverse_util
@@ -9,17 +8,18 @@ from safetensors import numpy as safetensors_numpy
 
 from anp_jax import models
 from anp_jax.checkpoint.weights import naming
-from anp_jax.checkpoint.weights import published
+from anp_jax.checkpoint.weights import processors
 from anp_jax.data.input import augment
 from anp_jax.data.input import decode_pillow
 from anp_jax.models import resnet
+from anp_jax.system import files
 
 _PREFIX = 'resnet.'
 FILES = ('model.safetensors', 'config.json', 'preprocessor_config.json')
 
 
 def refusal(config) -> str:
-  """Why transformers has no such network; '' if it has.
+  """Returns why transformers has no such network; '' if it has.
 
   Args:
     config: of the run that trained it.
@@ -42,38 +42,33 @@ def write(trained, folder: str) -> list[str]:
   Returns:
     The names of the files.
   """
-  paths = {
-    'model.safetensors': lambda path: safetensors_numpy.save_file(
-      tensors(trained), path, metadata={'format': 'pt'}
-    ),
-    'config.json': lambda path: _write_json(path, architecture(trained)),
-    'preprocessor_config.json': lambda path: _write_json(
-      path, preprocessor(trained.config)
-    ),
-  }
-  for name, write_to in paths.items():
-    write_to(os.path.join(folder, name))
-  return list(paths)
+  weights, config, processor = (os.path.join(folder, name) for name in FILES)
+  safetensors_numpy.save_file(
+    tensors(trained), weights, metadata={'format': 'pt'}
+  )
+  files.write_json(config, architecture(trained))
+  files.write_json(processor, preprocessor(trained.config))
+  return list(FILES)
 
 
 def tensors(trained) -> dict[str, np.ndarray]:
-  """Names in transformers' naming to arrays, float32."""
+  """Returns arrays, float32, by their names in transformers."""
   flat = traverse_util.flatten_dict(
     {'params': trained.params, **trained.stats}, sep='/'
   )
-  found = {}
+  result = {}
   for name, value in flat.items():
-    theirs = naming.published_name(name, naming.TRANSFORMERS, _PREFIX)
+    published_name = naming.published_name(name, naming.TRANSFORMERS, _PREFIX)
     value = naming.to_published(name, np.asarray(value, np.float32))
-    found[theirs] = np.ascontiguousarray(value)
+    result[published_name] = np.ascontiguousarray(value)
     if name.endswith('/mean'):
-      count = theirs.replace('running_mean', naming.UNUSED)
-      found[count] = np.asarray(trained.step, np.int64)
-  return found
+      count = published_name.replace('running_mean', naming.UNUSED)
+      result[count] = np.asarray(trained.step, np.int64)
+  return result
 
 
 def architecture(trained) -> dict:
-  """What ResNetConfig is made of, with the names of the classes."""
+  """Returns the fields of a ResNetConfig, with the names of the classes."""
   m = trained.config.model
   stages, bottleneck = resnet.DEPTHS[int(m.name.removeprefix('resnet'))]
   wider = 4 if bottleneck else 1
@@ -97,7 +92,7 @@ def architecture(trained) -> dict:
 
 
 def preprocessor(config) -> dict:
-  """What an image processor of transformers is made of.
+  """Returns the fields of an image processor of transformers.
 
   It brings the shorter side to `resize` pixels and cuts the centre, as ours
   where config.data.decode is bilinear or bicubic. For the other ways to decode
@@ -112,7 +107,9 @@ def preprocessor(config) -> dict:
     'do_convert_rgb': True,
     'do_resize': True,
     'size': {'shortest_edge': d.resize},
-    'resample': published.FILTERS.get(d.decode, published.FILTERS['bilinear']),
+    'resample': processors.FILTERS.get(
+      d.decode, processors.FILTERS['bilinear']
+    ),
     'do_center_crop': True,
     'crop_size': {'height': d.image_size, 'width': d.image_size},
     'do_rescale': True,
@@ -124,7 +121,7 @@ def preprocessor(config) -> dict:
 
 
 def is_approximate(config) -> bool:
-  """Whether the processor's pixels differ from those of the run's evaluation.
+  """Returns whether the processor's pixels differ from our evaluation's.
 
   On photographs of 400 pixels at 64, probabilities of a trained ResNet-18
   differ by 0.025 in the mean, and by up to 0.13, where decode is fast.
@@ -134,9 +131,3 @@ def is_approximate(config) -> bool:
   """
   d = config.data
   return d.decode not in augment.RESAMPLED or decode_pillow.is_shrunk(config)
-
-
-def _write_json(path, value):
-  with open(path, 'w', encoding='utf-8') as f:
-    json.dump(value, f, indent=1)
-    f.write('\n')

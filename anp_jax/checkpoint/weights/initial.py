@@ -1,8 +1,8 @@
-"""What a new run begins with instead of random weights.
+"""The weights that a new run begins with instead of random ones.
 
-Every process reads the source, and puts its part of each array where the state
-will have it: that is right on any mesh, and for every strategy, whose `start`
-makes all of a run's state from one network's.
+Every process reads the source, and puts its shard of each array where the state
+will have it: that is right on any mesh, and for every strategy, which makes all
+of a run's state from one network's.
 """
 
 import dataclasses
@@ -15,18 +15,20 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax import models
-from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import naming as naming_lib
 from anp_jax.checkpoint.weights import published
 from anp_jax.checkpoint.weights import source as source_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import state as state_lib
+from anp_jax.system import files
+from anp_jax.training import objective as objective_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-  """A source's tensors beside those of a network.
+  """The tensors of a source, matched with those of a network.
 
   Attributes:
     source: `source.Source`.
@@ -43,7 +45,7 @@ class Matched:
   lines: tuple[str, ...]
 
   def summary(self) -> str:
-    """One line for the introduction of a run."""
+    """Returns one line for the log of a run's start."""
     initialised = f'{len(self.initialised)} initialised'
     if self.initialised:
       why = '; '.join(
@@ -58,20 +60,19 @@ class Matched:
 
 
 def load(
-  config, parts, objective, vocabulary, folder: str = '',
-  gather=lambda value: [value], whole: bool = False,
+  config, program, vocabulary, folder: str = '', gather=lambda value: [value],
+  exact: bool = False,
 ):  # fmt: skip
-  """What config.init names, for `state.create`; read by every process.
+  """Loads what config.init names, for `state.create`; all processes call it.
 
   Args:
     config: of the run.
-    parts: `assembly.Assembly`.
-    objective: `objective.Objective`.
+    program: `build.Program`.
     vocabulary: of the training data.
     folder: of the run, where process 0 writes the list of all tensors; '': it
       is not written.
     gather: called with a JSON value, returns that of every process.
-    whole: whether a classifier that does not fit is refused, since nothing will
+    exact: whether a classifier that does not fit is refused, since nothing will
       train a new one.
 
   Returns:
@@ -84,26 +85,26 @@ def load(
   path = config.init['from']
   if not path:
     return {}, []
-  like = flat(
-    {'params': parts.abstract_single.params, **parts.abstract_single.stats}
+  abstract = flat(
+    {'params': program.abstract_single.params, **program.abstract_single.stats}
   )
   # Before anything is read: Orbax lets processes wait for each other.
   _agree(published.missing_path(path), gather)
   problem, matched = '', None
   try:
-    source = source_lib.read(path, config, like)
-    head = classifier(config, objective.outputs)
+    source = source_lib.read(path, config, abstract)
+    head = set() if exact else classifier(config, vocabulary)
     outputs = source_lib.outputs(config, vocabulary)
-    matched = match(source, like, set() if whole else head, outputs)
+    matched = match(source, abstract, head, outputs)
   except config_lib.ConfigError as e:
     problem = str(e)
   _agree(problem, gather)
   if folder and jax.process_index() == 0:
-    with open(os.path.join(folder, workdir_lib.WEIGHTS_FILE), 'w') as f:
-      f.write('\n'.join([matched.summary(), *matched.lines]) + '\n')
+    text = '\n'.join([matched.summary(), *matched.lines]) + '\n'
+    files.write_atomic(os.path.join(folder, run_dir.WEIGHTS_FILE), text)
   arrays = {
     name: jax.make_array_from_callback(
-      value.shape, like[name].sharding, functools.partial(_part, value)
+      value.shape, abstract[name].sharding, value.__getitem__
     )
     for name, value in matched.loaded.items()
   }
@@ -111,7 +112,7 @@ def load(
 
 
 def vocabulary(config, data) -> vocabulary_lib.Vocabulary:
-  """The classes that the weights of config.init.from name.
+  """Returns the classes that the weights of config.init.from name.
 
   Args:
     config: of an evaluation.
@@ -136,75 +137,76 @@ def vocabulary(config, data) -> vocabulary_lib.Vocabulary:
   return data
 
 
-def match(source, like: dict, head: set[str], outputs) -> Matched:
+def match(source, abstract: dict, head: set[str], outputs) -> Matched:
   """Finds the tensor of a source for each of a network.
 
-  The classifier is loaded where its shape fits; but of a source that says what
-  its outputs are, only where they are the run's.
+  The classifier is loaded where its shape fits; but if a source says what its
+  outputs are, only where they are the run's.
 
   Args:
     source: `source.Source`.
-    like: our name to array or shape.
+    abstract: our name to array or shape.
     head: names of the classifier's tensors.
-    outputs: of the run, as of `source.outputs`.
+    outputs: of the run, see `source.outputs`.
 
   Raises:
     ConfigError: naming the file, a tensor and both shapes, for one that is
       missing or has another shape and is not the classifier's.
   """
-  others = source.outputs is not None and source.outputs != outputs
+  other_outputs = source.outputs is not None and source.outputs != outputs
   loaded, initialised, lines = {}, {}, []
-  for name, want in like.items():
-    theirs, value = source.tensors.get(name, ('', None))
-    shape = tuple(want.shape)
+  for name, expected in abstract.items():
+    source_name, value = source.tensors.get(name, ('', None))
+    shape = tuple(expected.shape)
     fits = value is not None and value.shape == shape
-    if fits and not (others and name in head):
-      loaded[name] = np.asarray(value, want.dtype)
-      lines.append(f'loaded       {name} {shape}  {theirs}')
-    elif name in head:
-      if value is None:
-        why = 'none there'
-      elif fits:
-        why = 'its outputs are others'
-      else:
-        why = f'{value.shape} there, {shape} here'
-      initialised[name] = why
-      lines.append(f'initialised  {name} {shape}  {why}')
+    if fits and not (other_outputs and name in head):
+      loaded[name] = np.asarray(value, expected.dtype)
+      lines.append(f'loaded       {name} {shape}  {source_name}')
+      continue
+    if name not in head:
+      raise _mismatch(source, name, shape)
+    if value is None:
+      reason = 'none there'
+    elif fits:
+      reason = 'its outputs are others'
     else:
-      shown = naming_lib.published_shape if theirs != name else _own_shape
-      have = (
-        'is missing' if value is None
-        else f'has shape {shown(name, value.shape)}'
-      )  # fmt: skip
-      raise config_lib.ConfigError(
-        f'config.init.from={source.path!r}: {theirs or name} {have}, expected '
-        f'{shown(name, shape)} for {name} of this network'
-      )
-  unused = tuple(sorted({*source.others, *set(source.tensors) - set(like)}))
+      reason = f'{value.shape} there, {shape} here'
+    initialised[name] = reason
+    lines.append(f'initialised  {name} {shape}  {reason}')
+  unused = tuple(sorted({*source.unused, *set(source.tensors) - set(abstract)}))
   lines += [f'unused       {name}' for name in unused]
   return Matched(source, loaded, initialised, unused, tuple(lines))
 
 
-def classifier(config, outputs: int) -> set[str]:
-  """Names of the tensors whose shape follows the number of a network's outputs.
+def classifier(config, vocabulary) -> set[str]:
+  """Names the tensors whose shape follows the number of a network's outputs.
 
-  Of any network, the user's own too: one with another number is compared.
+  This holds for any network, the user's own too: one with another number of
+  outputs is compared.
 
   Args:
     config: of the run.
-    outputs: of its network.
+    vocabulary: of the run.
   """
-  shapes = []
-  for count in (outputs, outputs + 1):
-    model = models.create(config, count, 'cpu')
-    made = jax.eval_shape(functools.partial(state_lib.variables, model, config))
-    shapes.append({name: leaf.shape for name, leaf in flat(made).items()})
-  one, other = shapes
-  return {name for name in one if one[name] != other.get(name)}
+  outputs = objective_lib.create(vocabulary, config).outputs
+  shapes, other_shapes = (
+    {
+      name: leaf.shape
+      for name, leaf in flat(abstract_variables(config, count)).items()
+    }
+    for count in (outputs, outputs + 1)
+  )
+  return {name for name in shapes if shapes[name] != other_shapes.get(name)}
+
+
+def abstract_variables(config, outputs: int):
+  """Returns the variables of a config's network as jax.ShapeDtypeStruct."""
+  model = models.create(config, outputs, 'cpu')
+  return jax.eval_shape(functools.partial(state_lib.variables, model, config))
 
 
 def flat(variables) -> dict:
-  """A network's variables by path, such as 'params/head/kernel'."""
+  """Returns a network's variables by path, such as 'params/head/kernel'."""
   return traverse_util.flatten_dict(variables, sep='/')
 
 
@@ -218,10 +220,20 @@ def _agree(problem, gather):
     raise config_lib.ConfigError(problem)
 
 
-def _part(value, index):
-  return value[index]
-
-
-def _own_shape(name, shape):
-  del name
-  return tuple(shape)
+def _mismatch(source, name, shape):
+  """The error for a tensor of the network that the source does not fit."""
+  source_name, value = source.tensors.get(name, ('', None))
+  shape_there = (
+    naming_lib.published_shape
+    if source_name != name
+    else lambda _, shape: shape
+  )
+  problem = (
+    'is missing'
+    if value is None
+    else f'has shape {shape_there(name, value.shape)}'
+  )
+  return config_lib.ConfigError(
+    f'config.init.from={source.path!r}: {source_name or name} {problem}, '
+    f'expected {shape_there(name, shape)} for {name} of this network'
+  )

@@ -1,9 +1,9 @@
 """Names of a ResNet's tensors: ours, torchvision's (and timm's), transformers'.
 
 Ours are paths in the variables of `models.resnet`, such as
-'params/stage1_block2/conv1/kernel' and 'batch_stats/stem_norm/mean'. Theirs
-count blocks from 0; their kernels are (out, in, height, width), and dense ones
-(out, in).
+'params/stage1_block2/conv1/kernel' and 'batch_stats/stem_norm/mean'. Published
+ones count blocks from 0; their kernels are (out, in, height, width), and dense
+ones (out, in).
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ import numpy as np
 
 TORCHVISION = 'torchvision and timm'
 TRANSFORMERS = 'transformers'
-# The classifier of each, of which another data set has another.
+# The classifier of each; another data set has another one.
 CLASSIFIERS = {TORCHVISION: 'fc.', TRANSFORMERS: 'classifier.'}
 # Counts of training steps, which only a momentum of None would read.
 UNUSED = 'num_batches_tracked'
@@ -40,12 +40,12 @@ _LAYER = {
   ),
 }
 # Axes, by their number.
-_KERNEL_TO_THEIRS = {4: (3, 2, 0, 1), 2: (1, 0)}
-_KERNEL_TO_OURS = {4: (2, 3, 1, 0), 2: (1, 0)}
+_KERNEL_TO_PUBLISHED = {4: (3, 2, 0, 1), 2: (1, 0)}
+_KERNEL_FROM_PUBLISHED = {4: (2, 3, 1, 0), 2: (1, 0)}
 
 
 def detect(names: Iterable[str]) -> str | None:
-  """Which naming a file's tensors have: one of the two, or None."""
+  """Returns which naming a file's tensors have, or None."""
   names = set(names)
   if 'conv1.weight' in names and 'bn1.weight' in names:
     return TORCHVISION
@@ -55,7 +55,7 @@ def detect(names: Iterable[str]) -> str | None:
 
 
 def published_name(name: str, naming: str, prefix: str = 'resnet.') -> str:
-  """The name that a tensor of ours has in a naming.
+  """Returns the name that a tensor of ours has in a naming.
 
   Args:
     name: path in the variables of a `models.resnet.ResNet`.
@@ -95,47 +95,47 @@ def published_name(name: str, naming: str, prefix: str = 'resnet.') -> str:
 
 
 def to_published(name: str, value: np.ndarray) -> np.ndarray:
-  """A tensor of ours with its axes in their order."""
+  """Returns a tensor of ours with its axes in the published order."""
   if name.endswith('/kernel'):
-    return value.transpose(_KERNEL_TO_THEIRS[value.ndim])
+    return value.transpose(_KERNEL_TO_PUBLISHED[value.ndim])
   return value
 
 
 def from_published(name: str, value: np.ndarray) -> np.ndarray:
-  """A tensor of theirs, by our name, with its axes in our order."""
-  if name.endswith('/kernel') and value.ndim in _KERNEL_TO_OURS:
-    return value.transpose(_KERNEL_TO_OURS[value.ndim])
+  """Returns a published tensor, by our name, with its axes in our order."""
+  if name.endswith('/kernel') and value.ndim in _KERNEL_FROM_PUBLISHED:
+    return value.transpose(_KERNEL_FROM_PUBLISHED[value.ndim])
   return value
 
 
 def published_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-  """The shape that a tensor of ours has in their order of axes."""
-  if name.endswith('/kernel') and len(shape) in _KERNEL_TO_THEIRS:
-    return tuple(shape[i] for i in _KERNEL_TO_THEIRS[len(shape)])
+  """Returns the shape of a tensor of ours in the published order of axes."""
+  if name.endswith('/kernel') and len(shape) in _KERNEL_TO_PUBLISHED:
+    return tuple(shape[i] for i in _KERNEL_TO_PUBLISHED[len(shape)])
   return tuple(shape)
 
 
 def is_backbone(name: str, naming: str) -> bool:
-  """Whether a tensor of theirs belongs to the network below its classifier."""
+  """Returns whether a published tensor is one below the classifier."""
   if naming == TORCHVISION:
     return bool(re.match(r'(conv1|bn1|layer\d+)\.', name))
   return bool(re.match(r'(resnet\.)?(embedder|encoder)\.', name))
 
 
 def blocks(names: Iterable[str], naming: str) -> tuple[tuple[int, ...], int]:
-  """What ResNet a file holds: its blocks a stage, convolutions a block."""
+  """Returns the blocks of each stage of a ResNet, and convolutions a block."""
   counts, layers = {}, set()
   for name in names:
-    if found := _BLOCK[naming].match(name):
-      stage, block = int(found[1]), int(found[2])
+    if match := _BLOCK[naming].match(name):
+      stage, block = int(match[1]), int(match[2])
       counts[stage] = max(counts.get(stage, 0), block + 1)
-    if found := _LAYER[naming].match(name):
-      layers.add(found[1])
+    if match := _LAYER[naming].match(name):
+      layers.add(match[1])
   return tuple(counts[stage] for stage in sorted(counts)), len(layers)
 
 
 def describe(names: Iterable[str], naming: str) -> str:
-  """What ResNet a file holds, for people."""
+  """Returns what ResNet a file holds, for people."""
   stages, layers = blocks(names, naming)
   return (
     f'{", ".join(map(str, stages)) or "no"} blocks of {layers} convolutions'

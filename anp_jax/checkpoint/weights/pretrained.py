@@ -1,23 +1,18 @@
 """A network from published weights, for use without training."""
 
-import functools
-
 from flax import traverse_util
-import jax
 
 from anp_jax import config as config_lib
-from anp_jax import models
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import initial
 from anp_jax.checkpoint.weights import published
 from anp_jax.checkpoint.weights import source as source_lib
 from anp_jax.config import validation
-from anp_jax.parallel import state as state_lib
 from anp_jax.training import objective as objective_lib
 
 
 def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
-  """Reads a network that others have trained.
+  """Reads a network that was trained elsewhere.
 
   Args:
     path: of a .safetensors file, or of a folder with one.
@@ -37,13 +32,10 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
     config_lib.put(config, key, value)
   validation.validate(config)
   outputs = objective_lib.create(vocabulary, config).outputs
-  model = models.create(config, outputs, 'cpu')
-  like = initial.flat(
-    jax.eval_shape(functools.partial(state_lib.variables, model, config))
-  )
-  source = source_lib.read(weights.path, config, like)
+  abstract = initial.flat(initial.abstract_variables(config, outputs))
+  source = source_lib.read(weights.path, config, abstract)
   meaning = source_lib.outputs(config, vocabulary)
-  tensors = initial.match(source, like, set(), meaning).loaded
+  tensors = initial.match(source, abstract, set(), meaning).loaded
   variables = traverse_util.unflatten_dict(tensors, sep='/')
   notes = [f'{weights.path}: {note}' for note in weights.notes]
   if not labels and not weights.names:

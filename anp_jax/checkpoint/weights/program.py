@@ -1,7 +1,6 @@
 """A trained network as one program that runs with JAX alone."""
 
 import functools
-import json
 import os
 
 import jax
@@ -11,11 +10,13 @@ import numpy as np
 
 from anp_jax.data.input import augment
 from anp_jax.data.input import decode_pillow
+from anp_jax.system import files
 from anp_jax.training import mixing
 from anp_jax.training import objective as objective_lib
 
 NAME = 'model.stablehlo'
-# Of jax.export, and what each is to the layers.
+FILES = (NAME, 'labels.json', 'preprocessing.json')
+# Platforms of jax.export, and what each is to the layers.
 PLATFORMS = {'cpu': 'cpu', 'cuda': 'gpu', 'rocm': 'gpu', 'tpu': 'tpu'}
 _SQUARE = (
   'the central square, of round(shorter side x image_size / resize) pixels a '
@@ -81,19 +82,15 @@ def write(trained, folder: str, platforms: tuple[str, ...]) -> list[str]:
     The names of the files.
   """
   data = exported(trained, platforms).serialize()
-  files = {
-    NAME: bytes(data),
-    'labels.json': _json(labels(trained.vocabulary)),
-    'preprocessing.json': _json(preprocessing(trained.config)),
-  }
-  for name, content in files.items():
-    with open(os.path.join(folder, name), 'wb') as f:
-      f.write(content)
-  return list(files)
+  program, names, images = (os.path.join(folder, name) for name in FILES)
+  files.write_atomic(program, bytes(data))
+  files.write_json(names, labels(trained.vocabulary))
+  files.write_json(images, preprocessing(trained.config))
+  return list(FILES)
 
 
 def exported(trained, platforms: tuple[str, ...]) -> export.Exported:
-  """The program: images (b, size, size, 3) uint8 to a dict of arrays.
+  """Exports the program: images (b, size, size, 3) uint8 to a dict of arrays.
 
   For any batch b. It normalises the images itself, and gives `logits` (b,
   classes) and the probabilities of `objective.Objective.scores`, all in
@@ -116,14 +113,14 @@ def exported(trained, platforms: tuple[str, ...]) -> export.Exported:
     outputs = outputs.astype(m.param_dtype)
     return {'logits': objective.logits(outputs)} | objective.scores(outputs)
 
-  ways = {p: functools.partial(apply, PLATFORMS[p]) for p in platforms}
+  branches = {p: functools.partial(apply, PLATFORMS[p]) for p in platforms}
 
   @jax.jit
   def program(images):
-    if len(ways) == 1:
+    if len(branches) == 1:
       return apply(PLATFORMS[platforms[0]], variables, images)
     # Operands, so that the weights are in the file once, not once a platform.
-    return lax.platform_dependent(variables, images, **ways)
+    return lax.platform_dependent(variables, images, **branches)
 
   (batch,) = export.symbolic_shape('b')
   images = jax.ShapeDtypeStruct((batch, side, side, 3), np.uint8)
@@ -131,7 +128,7 @@ def exported(trained, platforms: tuple[str, ...]) -> export.Exported:
 
 
 def labels(vocabulary) -> dict:
-  """Names by id: an id is a place in a list, and in the program's results.
+  """Returns names by id: an index of a list, and of the program's results.
 
   Args:
     vocabulary: `data.vocabulary.Vocabulary`.
@@ -147,7 +144,7 @@ def labels(vocabulary) -> dict:
 
 
 def preprocessing(config) -> dict:
-  """What is done to an image before the program, and in it.
+  """Returns what is done to an image before the program, and in it.
 
   Args:
     config: of the run, whose evaluation it describes.
@@ -170,7 +167,3 @@ def preprocessing(config) -> dict:
     'std': list(d.std),
     'normalised': f'by {NAME} itself: (image - mean) / std',
   }
-
-
-def _json(value):
-  return (json.dumps(value, indent=1) + '\n').encode()

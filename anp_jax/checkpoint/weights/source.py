@@ -1,4 +1,4 @@
-"""A file or a checkpoint with weights, read by our names for its tensors."""
+"""The source of weights: a file or a checkpoint, by our names for tensors."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -6,7 +6,6 @@ import os
 
 from flax import traverse_util
 import numpy as np
-import safetensors
 
 from anp_jax import config as config_lib
 from anp_jax import models
@@ -20,20 +19,20 @@ _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """What there is to begin with.
+  """Weights that a run can begin with.
 
   Attributes:
     path: that was read.
-    what: its kind, for people.
-    tensors: our name to (their name, array in our order of axes).
-    others: names in the source for which there is none of ours.
+    kind: for people.
+    tensors: our name to (name in the source, array in our order of axes).
+    unused: names in the source that no tensor of ours corresponds to.
     outputs: see `outputs`; None where the source does not say.
   """
 
   path: str
-  what: str
+  kind: str
   tensors: Mapping[str, tuple[str, np.ndarray]]
-  others: tuple[str, ...]
+  unused: tuple[str, ...]
   outputs: tuple | None
 
 
@@ -56,7 +55,7 @@ def read(path: str, config, names) -> Source:
 
 
 def outputs(config, vocabulary) -> tuple:
-  """What each output of a network is: of classes, adjectives and nouns.
+  """Returns what each output of a network means: classes, adjectives, nouns.
 
   Args:
     config: of its run.
@@ -75,32 +74,35 @@ def _of_checkpoint(path, config):
   if models.is_resnet(config):
     keys.append('version')
   for key in keys:
-    have, want = trained.config.model[key], config.model[key]
-    if have != want:
+    value, expected = trained.config.model[key], config.model[key]
+    if value != expected:
       raise config_lib.ConfigError(
-        f'config.init.from={path!r} holds weights of model.{key}={have!r}, but '
-        f'config.model.{key}={want!r}'
+        f'config.init.from={path!r} holds weights of model.{key}={value!r}, '
+        f'but config.model.{key}={expected!r}'
       )
   flat = traverse_util.flatten_dict(
     {'params': trained.params, **trained.stats}, sep='/'
   )
   return Source(
     path=trained.folder,
-    what=f'checkpoint of step {trained.step}',
+    kind=f'checkpoint of step {trained.step}',
     tensors={name: (name, np.asarray(value)) for name, value in flat.items()},
-    others=(),
+    unused=(),
     outputs=outputs(trained.config, trained.vocabulary),
   )
 
 
 def _check_version(path, config):
   """Where a bottleneck strides, no tensor tells: transformers' config does."""
-  told = published.architecture(path)
+  architecture = published.architecture(path)
   folder = os.path.dirname(path)
-  if told.get('layer_type', 'bottleneck') != 'bottleneck':
+  if architecture.get('layer_type', 'bottleneck') != 'bottleneck':
     return
-  version = 'v1' if told.get('downsample_in_bottleneck') else 'v1.5'
-  if told.get('model_type') == 'resnet' and config.model.version != version:
+  version = 'v1' if architecture.get('downsample_in_bottleneck') else 'v1.5'
+  if (
+    architecture.get('model_type') == 'resnet'
+    and config.model.version != version
+  ):
     raise config_lib.ConfigError(
       f'config.init.from={folder!r} holds a ResNet of version {version!r}, but '
       f'config.model.version={config.model.version!r}'
@@ -114,46 +116,43 @@ def _of_file(path, config, names):
       f'config.model.name={config.model.name!r}; expected a ResNet, or a '
       'checkpoint of the same network'
     )
-  try:
-    with safetensors.safe_open(path, framework='numpy') as file:
-      return _of_tensors(path, file, names, config)
-  except (safetensors.SafetensorError, OSError) as e:
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r} cannot be read: {str(e).splitlines()[0]}'
-    ) from e
+  with published.open_file(path) as file:
+    return _of_tensors(path, file, names, config)
 
 
 def _of_tensors(path, file, names, config):
-  have = set(file.keys())
-  naming = published.naming(path, have)
-  prefix = 'resnet.' if any(n.startswith('resnet.') for n in have) else ''
+  file_names = set(file.keys())
+  naming = published.naming(path, file_names)
+  prefix = 'resnet.' if any(n.startswith('resnet.') for n in file_names) else ''
   ours = {naming_lib.published_name(n, naming, prefix): n for n in names}
-  others = {n for n in have - set(ours) if not n.endswith(naming_lib.UNUSED)}
+  unused = sorted(
+    n for n in file_names - set(ours) if not n.endswith(naming_lib.UNUSED)
+  )
   missing = sorted(
     n
-    for n in set(ours) - have
+    for n in set(ours) - file_names
     if not n.startswith(naming_lib.CLASSIFIERS[naming])
   )
-  foreign = sorted(n for n in others if naming_lib.is_backbone(n, naming))
+  foreign = [n for n in unused if naming_lib.is_backbone(n, naming)]
   if missing or foreign:
     what = f'has no {missing[0]}' if missing else f'has {foreign[0]} too'
     raise config_lib.ConfigError(
       f'config.init.from={path!r} {what}: it holds a network of '
-      f'{naming_lib.describe(have, naming)}, but {config.model.name} has '
+      f'{naming_lib.describe(file_names, naming)}, but {config.model.name} has '
       f'{naming_lib.describe(ours, naming)}'
     )
   tensors = {}
-  for theirs in sorted(set(ours) & have):
-    kind = file.get_slice(theirs).get_dtype()
-    if kind not in _FLOATS:
+  for file_name in sorted(set(ours) & file_names):
+    dtype = file.get_slice(file_name).get_dtype()
+    if dtype not in _FLOATS:
       raise config_lib.ConfigError(
-        f'config.init.from={path!r}: {theirs} is {kind}, expected one of '
+        f'config.init.from={path!r}: {file_name} is {dtype}, expected one of '
         f'{", ".join(_FLOATS)}'
       )
-    name = ours[theirs]
-    value = naming_lib.from_published(name, file.get_tensor(theirs))
-    tensors[name] = (theirs, value)
+    name = ours[file_name]
+    value = naming_lib.from_published(name, file.get_tensor(file_name))
+    tensors[name] = (file_name, value)
   # The classes of a published network, whatever they are, are no words.
   meaning = None if config.model.head == 'joint' else ()
-  return Source(path, f'in the naming of {naming}', tensors,
-                tuple(sorted(others)), meaning)  # fmt: skip
+  kind = f'in the naming of {naming}'
+  return Source(path, kind, tensors, tuple(unused), meaning)

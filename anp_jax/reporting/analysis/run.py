@@ -94,7 +94,7 @@ def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
   parts = build.create(dataclasses.replace(spec, config=calibrated_config))
   if untrained:
     weights, lines = initial.load(
-      config, parts, objective, known, gather=processes.gather, whole=True
+      config, parts, known, gather=processes.gather, exact=True
     )
     state = state_lib.create(parts.init_fn, parts.abstract_state, weights)
     step = 0

@@ -91,7 +91,7 @@ class Runner:
       folder: of the model, see `weights.initial.load`.
     """
     weights, _ = initial.load(
-      self.config, self._build, self._objective, self._shard.vocabulary, folder
+      self.config, self._build, self._shard.vocabulary, folder
     )
     return self._program('init_fn', weights)(weights)
 

@@ -55,7 +55,7 @@ class Setup:
     """
     program = self.program
     weights, lines = initial.load(
-      self.config, program, self.objective, self.source.vocabulary, folder
+      self.config, program, self.source.vocabulary, folder
     )
     return state_lib.create(
       program.init_fn, program.abstract_state, weights

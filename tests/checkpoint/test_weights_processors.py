@@ -1,0 +1,116 @@
+"""How images are prepared for published weights, by their own files."""
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.checkpoint.weights import published
+from tests import weight_files
+
+
+@pytest.mark.parametrize(
+  'processor, want',
+  [
+    (
+      weight_files.CONVNEXT,
+      (224, 256, 'bicubic', weight_files.MEAN, weight_files.STD),
+    ),
+    (
+      weight_files.CONVNEXT
+      | {'size': {'shortest_edge': 288}, 'crop_pct': 0.95},
+      (288, 303, 'bicubic', weight_files.MEAN, weight_files.STD),
+    ),
+    (
+      weight_files.BIT,
+      (64, 72, 'bilinear', (127.5, 63.75, 191.25), (127.5, 51.0, 255.0)),
+    ),
+    (
+      weight_files.BIT | {'do_center_crop': False, 'do_normalize': False},
+      (72, 72, 'bilinear', (0, 0, 0), (255, 255, 255)),
+    ),
+    (
+      weight_files.BIT | {'do_rescale': False},
+      (64, 72, 'bilinear', (0.5, 0.25, 0.75), (0.5, 0.2, 1)),
+    ),
+    (None, (224, 256, 'bilinear', weight_files.MEAN, weight_files.STD)),
+  ],
+)
+def test_what_a_processor_says(tmp_path, processor, want):
+  path = weight_files.folder(tmp_path, processor)
+  for place in (path, tmp_path):
+    weights = published.read(str(place))
+    assert weight_files.images(weights.keys) == want
+    assert weights.notes == ()
+
+
+def test_what_timm_says(tmp_path):
+  weight_files.folder(tmp_path, pretrained_cfg={
+    'input_size': [3, 288, 288], 'crop_pct': 0.95, 'interpolation': 'bicubic',
+    'mean': [0.5, 0.5, 0.5], 'std': [0.5, 0.5, 0.5],
+  }, label_names=['a', 'b', 'c'], label_descriptions={'b': 'bee'})  # fmt: skip
+  weights = published.read(str(tmp_path))
+  half = (127.5, 127.5, 127.5)
+  assert weight_files.images(weights.keys) == (288, 303, 'bicubic', half, half)
+  assert weights.names == ('a', 'bee', 'c')
+
+
+@pytest.mark.parametrize(
+  'change, want',
+  [
+    ({'crop_size': {'shortest_edge': 48}}, 48),
+    ({'crop_size': [48, 48]}, 48),
+    ({'crop_size': 48}, 48),
+    ({'crop_size': None}, 72),
+    ({'size': [72, 72]}, 64),
+  ],
+)
+def test_all_forms_of_a_size(tmp_path, change, want):
+  weight_files.folder(tmp_path, weight_files.BIT | change)
+  keys = published.read(str(tmp_path)).keys
+  assert (keys['data.image_size'], keys['data.resize']) == (want, 72)
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('size', {'longest_edge': 72}),
+    ('size', [3, 72, 72]),
+    ('size', 'x'),
+    ('crop_size', {'height': '64'}),
+    ('crop_size', True),
+    ('crop_pct', 'x'),
+    ('image_mean', 0.5),
+    ('image_std', 'x'),
+    ('image_std', [1, 1]),
+    ('rescale_factor', '1/255'),
+  ],
+)
+def test_another_form_of_a_processor_is_one_line(tmp_path, key, value):
+  weight_files.folder(tmp_path, weight_files.BIT | {key: value})
+  with pytest.raises(config_lib.ConfigError) as e:
+    published.read(str(tmp_path))
+  where = tmp_path / 'preprocessor_config.json'
+  assert str(e.value).startswith(f'{where}: {key}={value!r}: expected ')
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'key, value', [('input_size', 'x'), ('mean', 0.5), ('std', [1, None, 1])]
+)
+def test_another_form_of_timms_is_one_line(tmp_path, key, value):
+  weight_files.folder(tmp_path, pretrained_cfg={key: value})
+  with pytest.raises(config_lib.ConfigError, match=rf'config\.json: {key}='):
+    published.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+  'change, word',
+  [
+    ({'size': {'shortest_edge': 384}}, '384 x 384'),
+    ({'size': {'height': 224, 'width': 224}}, '224 x 224'),
+    ({'resample': 1}, 'resample 1'),
+  ],
+)
+def test_what_is_done_otherwise_is_said(tmp_path, change, word):
+  weight_files.folder(tmp_path, weight_files.CONVNEXT | change)
+  (note,) = published.read(str(tmp_path)).notes
+  assert word in note

@@ -1,0 +1,51 @@
+"""Files of weights as torchvision and transformers write them."""
+
+import json
+
+import numpy as np
+from safetensors import numpy as safetensors_numpy
+
+CLASSES = 3
+# https://pytorch.org/vision/stable/models.html, times 255.
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+CONVNEXT = {
+  'crop_pct': 0.875, 'do_normalize': True, 'do_resize': True, 'size': 224,
+  'feature_extractor_type': 'ConvNextFeatureExtractor', 'resample': 3,
+  'image_mean': [0.485, 0.456, 0.406], 'image_std': [0.229, 0.224, 0.225],
+}  # fmt: skip
+BIT = {
+  'image_processor_type': 'BitImageProcessor', 'do_center_crop': True,
+  'size': {'shortest_edge': 72}, 'crop_size': {'height': 64, 'width': 64},
+  'resample': 2, 'image_mean': [0.5, 0.25, 0.75], 'image_std': [0.5, 0.2, 1],
+}  # fmt: skip
+
+
+def file(directory, stages=(2, 2, 2, 2), layers=2, classifier=True):
+  """A file in torchvision's naming, with the tensors that tell the network."""
+  shapes = {'conv1.weight': (5, 3, 7, 7), 'bn1.weight': (5,)}
+  for i, blocks in enumerate(stages, 1):
+    for j in range(blocks):
+      for k in range(1, layers + 1):
+        shapes[f'layer{i}.{j}.conv{k}.weight'] = (1,)
+  if classifier:
+    shapes['fc.weight'] = (CLASSES, 8)
+  tensors = {name: np.zeros(shape, 'f4') for name, shape in shapes.items()}
+  path = directory / 'model.safetensors'
+  safetensors_numpy.save_file(tensors, path)
+  return path
+
+
+def folder(directory, processor=None, **saved_config):
+  """A folder of weights with a config.json, and a processor's file if named."""
+  path = file(directory)
+  (directory / 'config.json').write_text(json.dumps({'a': 1, **saved_config}))
+  if processor is not None:
+    text = json.dumps(processor)
+    (directory / 'preprocessor_config.json').write_text(text)
+  return path
+
+
+def images(keys):
+  """The values of a config by which images are prepared."""
+  names = ('image_size', 'resize', 'decode', 'mean', 'std')
+  return tuple(keys[f'data.{name}'] for name in names)
