@@ -34,7 +34,7 @@ _SUM_TOLERANCE = 1e-2
 
 
 def sentiments(path: str) -> dict[str, float]:
-  """How positive each pair is, of VSO or MVSO, told apart by content.
+  """The sentiment of each pair in VSO or MVSO, told apart by content.
 
   VSO ('3244ANPs.txt') has numbered adjectives, each over its indented pairs,
   below a header of at most three lines. MVSO has lines 'anp,score'; one first
@@ -55,7 +55,7 @@ def sentiments(path: str) -> dict[str, float]:
 
 
 def adjective_sentiments(path: str) -> dict[str, float]:
-  """How positive each adjective of VSO is; empty for MVSO, which has none.
+  """The sentiment of each adjective in VSO; empty for MVSO, which has none.
 
   Args:
     path: of the file; all of it is checked, as by `sentiments`.
@@ -67,7 +67,7 @@ def adjective_sentiments(path: str) -> dict[str, float]:
 
 
 def emotions(path: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-  """How the images of each pair spread over emotions, of MVSO.
+  """The distribution of each pair's images over emotions, in MVSO.
 
   The first line is 'ANP,ecstasy,joy,...', a row is 'happy_dog,0.1,0.25,...'.
 

@@ -1,4 +1,4 @@
-"""Classes, and the adjective and noun that each of them is made of."""
+"""Class names, and the adjective and the noun of each."""
 
 import dataclasses
 import functools

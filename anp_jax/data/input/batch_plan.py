@@ -1,4 +1,4 @@
-"""Which examples a process reads at each step, and how they are cut.
+"""The examples that a process reads at each step, and their crops.
 
 The batch of step s is a pure function of (config, s): nothing here remembers
 what came before, so a stream starts at any step and the streams of several
@@ -55,7 +55,7 @@ class BatchPlan:
     return self.tickets(count) if self.tickets else (count, self.rows)
 
   def indices(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which examples a batch of this stream reads.
+    """The examples that a batch of this stream reads.
 
     Args:
       count: of the batch in the stream; without tickets, its step.
@@ -76,7 +76,7 @@ class BatchPlan:
     return positions, np.minimum(positions, self.size - 1), weights
 
   def views(self, positions: np.ndarray, sizes: np.ndarray) -> augment.Views:
-    """How the examples at these positions are cut.
+    """The crops and flips of the examples at these positions.
 
     Args:
       positions: (n,) int64, in the stream.

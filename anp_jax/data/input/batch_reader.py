@@ -59,7 +59,7 @@ class BatchReader:
     registry: corruption.Registry,
     pool: futures.Executor,
   ):
-    """Reads nothing yet.
+    """Creates the reader; nothing is read yet.
 
     Args:
       source: 'encoded' or 'pixels'.

@@ -24,7 +24,7 @@ def _close_all() -> None:
 
 
 class Feed:
-  """An iterator of device batches, filled by a thread of its own.
+  """An iterator of device batches, which a thread fills.
 
   Attributes:
     waited: seconds the reader has spent waiting, in all.
@@ -39,7 +39,7 @@ class Feed:
     Args:
       batches: of device arrays; may block, may raise.
       depth: batches that may wait on the device.
-      clock: returns seconds that never run backwards.
+      clock: monotonic, in seconds.
     """
     self._clock = clock
     self.waited = 0.0

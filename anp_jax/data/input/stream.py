@@ -18,7 +18,7 @@ class Stream:
   """Device batches of a run, for training and for evaluation."""
 
   def __init__(self, config, sharding, vote: Callable[[], int] = int):
-    """Reads nothing yet.
+    """Creates the streams; nothing is read yet.
 
     Args:
       config: the run's config.

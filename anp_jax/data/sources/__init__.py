@@ -1,7 +1,6 @@
-"""Where examples come from: one interface for every kind of data set.
+"""Data sets: one interface for every kind.
 
-A source is one split: it has a vocabulary, a length, and gives any examples by
-index.
+A source is one split: it has a vocabulary, a length, and examples by index.
 """
 
 import os

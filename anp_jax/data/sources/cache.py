@@ -29,7 +29,7 @@ class Encoded(source_lib.Source):
   kind = 'encoded'
 
   def __init__(self, source: source_lib.Source, budget: int):
-    """Wraps a source of kind 'encoded'; budget in bytes."""
+    """Creates a cache of a source of kind 'encoded'; budget in bytes."""
     self.name = source.name
     self.vocabulary = source.vocabulary
     self.labels = source.labels
@@ -69,7 +69,7 @@ class Decoded(Encoded):
   """Images decoded by Pillow, the shorter side brought down to a length.
 
   A JPEG is decoded at 1/2 to 1/8 of its scale where twice the length is left.
-  All examples look alike whether they are kept or decoded again, so the budget
+  An example looks the same whether it is cached or decoded again, so the budget
   changes no batch.
   """
 
@@ -82,7 +82,7 @@ class Decoded(Encoded):
     shorter: int,
     max_megapixels: float,
   ):
-    """Wraps a source of kind 'encoded'; `shorter` in pixels."""
+    """Creates a cache of a source of kind 'encoded'; `shorter` in pixels."""
     super().__init__(source, budget)
     self._shorter, self._max_megapixels = shorter, max_megapixels
 

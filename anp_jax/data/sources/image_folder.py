@@ -59,7 +59,7 @@ class ImageFolder(source_lib.Source):
   kind = 'encoded'
 
   def __init__(self, listing: Listing):
-    """Takes the files, as `find` lists them."""
+    """Creates the source of the files that `find` listed."""
     self.name = listing.name
     self.vocabulary = listing.vocabulary
     self._root = listing.root
@@ -201,7 +201,7 @@ def _check_listed(base, folders, vocabulary):
 
 
 def _shape(root, base, suffixes, left_out):
-  """How a tree without images in class folders differs from the expected."""
+  """The difference of a tree without images from the expected tree."""
   text = f'; left out {left_out.text(_hints(suffixes))}' if left_out else ''
   text += f'; expected {root}/CLASS/IMAGE or {root}/SPLIT/CLASS/IMAGE'
   first = next(_images(base, below=True), '').split(os.sep)
@@ -211,7 +211,7 @@ def _shape(root, base, suffixes, left_out):
 
 
 def _hints(suffixes):
-  """What can be done about files that are left out, by suffix."""
+  """Hints about files that are left out, by suffix."""
   hints = skipped_files.heif_hints()
   for suffix in convertible():
     if suffix not in suffixes:

@@ -286,7 +286,7 @@ def _joined(batches):
 
 
 def _latin1(text, encoding):
-  """How Python 3 writes bytes for Python 2: as text, to be encoded again."""
+  """Bytes that Python 3 pickled for Python 2, as text to be encoded again."""
   if encoding != 'latin1':
     raise ValueError(f'encoding {encoding!r}')
   return text.encode(encoding)

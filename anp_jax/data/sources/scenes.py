@@ -168,7 +168,7 @@ def _hsv(hue, saturation, value):
 
 
 def _distance(first, second):
-  """How different two colours look: mostly by their lightness."""
+  """The difference of two colours to the eye, mostly that of lightness."""
   difference = first - second
   lightness = difference @ (0.3, 0.59, 0.11)
   return math.sqrt(1.5 * lightness**2 + 0.25 * (difference @ difference))
@@ -256,7 +256,7 @@ def _break(rng, mask, centre, radius):
 
 
 def _fill(rng, adjective, ink, second, centre, radius):
-  """What is seen through the silhouette: an RGB image of the full size."""
+  """The texture behind the silhouette: an RGB image of the full size."""
   angle = rng.uniform(0, 2 * math.pi)
   if adjective == 'rainbow':
     ramp = _ramp(angle, centre, radius)

@@ -12,7 +12,7 @@ class TfRecords:
   """Random access to TFRecord shards; reads their framing, not TensorFlow."""
 
   def __init__(self, paths: list[str], places: list[np.ndarray]):
-    """Takes the paths of the shards and the `record_places` of each."""
+    """Opens shards by their paths and the `record_places` of each."""
     self._paths = paths
     shards = [np.full((len(p), 1), i) for i, p in enumerate(places)]
     self._places = np.concatenate(
@@ -38,7 +38,7 @@ class ArrayRecords:
   """
 
   def __init__(self, paths: list[str], counts: list[int]):
-    """Takes the shards and the number of records of each."""
+    """Opens shards by their paths and the number of records of each."""
     self._paths = paths
     self._ends = np.cumsum(counts)
     self._readers = [None] * len(paths)

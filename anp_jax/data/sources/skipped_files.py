@@ -1,4 +1,4 @@
-"""Files of a folder that are not read, counted by what keeps them out."""
+"""Counts of the files that are not read, by suffix or place."""
 
 import os
 
@@ -30,7 +30,7 @@ class SkippedFiles:
     self._first.setdefault(kind, path)
 
   def text(self, hints: dict[str, str]) -> str:
-    """Such as '5 .heic (first a/1.heic), 2 .svg (first a/x.svg)'.
+    """A text such as '5 .heic (first a/1.heic), 2 .svg (first a/x.svg)'.
 
     Args:
       hints: what can be done about a kind, for some of them.
@@ -49,7 +49,7 @@ class SkippedFiles:
 
 
 def heif_hints() -> dict[str, str]:
-  """That HEIC needs a package, where it is missing."""
+  """The hint that HEIC needs a package, where the package is missing."""
   if images.has_heif():
     return {}
   hint = 'pillow-heif reads them (pip install pillow-heif)'

@@ -16,7 +16,7 @@ class Source(Protocol):
   Attributes:
     kind: 'encoded' (image files), 'pixels' (uint8 arrays) or 'synthetic'.
     vocabulary: of the labels.
-    name: what messages call it.
+    name: of the split, in messages.
   """
 
   kind: str
@@ -40,12 +40,12 @@ class Source(Protocol):
     """(n,) int32, of all examples; may take a pass over the data."""
 
   def example_name(self, index: int) -> str:
-    """What messages call an example."""
+    """The name of an example in messages."""
     return f'{self.name}, example {index}'
 
 
 def fingerprint(source: Source) -> dict:
-  """What must be equal for a run to be continued on a source."""
+  """The properties of a source that a resumed run must find again."""
   return {
     'examples': len(source),
     'classes': len(source.vocabulary),

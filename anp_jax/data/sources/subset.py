@@ -13,7 +13,7 @@ class Subset(source_lib.Source):
   """Some examples of a source."""
 
   def __init__(self, source, indices: np.ndarray, name: str, labels=None):
-    """Wraps a source.
+    """Creates the subset; no example is read.
 
     Args:
       source: all of it.
@@ -91,8 +91,8 @@ def cut(labels: np.ndarray, imbalance: float, seed: int) -> np.ndarray:
   The classes that have examples, in their order, keep numbers that fall from
   the first to the last by the factor `imbalance`, rounded down (Cui et al.,
   "Class-balanced loss based on effective number of samples", CVPR 2019, arXiv
-  1901.05555); as many as the classes have. A stronger imbalance of sets whose
-  classes are alike leaves some of what a weaker one does.
+  1901.05555); as many as the classes have. Where classes have one size, a
+  stronger imbalance keeps a subset of what a weaker one keeps.
 
   Args:
     labels: (n,) int, the class of each example.

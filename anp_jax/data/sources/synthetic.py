@@ -10,7 +10,7 @@ class Synthetic(source_lib.Source):
   kind = 'synthetic'
 
   def __init__(self, d, split: str):
-    """Reads nothing.
+    """Creates the source; there is nothing to read.
 
     Args:
       d: the run's config.data.

@@ -1,4 +1,4 @@
-"""Layers: the one room where an operation's lowering depends on the platform.
+"""Layers: the one package where a lowering depends on the platform.
 
 Parameters are the same everywhere, and results are to rounding; only the
 arithmetic's shape differs. On a CPU gradients are by hand: reverse mode only.
@@ -60,7 +60,7 @@ class Conv(nn.Module):
     return add_bias(y, bias.astype(self.dtype), self.platform)
 
   def convolve(self, x, kernel, padding):
-    """What a strategy may compute otherwise, see `nn.intercept_methods`."""
+    """Convolves; a strategy may replace this by `nn.intercept_methods`."""
     return convolve(x, kernel, self.stride, padding, self.platform)
 
 

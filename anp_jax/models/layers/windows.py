@@ -14,7 +14,7 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 class Windows(NamedTuple):
-  """How windows slide over a map.
+  """The size, stride and padding of windows that slide over a map.
 
   Attributes:
     shape: (height, width) of a window, pixels.
