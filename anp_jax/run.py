@@ -315,10 +315,10 @@ class Run:
       scores = eval_loop.run(self._program.eval_step, state, batches)
       eval_loop.check_damage(self._config, self._eval_source, scores)
       return scores
-    return analysis.of_training(
-      self._config, self._workdir, self._program, state, batches,
-      self._eval_source, step,
-    )  # fmt: skip
+    subject = analysis.Subject(
+      self._config, self._workdir, self._program, self._eval_source, step
+    )
+    return analysis.of_training(subject, state, batches)
 
   @contextlib.contextmanager
   def _pause(self, activity, step):

@@ -1,4 +1,4 @@
-"""Weights & Biases as one more place for a run's metrics; never needed."""
+"""Weights & Biases, an optional writer of a run's metrics."""
 
 import contextlib
 import importlib.util
@@ -8,17 +8,19 @@ import secrets
 from absl import logging
 
 from anp_jax import config as config_lib
+from anp_jax.system import errors
+from anp_jax.system import files
 
 _FOLDER = 'wandb'  # in the workdir, where the package too puts what it writes
 _ID_FILE = 'run_id'
-_PATIENCE = 30.0  # seconds for a server, at the start and at the end
+_TIMEOUT = 30.0  # seconds for a server, at the start and at the end
 
 
 def check(config) -> None:
   """Refuses config.log.wandb where the package is missing.
 
   Raises:
-    ConfigError: that names the command which brings it.
+    ConfigError: naming the command that installs it.
   """
   if config.log.wandb and importlib.util.find_spec('wandb') is None:
     raise config_lib.ConfigError(
@@ -28,10 +30,10 @@ def check(config) -> None:
 
 
 class Writer:
-  """Sends metrics on; whatever goes wrong there, the run goes on."""
+  """Sends metrics to the service; no failure there ends the run."""
 
   def __init__(self, workdir: str, config):
-    """Begins, or goes on with, the W&B run of a workdir.
+    """Starts, or resumes, the W&B run of a workdir.
 
     Args:
       workdir: of the run; nothing is written outside of it.
@@ -39,9 +41,11 @@ class Writer:
     """
     self._run = None
     try:
-      self._run = _begun(workdir, config)
+      self._run = _open(workdir, config)
     except Exception as e:  # noqa: BLE001 - whatever is wrong with the package
-      logging.warning('Weights & Biases gets no metrics: %s', _first_line(e))
+      logging.warning(
+        'Weights & Biases gets no metrics: %s', errors.first_line(e)
+      )
 
   def write(self, kind: str, step: int, values: dict[str, float]) -> None:
     """Adds metrics, named as in TensorBoard."""
@@ -54,8 +58,8 @@ class Writer:
       self._run.finish()
 
 
-def _begun(workdir, config):
-  """The W&B run of a workdir, begun or gone on with."""
+def _open(workdir, config):
+  """Starts or resumes the W&B run of a workdir."""
   folder = os.path.abspath(os.path.join(workdir, _FOLDER))
   os.makedirs(folder, exist_ok=True)
   # Read as it is imported. Its settings stay where a person has them.
@@ -77,9 +81,9 @@ def _begun(workdir, config):
         silent=True,
         disable_git=True,
         x_save_requirements=False,
-        init_timeout=_PATIENCE,
-        login_timeout=_PATIENCE,
-        finish_timeout=_PATIENCE,
+        init_timeout=_TIMEOUT,
+        login_timeout=_TIMEOUT,
+        finish_timeout=_TIMEOUT,
       ),
     )
 
@@ -88,21 +92,15 @@ def _begun(workdir, config):
   except Exception as e:  # noqa: BLE001 - no key, no network, no server
     logging.warning(
       'Weights & Biases cannot be reached, metrics go to %s for `wandb '
-      'sync`: %s', folder, _first_line(e),
+      'sync`: %s', folder, errors.first_line(e),
     )  # fmt: skip
     return begin('offline')
 
 
 def _run_id(folder):
-  """Of the workdir: a run that goes on is the same one there."""
+  """The id of the workdir: a run that is resumed is the same one there."""
   path = os.path.join(folder, _ID_FILE)
   if not os.path.exists(path):
-    with open(path + '.new', 'w') as f:
-      f.write(secrets.token_hex(8))
-    os.replace(path + '.new', path)
+    files.write_atomic(path, secrets.token_hex(8))
   with open(path) as f:
     return f.read()
-
-
-def _first_line(e):
-  return (str(e).splitlines() or [type(e).__name__])[0]

@@ -12,15 +12,17 @@ def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
 
   Args:
     path: of the file; one that exists is replaced.
-    content: text, which is written as UTF-8, or bytes.
+    content: bytes; or text, which is written as UTF-8. Names of files that are
+      not UTF-8 are escaped.
     mode: permissions, less the umask: 0o600 for a secret.
 
   Raises:
     OSError: if it cannot be written; what was at the path stays.
   """
-  data = content.encode() if isinstance(content, str) else content
+  if isinstance(content, str):
+    content = content.encode('utf-8', 'backslashreplace')
   with atomic_path(path, mode) as draft, open(draft, 'wb') as file:
-    file.write(data)
+    file.write(content)
 
 
 @contextlib.contextmanager

@@ -243,7 +243,7 @@ def test_files_hold_what_the_rows_hold(made, folder):
   assert classes[0]['noun'] == 'cat' and classes[-1]['recall'] == ''
   assert json.loads((path / 'scores.json').read_text()) == said
   page = (path / 'evaluation.md').read_text()
-  assert 'Checkpoint of step 7, 397 images, 3 of which' in page
+  assert 'Checkpoint of step 7, 397 images; 3 of them' in page
   for file in said['files'].values():
     assert f'({file})' in page and (path / file).exists()
 

@@ -179,7 +179,7 @@ def test_a_later_evaluation_takes_the_place_of_the_first(workdir, tmp_path):
   said['data'] = 'another set'
   (folder / 'scores.json').write_text(json.dumps(said))
   before = (workdir / 'report' / 'report.md').read_text()
-  assert run_page.again(str(workdir), str(folder))
+  assert run_page.rewrite(str(workdir), str(folder))
   text = ' '.join(_parsed(workdir / 'report' / 'index.html').text)
   assert 'another set' in text and '8 x <cpu>' in text
   assert (workdir / 'report' / 'report.md').read_text() == before
@@ -187,7 +187,7 @@ def test_a_later_evaluation_takes_the_place_of_the_first(workdir, tmp_path):
 
 def test_a_run_that_goes_on_has_no_page(tmp_path):
   _lines(tmp_path / 'run')
-  assert not run_page.again(str(tmp_path / 'run'), '')
+  assert not run_page.rewrite(str(tmp_path / 'run'), '')
   assert not run_page.exists(str(tmp_path / 'run'))
 
 

@@ -7,7 +7,7 @@ from anp_jax.system import drawing
 
 MOST = 40  # names of a matrix that can be read
 _NUMBERED = 16  # names of one in which numbers can be read
-_NAME = 24  # letters of a name beside an axis
+_NAME = 24  # letters of a name next to an axis
 _FAR = 5  # from the smallest class to the largest; beyond it the axis is log
 
 
@@ -66,7 +66,7 @@ def shown(part: results_lib.Part, most: int = MOST) -> np.ndarray:
   """(k,) int64: which names a matrix shows, in which order.
 
   All with examples in their own order where they are at most `most`, else those
-  with the most errors, made and suffered, each beside one that it is confused
+  with the most errors, made and suffered, each next to one that it is confused
   with.
   """
   everything = np.flatnonzero(
@@ -114,21 +114,21 @@ def calibration(path: str, parts: tuple[results_lib.Part, ...]) -> None:
 
 
 def _calibration(axis, below, part):
-  found = part.calibration
-  bins = len(found.counts)
+  bars = part.calibration
+  bins = len(bars.counts)
   places, width = (np.arange(bins) + 0.5) / bins, 0.92 / bins
-  axis.set_title(f'{part.plural.capitalize()}: ECE {100 * found.error:.1f}%')
-  axis.bar(places, np.nan_to_num(found.accuracies), width,
+  axis.set_title(f'{part.plural.capitalize()}: ECE {100 * bars.error:.1f}%')
+  axis.bar(places, np.nan_to_num(bars.accuracies), width,
            color=drawing.BLUE, label='accuracy')  # fmt: skip
   axis.plot((0, 1), (0, 1), color=drawing.GREY, linewidth=1, linestyle='--')
-  have = found.counts > 0
+  filled = bars.counts > 0
   axis.plot(
-    places[have], found.confidences[have], 'o', color=drawing.ORANGE,
+    places[filled], bars.confidences[filled], 'o', color=drawing.ORANGE,
     markersize=4, label='mean confidence',
   )  # fmt: skip
   axis.set_xlim(0, 1)
   axis.set_ylim(0, 1.02)
-  below.bar(places, found.counts, width, color=drawing.GREY)
+  below.bar(places, bars.counts, width, color=drawing.GREY)
   below.set_xlabel('confidence')
   for each in (axis.xaxis, axis.yaxis, below.xaxis):
     drawing.percent(each)
@@ -143,8 +143,8 @@ def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
     part: the classes.
     training: (classes,) int.
   """
-  have = part.counts > 0
-  images, recalls = training[have], part.recalls[have]
+  has_examples = part.counts > 0
+  images, recalls = training[has_examples], part.recalls[has_examples]
   with drawing.figure(path, 7.5, 4.2) as figure:
     axis = figure.subplots()
     drawing.percent(axis.yaxis)
@@ -191,10 +191,10 @@ def _size_axis(axis, sizes):
 
 
 def _means(sizes, recalls):
-  """Of classes between powers of 2: mean size (geometric), mean recall."""
+  """Mean size (geometric) and mean recall of classes between powers of 2."""
   octave = np.floor(np.log2(sizes)).astype(int)
-  own = [octave == value for value in np.unique(octave)]
+  groups = [octave == value for value in np.unique(octave)]
   return (
-    [np.exp(np.log(sizes[o]).mean()) for o in own],
-    [recalls[o].mean() for o in own],
+    [np.exp(np.log(sizes[group]).mean()) for group in groups],
+    [recalls[group].mean() for group in groups],
   )

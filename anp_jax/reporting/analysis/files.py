@@ -2,13 +2,13 @@
 
 import contextlib
 import csv
-import json
 import os
 import shutil
 
 from anp_jax.reporting.analysis import figures
 from anp_jax.reporting.analysis import page
 from anp_jax.reporting.analysis import pictures
+from anp_jax.system import files
 
 
 def write(folder: str, config, source, results, facts: dict) -> dict:
@@ -19,7 +19,7 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
     config: the run's config, which says how images are cut.
     source: of the examples.
     results: `results.Results`.
-    facts: what else is known, JSON values by name: step, scores and so on.
+    facts: further JSON values by name: step, scores and so on.
 
   Returns:
     What scores.json holds: the facts, files by what they show, and examples.
@@ -28,29 +28,15 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
   with contextlib.suppress(FileNotFoundError):  # until it is whole again
     os.remove(os.path.join(folder, page.SCORES))
   shutil.rmtree(os.path.join(folder, page.EXAMPLES), ignore_errors=True)
-  said = dict(facts, files={}, examples=[])
+  evaluation = dict(facts, files={}, examples=[])
 
   def place(what, name):
-    said['files'][what] = name
+    evaluation['files'][what] = name
     return os.path.join(folder, name)
 
-  classes = results.classes()
-  _table(place('classes', 'classes.csv'), list(classes[0]), classes)
-  # The columns of an example that could be read.
-  index = int(results.rows['weight'].argmax())
-  columns = list(_prediction(results, index, ''))
-  _table(
-    place('predictions', 'predictions.csv'), columns,
-    _predictions(source, results),
-  )  # fmt: skip
+  _write_tables(place, source, results)
+  _write_figures(place, results)
   first = results.parts[0]
-  if len(results.seen):
-    for part in results.parts[1:] or results.parts:
-      what = f'confusion_{part.plural}'
-      figures.confusion(place(what, f'{what}.png'), part)
-    figures.calibration(place('calibration', 'calibration.png'), results.parts)
-  if len(results.seen) and results.training is not None:
-    figures.sizes(place('sizes', 'class_sizes.png'), first, results.training)
   if source.kind != 'synthetic':
     choice = pictures.choose(results)
     images = pictures.read(config, source, choice.indices)
@@ -58,17 +44,45 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
       pictures.pairs(
         place('pairs', 'confused_pairs.png'), results, choice, images
       )
-    said['examples'] = pictures.save(
+    evaluation['examples'] = pictures.save(
       os.path.join(folder, page.EXAMPLES), results, source, choice, images
     )
-  said['confusions'] = [
+  evaluation['confusions'] = [
     [first.names[label], first.names[predicted], count]
     for label, predicted, count in first.confusions[:20]
   ]
-  _text(os.path.join(folder, page.PAGE), page.text(said, results))
+  files.write_atomic(
+    os.path.join(folder, page.PAGE), page.text(evaluation, results)
+  )
   # Last, so that a folder with scores is whole.
-  _text(os.path.join(folder, page.SCORES), json.dumps(said, indent=1))
-  return said
+  files.write_json(os.path.join(folder, page.SCORES), evaluation)
+  return evaluation
+
+
+def _write_tables(place, source, results):
+  """Writes a row a class, and a row an example."""
+  classes = results.classes()
+  _write_csv(place('classes', 'classes.csv'), list(classes[0]), classes)
+  # The columns of an example that could be read.
+  index = int(results.rows['weight'].argmax())
+  columns = list(_prediction(results, index, ''))
+  _write_csv(
+    place('predictions', 'predictions.csv'), columns,
+    _predictions(source, results),
+  )  # fmt: skip
+
+
+def _write_figures(place, results):
+  """Draws what can be drawn of the examples that could be read."""
+  if not len(results.seen):
+    return
+  for part in results.parts[1:] or results.parts:
+    what = f'confusion_{part.plural}'
+    figures.confusion(place(what, f'{what}.png'), part)
+  figures.calibration(place('calibration', 'calibration.png'), results.parts)
+  if results.training is not None:
+    path = place('sizes', 'class_sizes.png')
+    figures.sizes(path, results.parts[0], results.training)
 
 
 def _predictions(source, results):
@@ -79,24 +93,27 @@ def _predictions(source, results):
 
 def _prediction(results, i, where):
   """The row of an example; short where it could not be read."""
-  rows, known = results.rows, results.vocabulary
+  rows, vocabulary = results.rows, results.vocabulary
   row = {'index': i, 'file': where}
   if not rows['weight'][i]:
     return row  # its label is that of the example that stood in for it
   row |= {
-    'label': known.names[rows['label'][i]],
-    'predicted': known.names[rows['classes'][i, 0]],
+    'label': vocabulary.names[rows['label'][i]],
+    'predicted': vocabulary.names[rows['classes'][i, 0]],
     'probability': _rounded(rows['probabilities'][i, 0]),
     'rank_of_label': int(rows['rank'][i]),
     'probability_of_label': _rounded(rows['own'][i]),
     'loss': _rounded(rows['loss'][i]),
   }
-  for name, words in (('adjective', known.adjectives), ('noun', known.nouns)):
+  for name, words in (
+    ('adjective', vocabulary.adjectives),
+    ('noun', vocabulary.nouns),
+  ):
     if name in rows:
       row[name] = words[rows[name][i]]
       row[f'{name}_probability'] = _rounded(rows[f'{name}_probability'][i])
   for j in range(1, rows['classes'].shape[1]):
-    row[f'predicted_{j + 1}'] = known.names[rows['classes'][i, j]]
+    row[f'predicted_{j + 1}'] = vocabulary.names[rows['classes'][i, j]]
     row[f'probability_{j + 1}'] = _rounded(rows['probabilities'][i, j])
   return row
 
@@ -111,9 +128,12 @@ def _rounded(value):
   return f'{value:.6g}'
 
 
-def _table(path, columns, rows):
-  """A CSV file; a missing value is an empty cell."""
-  with _opened(path) as f:
+def _write_csv(path, columns, rows):
+  """Writes a CSV file; a missing value is an empty cell."""
+  # A file's name that is not UTF-8 holds surrogates.
+  with open(
+    path, 'w', newline='', encoding='utf-8', errors='backslashreplace'
+  ) as f:
     writer = csv.DictWriter(f, columns, lineterminator='\n')
     writer.writeheader()
     # One at a time: a million images would be gigabytes of rows.
@@ -121,17 +141,3 @@ def _table(path, columns, rows):
       {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
       for row in rows
     )
-
-
-def _text(path, text):
-  """Written whole, or not at all."""
-  with _opened(path + '.new') as f:
-    f.write(text)
-  os.replace(path + '.new', path)
-
-
-def _opened(path):
-  # A file's name that is not UTF-8 holds surrogates.
-  return open(
-    path, 'w', newline='', encoding='utf-8', errors='backslashreplace'
-  )

@@ -1,4 +1,4 @@
-"""The page of an evaluation as Markdown, and what other pages take of it."""
+"""The page of an evaluation as Markdown, and what other pages show of it."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _FIGURES = (
 
 
 def load(folder: str) -> dict:
-  """What `files.write` returned; {} where there is no whole evaluation."""
+  """What `files.write` returned; {} where there is no complete evaluation."""
   path = os.path.join(folder, SCORES)
   try:
     with open(path) as f:
@@ -45,11 +45,11 @@ def load(folder: str) -> dict:
 
 def lines(scores: dict) -> list[tuple[str, str]]:
   """(label, value) of an evaluation's scores, as people read them."""
-  found = []
+  rows = []
   for name, label in (metric_labels.labels(scores) | LABELS).items():
     if scores.get(name) is not None:
-      found.append((label, score(name, scores[name])))
-  return found
+      rows.append((label, score(name, scores[name])))
+  return rows
 
 
 def score(name: str, value: float) -> str:
@@ -64,34 +64,34 @@ def figures(files: dict) -> list[tuple[str, str]]:
   return [(title, files[what]) for what, title in _FIGURES if what in files]
 
 
-def text(said: dict, results) -> str:
+def text(evaluation: dict, results) -> str:
   """The text of the page.
 
   Args:
-    said: what scores.json holds.
+    evaluation: what scores.json holds.
     results: `results.Results`.
   """
-  what = f'Checkpoint of step {said["step"]}'
-  if said.get('weights'):
-    what = f'Weights of {markdown.escape(said["weights"])}'
-  images = vocabulary.counted(said['scores']['examples'], 'image')
+  what = f'Checkpoint of step {evaluation["step"]}'
+  if evaluation.get('weights'):
+    what = f'Weights of {markdown.escape(evaluation["weights"])}'
+  images = vocabulary.counted(evaluation['scores']['examples'], 'image')
   parts = [
-    f'# {markdown.escape(said["data"])}',
+    f'# {markdown.escape(evaluation["data"])}',
     f'{what}, {images}'
-    + (f', {said["damaged"]:,} of which could not be read'
-       if said['damaged'] else ''),
-    markdown.table([('', ''), *lines(said['scores'])]),
+    + (f'; {evaluation["damaged"]:,} of them could not be read'
+       if evaluation['damaged'] else ''),
+    markdown.table([('', ''), *lines(evaluation['scores'])]),
     'Macro accuracy is the mean of the accuracies of the classes, whatever '
     'their sizes. The calibration error (ECE) is the mean distance between '
     'confidence and accuracy over 15 bins of equal width (Guo et al., 2017).',
   ]  # fmt: skip
-  if said['confusions']:
+  if evaluation['confusions']:
     parts += ['## Most confused', markdown.table([
       ('class', 'called', 'times'),
-      *((a, b, str(n)) for a, b, n in said['confusions'][:_EACH]),
+      *((a, b, str(n)) for a, b, n in evaluation['confusions'][:_EACH]),
     ])]  # fmt: skip
   parts += _best_and_worst(results)
-  for title, file in figures(said['files']):
+  for title, file in figures(evaluation['files']):
     parts += [f'## {title}', f'![{title}]({file})']
   parts.append(
     'All classes: [classes.csv](classes.csv). All images: '

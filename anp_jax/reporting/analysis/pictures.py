@@ -38,15 +38,15 @@ class Choice:
   @property
   def indices(self) -> np.ndarray:
     """All of them, ascending, each once."""
-    found = {*self.right, *self.wrong}
-    for *_, confused, others in self.pairs:
-      found |= {*confused, *others}
-    return np.array(sorted(found), np.int64)
+    indices = {*self.right, *self.wrong}
+    for *_, confused, examples in self.pairs:
+      indices |= {*confused, *examples}
+    return np.array(sorted(indices), np.int64)
 
 
 def choose(results: results_lib.Results) -> Choice:
   """The examples that say most; a function of the rows alone."""
-  part, seen = results.parts[0], results.seen
+  part, readable = results.parts[0], results.seen
   by_confidence = np.argsort(-np.nan_to_num(part.confidence), kind='stable')
   wrong = by_confidence[~part.hits[by_confidence]]
   right = np.flatnonzero(part.hits)
@@ -55,15 +55,16 @@ def choose(results: results_lib.Results) -> Choice:
     count, 1)]  # fmt: skip
   pairs = []
   for label, predicted, times in part.confusions[:_PAIRS]:
-    both = (part.labels == label) & (part.predicted == predicted)
-    confused = by_confidence[both[by_confidence]][:_WRONG]
-    # As it is where the network knows it.
-    is_other = part.labels == predicted
-    known = by_confidence[(is_other & part.hits)[by_confidence]]
-    others = known if len(known) else np.flatnonzero(is_other)
+    is_confused = (part.labels == label) & (part.predicted == predicted)
+    confused = by_confidence[is_confused[by_confidence]][:_WRONG]
+    # As it looks where the network names it right, if it ever does.
+    is_predicted = part.labels == predicted
+    examples = by_confidence[(is_predicted & part.hits)[by_confidence]]
+    if not len(examples):
+      examples = np.flatnonzero(is_predicted)
     pairs.append(
-      (label, predicted, times, seen[confused].tolist(),
-       seen[others[:_OTHERS]].tolist())
+      (label, predicted, times, readable[confused].tolist(),
+       readable[examples[:_OTHERS]].tolist())
     )  # fmt: skip
   # One of each pair, or a frequent confusion would be all there is.
   _, firsts = np.unique(
@@ -72,7 +73,7 @@ def choose(results: results_lib.Results) -> Choice:
   )  # fmt: skip
   wrong = wrong[np.sort(firsts)[:_EXAMPLES]]
   return Choice(
-    pairs, seen[right].tolist(), seen[wrong].tolist()
+    pairs, readable[right].tolist(), readable[wrong].tolist()
   )  # fmt: skip
 
 
@@ -115,14 +116,16 @@ def pairs(path: str, results, choice: Choice, images: dict) -> None:
   sheet = drawing.ContactSheet(
     ['Most confused pairs'], len(choice.pairs), 1, row
   )
-  for i, (label, predicted, times, confused, others) in enumerate(choice.pairs):
+  for i, (label, predicted, times, confused, examples) in enumerate(
+    choice.pairs
+  ):
     left, upper = sheet.corner(i)
     pair = names[label], names[predicted]
     called = f'{{}}, called {{}}: {times:,} of {totals[label]:,}'
     second = left + _WRONG * pitch + _BETWEEN
     for x, form, words, count, color, indices in (
       (left, called, pair, _WRONG, drawing.INK, confused),
-      (second, '{}', pair[1:], _OTHERS, drawing.SOFT, others),
+      (second, '{}', pair[1:], _OTHERS, drawing.SOFT, examples),
     ):
       width = count * pitch
       text = _sentence(form, words, width, sheet.plain)
@@ -148,11 +151,11 @@ def save(folder: str, results, source, choice: Choice, images: dict) -> list:
   """
   os.makedirs(folder, exist_ok=True)
   names, rows = results.vocabulary.names, results.rows
-  found = []
+  records = []
   for index in (*choice.right, *choice.wrong):
     file = f'{index}.png'
     Image.fromarray(images[index]).save(os.path.join(folder, file))
-    found.append({
+    records.append({
       'file': file,
       'where': source.example_name(index),
       'label': names[rows['label'][index]],
@@ -160,7 +163,7 @@ def save(folder: str, results, source, choice: Choice, images: dict) -> list:
       'probability': float(rows['probabilities'][index, 0]),
       'right': index in choice.right,
     })  # fmt: skip
-  return found
+  return records
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Part:
 
   @functools.cached_property
   def calibration(self) -> 'Calibration':
-    """See `calibration`."""
+    """How far confidence is from accuracy, over `BINS` bins."""
     return calibration(self.confidence, self.hits)
 
   @functools.cached_property
@@ -81,10 +81,10 @@ class Part:
     place = np.full(len(self.names), -1)
     place[chosen] = np.arange(len(chosen))
     rows, columns = place[self.labels], place[self.predicted]
-    both = (rows >= 0) & (columns >= 0)
-    found = np.zeros((len(chosen), len(chosen)), np.int64)
-    np.add.at(found, (rows[both], columns[both]), 1)
-    return found
+    is_shown = (rows >= 0) & (columns >= 0)
+    counts = np.zeros((len(chosen), len(chosen)), np.int64)
+    np.add.at(counts, (rows[is_shown], columns[is_shown]), 1)
+    return counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,37 +129,37 @@ class Results:
   @functools.cached_property
   def parts(self) -> tuple[Part, ...]:
     """The class, and where classes are pairs the adjective and the noun."""
-    known, rows = self.vocabulary, self.rows
+    vocabulary, rows = self.vocabulary, self.rows
     labels = rows['label'][self.seen]
-    found = [Part('class', 'classes', known.names, labels,
+    parts = [Part('class', 'classes', vocabulary.names, labels,
                   rows['classes'][self.seen, 0],
                   rows['probabilities'][self.seen, 0])]  # fmt: skip
     for name, ids, words in (
-      ('adjective', known.adjective_ids(), known.adjectives),
-      ('noun', known.noun_ids(), known.nouns),
+      ('adjective', vocabulary.adjective_ids(), vocabulary.adjectives),
+      ('noun', vocabulary.noun_ids(), vocabulary.nouns),
     ):
       if name in rows:
-        found.append(Part(
+        parts.append(Part(
           name, f'{name}s', words, ids[labels], rows[name][self.seen],
           rows[f'{name}_probability'][self.seen],
         ))  # fmt: skip
-    return tuple(found)
+    return tuple(parts)
 
   def scores(self) -> dict:
     """What these rows add to the means of an evaluation, name to number."""
-    first, *others = self.parts
-    found = {'macro_accuracy': first.macro_accuracy,
+    first, *factors = self.parts
+    scores = {'macro_accuracy': first.macro_accuracy,
              'ece': first.calibration.error}  # fmt: skip
-    for part in others:
-      found[f'{part.name}_macro_accuracy'] = part.macro_accuracy
-      found[f'{part.name}_ece'] = part.calibration.error
+    for part in factors:
+      scores[f'{part.name}_macro_accuracy'] = part.macro_accuracy
+      scores[f'{part.name}_ece'] = part.calibration.error
     if self.held_out:
-      ours = np.isin(first.labels, self.held_out)
+      is_held_out = np.isin(first.labels, self.held_out)
       among = self.rows['held_out'][self.seen] == first.labels
-      found['seen_classes'] = mean(first.hits[~ours])
-      found['held_out_classes'] = mean(first.hits[ours])
-      found['held_out_among_themselves'] = mean(among[ours])
-    return found
+      scores['seen_classes'] = mean(first.hits[~is_held_out])
+      scores['held_out_classes'] = mean(first.hits[is_held_out])
+      scores['held_out_among_themselves'] = mean(among[is_held_out])
+    return scores
 
   def classes(self) -> list[dict]:
     """A row for each class, in the order of the vocabulary.
@@ -167,24 +167,24 @@ class Results:
     Returns:
       Name of a column to its value; None where there is none.
     """
-    known, part = self.vocabulary, self.parts[0]
+    vocabulary, part = self.vocabulary, self.parts[0]
     top = np.bincount(
       part.labels[
         (self.rows['classes'][self.seen] == part.labels[:, None]).any(1)
       ],
-      minlength=len(known),
+      minlength=len(vocabulary),
     )
     top5 = _ratio(top, part.counts)
     worst = {}
     for label, predicted, count in part.confusions:
-      worst.setdefault(label, (known.names[predicted], count))
+      worst.setdefault(label, (vocabulary.names[predicted], count))
     rows = []
-    for i, name in enumerate(known.names):
+    for i, name in enumerate(vocabulary.names):
       precision, recall = part.precisions[i], part.recalls[i]
       row = {'class': name}
-      if known.is_anp:
-        row['adjective'] = known.adjectives[known.adjective_ids()[i]]
-        row['noun'] = known.nouns[known.noun_ids()[i]]
+      if vocabulary.is_anp:
+        row['adjective'] = vocabulary.adjectives[vocabulary.adjective_ids()[i]]
+        row['noun'] = vocabulary.nouns[vocabulary.noun_ids()[i]]
       if self.training is not None:
         row['training_images'] = int(self.training[i])
       row |= {
@@ -211,8 +211,8 @@ def calibration(confidence, hits, bins: int = BINS) -> Calibration:
     bins: their number; bin i holds confidences in (i / bins, (i + 1) / bins].
   """
   confidence = np.float64(confidence)
-  known = np.isfinite(confidence)
-  confidence, hits = confidence[known], np.float64(hits)[known]
+  finite = np.isfinite(confidence)
+  confidence, hits = confidence[finite], np.float64(hits)[finite]
   place = np.ceil(confidence * bins).astype(np.int64) - 1
   place = np.clip(place, 0, bins - 1)
   counts = np.bincount(place, minlength=bins)
@@ -243,5 +243,5 @@ def _f1(precision, recall):
   if np.isnan(recall):
     return np.nan
   precision = 0.0 if np.isnan(precision) else precision
-  both = precision + recall
-  return 2 * precision * recall / both if both else 0.0
+  total = precision + recall
+  return 2 * precision * recall / total if total else 0.0

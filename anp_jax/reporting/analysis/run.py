@@ -1,10 +1,10 @@
 """Mode evaluate: a checkpoint, and any examples of classes that it knows."""
 
-import contextlib
 import dataclasses
 import math
 import os
 import re
+from typing import Any
 
 from absl import logging
 import jax
@@ -12,8 +12,8 @@ import numpy as np
 
 from anp_jax import cluster
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import manager as checkpoint_lib
-from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.checkpoint import manager
+from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint.weights import initial
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
@@ -33,7 +33,7 @@ from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
 
 _SAME_DATA = ('data.source', 'data.path', 'data.lists', 'data.dir')
-# What an image is to the network, beside which part of it is seen.
+# What an image is to the network, whichever part of it is seen.
 _PIXELS = (
   'data.image_size', 'data.resize', 'data.mean', 'data.std', 'data.decode',
 )  # fmt: skip
@@ -43,154 +43,172 @@ class NotWritten(cluster.Failed):
   """The files of an evaluation, for which it was made."""
 
 
-def run(config, workdir: str, which: str, processes, output: str = '') -> dict:
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """A state that is evaluated, and the examples that it is evaluated on.
+
+  Attributes:
+    config: of the run.
+    workdir: of the run.
+    program: `build.Program` of the run.
+    source: of the examples.
+    step: of the state.
+    weights: where the weights are from, if nothing trained them; else ''.
+  """
+
+  config: Any
+  workdir: str
+  program: build.Program
+  source: Any
+  step: int
+  weights: str = ''
+
+
+def run(
+  config, workdir: str, checkpoint: str, processes, output: str = ''
+) -> dict:  # fmt: skip
   """Scores a checkpoint and writes what there is to see.
 
   Args:
     config: of the run; its data may be any others with classes of the run.
     workdir: of the run; where it has no checkpoint, the weights that
       config.init names are scored.
-    which: checkpoint: 'newest', 'best' or a step.
+    checkpoint: 'newest', 'best' or a step.
     processes: of the evaluation.
     output: folder for what is written; '': WORKDIR/evaluation/STEP-SPLIT.
 
   Returns:
-    The metrics, as `evaluate.run`.
+    The metrics, as `eval_loop.run`.
 
   Raises:
     ConfigError: if there is no checkpoint, or data that do not fit it.
-    evaluate.Damaged: if too many examples cannot be read.
+    eval_loop.Damaged: if too many examples cannot be read.
   """
   processes.check_shared(workdir)
   compile_cache.enable(config)
-  untrained = not workdir_lib.has_checkpoints(workdir)
-  if untrained and not config.init['from']:
-    raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
-  began = workdir_lib.saved_config(workdir).get('init.from', '')
-  if not untrained and config.init['from'] not in ('', began):
-    raise config_lib.ConfigError(
-      f'config.init.from={config.init["from"]!r} would not be scored: '
-      f'{workdir} has checkpoints of its own; choose another --workdir'
-    )
+  is_untrained = _is_untrained(config, workdir)
   mesh = mesh_lib.create(config, hosts=processes.hosts)
-  strategy = strategy_lib.find(config)
-  strategy.check_mesh(config, mesh)
-  config = workdir_lib.with_batch_size(
+  strategy_lib.find(config).check_mesh(config, mesh)
+  config = run_dir.with_batch_size(
     config, workdir, mesh_lib.batch_devices(mesh)
   )
   source = sources.open_source(config, training=False)
-  if untrained:
-    known = initial.vocabulary(config, source.vocabulary)
+  if is_untrained:
+    vocabulary = initial.vocabulary(config, source.vocabulary)
   else:
-    known = workdir_lib.labels(workdir)
-  source = label_mapping.map_labels(source, known)
-  objective = objective_lib.create(known, config)
-  # Of a run that nothing is trained of, no schedule matters.
-  still = config.copy_and_resolve_references()
-  still.schedule.warmup = '0 steps'
-  spec = run_spec.RunSpec(still, mesh, objective, config.batch_size, 1)
-  job = strategy_lib.Job(config, workdir, processes, 'evaluate', which, output)
-  calibrated_config, _ = strategy.calibrate(spec, job, training=False)
-  parts = build.create(dataclasses.replace(spec, config=calibrated_config))
-  if untrained:
-    weights, lines = initial.load(
-      config, parts, known, gather=processes.gather, exact=True
-    )
-    state = state_lib.create(parts.init_fn, parts.abstract_state, weights)
-    step = 0
-    if jax.process_index() == 0:
-      print('\n'.join([*lines, _network_line(config)]))
-  else:
-    checkpoints = checkpoint_lib.Checkpoints(
-      workdir, config, None, parts.abstract_state, processes.gather
-    )
-    restored = checkpoints.restore(which)
-    checkpoints.close()
-    if restored is None:
-      raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
-    state, step = restored
-  folder = os.path.expanduser(output) or os.path.join(
-    workdir, page.FOLDER, _name(config, workdir, step)
+    vocabulary = run_dir.labels(workdir)
+  source = label_mapping.map_labels(source, vocabulary)
+  job = strategy_lib.Job(
+    config, workdir, processes, 'evaluate', checkpoint, output
   )
-  problem = processes.gather(_make(folder))[0]
-  if problem:
-    raise config_lib.ConfigError(problem)
-  for line in _other_pixels(config, workdir):
-    if jax.process_index() == 0:
-      print(line)
+  program = _build(job, mesh, objective_lib.create(vocabulary, config))
+  if is_untrained:
+    state, step = _initial_state(job, program, vocabulary), 0
+  else:
+    state, step = _restored_state(job, program)
+  subject = Subject(
+    config, workdir, program, source, step,
+    config.init['from'] if is_untrained else '',
+  )  # fmt: skip
+  folder = _open_folder(job, step)
   stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
   batches = processes.heartbeat_each(
     stream.evaluation(source), 'evaluating', step
   )
-  scores, rows = _evaluated(
-    config, workdir, parts, parts.eval_state_fn(state), batches, source
-  )
+  scores, rows = _scores(subject, program.eval_state_fn(state), batches)
   if jax.process_index() == 0:
     processes.heartbeat('writing', step)
-    results = _results(config, workdir, source, rows)
-    origin = config.init['from'] if untrained else ''
-    summary.print_scores(step, scores | results.scores(), origin)
-    try:
-      _write(folder, config, source, results, scores, step, origin)
-      print(f'evaluation: {os.path.join(folder, page.PAGE)}')
-      if run_page.again(workdir, folder):
-        print(f'report: {run_page.path(workdir)}')
-    except OSError as e:
-      raise NotWritten(f'{e.filename or folder}: {e.strerror or e}') from e
+    _report(subject, folder, scores, rows)
   return scores
 
 
-def of_training(
-  config, workdir: str, parts, scored, batches, source, step: int
-) -> dict:
-  """The evaluation with which a training ends; process 0 writes its folder.
+def of_training(subject: Subject, state, batches) -> dict:
+  """Makes the evaluation that ends a training; process 0 writes its folder.
 
   Args:
-    config: of the run.
-    workdir: of the run.
-    parts: `assembly.Assembly` of the run.
-    scored: TrainState that is scored.
+    subject: of the run's last step.
+    state: TrainState that is scored.
     batches: device batches of the whole split, in order.
-    source: of these.
-    step: of the state.
 
   Returns:
-    The metrics, as `evaluate.run`.
+    The metrics, as `eval_loop.run`.
 
   Raises:
-    evaluate.Damaged: if too many examples cannot be read.
+    eval_loop.Damaged: if too many examples cannot be read.
   """
-  scores, rows = _evaluated(config, workdir, parts, scored, batches, source)
+  scores, rows = _scores(subject, state, batches)
   if jax.process_index() == 0:
-    name = f'{step}-{_split(config)}'
-    folder = os.path.join(workdir, page.FOLDER, name)
-    with _written(folder):
-      results = _results(config, workdir, source, rows)
-      _write(folder, config, source, results, scores, step)
+    name = f'{subject.step}-{_split(subject.config)}'
+    folder = os.path.join(subject.workdir, page.FOLDER, name)
+    try:
+      _write(folder, subject, scores, _results(subject, rows))
+    except Exception as e:  # noqa: BLE001 - costs the files, not the training
+      logging.error('%s is not written: %s: %s', folder, type(e).__name__, e)
   return scores
 
 
-def _evaluated(config, workdir, parts, scored, batches, source):
-  """Scores and rows; raises where too many examples are lost."""
-  held_out = _held_out(config, workdir, source.vocabulary)
-  scores, rows = eval_loop.examples(
-    parts.examples_step(held_out=held_out), scored, batches, len(source)
+def _is_untrained(config, workdir):
+  """Whether there are weights to begin with, and no checkpoint."""
+  if not run_dir.has_checkpoints(workdir):
+    if not config.init['from']:
+      raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
+    return True
+  saved = run_dir.saved_config(workdir).get('init.from', '')
+  if config.init['from'] not in ('', saved):
+    raise config_lib.ConfigError(
+      f'config.init.from={config.init["from"]!r} would not be scored: '
+      f'{workdir} has checkpoints of its own; choose another --workdir'
+    )
+  return False
+
+
+def _build(job, mesh, objective):
+  """The programs of a run, for evaluation alone."""
+  config = job.config.copy_and_resolve_references()
+  config.schedule.warmup = '0 steps'  # no schedule matters
+  spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, 1)
+  config, _ = strategy_lib.find(config).calibrate(spec, job, training=False)
+  return build.create(dataclasses.replace(spec, config=config))
+
+
+def _initial_state(job, program, vocabulary):
+  """The state of weights that nothing trained."""
+  weights, lines = initial.load(
+    job.config, program, vocabulary, gather=job.processes.gather, exact=True,
+  )  # fmt: skip
+  if jax.process_index() == 0:
+    print('\n'.join([*lines, _network_line(job.config)]))
+  return state_lib.create(program.init_fn, program.abstract_state, weights)
+
+
+def _restored_state(job, program):
+  """The state of the checkpoint that is asked for, and its step."""
+  checkpoints = manager.Checkpoints(
+    job.workdir, job.config, None, program.abstract_state, job.processes.gather
   )
-  eval_loop.check_damage(config, source, scores)
-  return scores, rows
+  restored = checkpoints.restore(job.checkpoint)
+  checkpoints.close()
+  if restored is None:
+    raise config_lib.ConfigError(f'{job.workdir} has no checkpoint to evaluate')
+  return restored
 
 
-@contextlib.contextmanager
-def _written(folder):
-  """What goes wrong costs the files, and not what was trained."""
-  try:
-    yield
-  except Exception as e:  # noqa: BLE001 - of a disk, or of what draws
-    logging.error('%s is not written: %s: %s', folder, type(e).__name__, e)
+def _open_folder(job, step):
+  """The folder of the evaluation; all processes know whether it can be made."""
+  folder = os.path.expanduser(job.output) or os.path.join(
+    job.workdir, page.FOLDER, _name(job.config, job.workdir, step)
+  )
+  problem = job.processes.gather(_make_folder(folder))[0]
+  if problem:
+    raise config_lib.ConfigError(problem)
+  if jax.process_index() == 0:
+    for line in _other_pixels(job.config, job.workdir):
+      print(line)
+  return folder
 
 
-def _make(folder):
-  """Makes it, on process 0; why it cannot be, '' if it can."""
+def _make_folder(folder):
+  """Makes a folder, on process 0; returns why it cannot be, '' if it can."""
   if jax.process_index():
     return ''
   try:
@@ -202,13 +220,70 @@ def _make(folder):
   return ''
 
 
+def _scores(subject, state, batches):
+  """Scores and rows; raises where too many examples are lost."""
+  source = subject.source
+  held_out = _held_out(subject)
+  scores, rows = eval_loop.examples(
+    subject.program.examples_step(held_out=held_out), state, batches,
+    len(source),
+  )  # fmt: skip
+  eval_loop.check_damage(subject.config, source, scores)
+  return scores, rows
+
+
+def _report(subject, folder, scores, rows):
+  """Prints the scores, and writes the folder and the run's page."""
+  results = _results(subject, rows)
+  summary.print_scores(subject.step, scores | results.scores(), subject.weights)
+  try:
+    _write(folder, subject, scores, results)
+    print(f'evaluation: {os.path.join(folder, page.PAGE)}')
+    if run_page.rewrite(subject.workdir, folder):
+      print(f'report: {run_page.path(subject.workdir)}')
+  except OSError as e:
+    raise NotWritten(f'{e.filename or folder}: {e.strerror or e}') from e
+
+
+def _results(subject, rows):
+  vocabulary = subject.source.vocabulary
+  return results_lib.Results(
+    vocabulary, rows, run_dir.class_sizes(subject.workdir, len(vocabulary)),
+    _held_out(subject),
+  )  # fmt: skip
+
+
+def _write(folder, subject, scores, results):
+  """Writes the folder of an evaluation."""
+  files.write(folder, subject.config, subject.source, results, {
+    'step': subject.step,
+    'weights': subject.weights,
+    'data': subject.source.name,
+    'damaged': len(subject.source) - scores['examples'],
+    'scores': {
+      name: value if math.isfinite(value) else None
+      for name, value in (scores | results.scores()).items()
+    },
+  })  # fmt: skip
+
+
+def _held_out(subject):
+  """Classes that the run had no training examples of."""
+  saved = run_dir.saved_config(subject.workdir)
+  names = {*saved.get('data.held_out', subject.config.data.held_out)}
+  vocabulary = subject.source.vocabulary
+  return tuple(i for i, name in enumerate(vocabulary.names) if name in names)
+
+
 def _other_pixels(config, workdir):
   """A line for each key by which images are not those of training."""
-  saved, have = workdir_lib.saved_config(workdir), config_lib.flat(config)
+  saved, values = run_dir.saved_config(workdir), config_lib.flat(config)
   for key in _PIXELS:
-    was = saved.get(key, have[key])
-    if list(np.ravel(was)) != list(np.ravel(have[key])):
-      yield f'config.{key} is {have[key]!r}, and was {was!r} in training'
+    trained = saved.get(key, values[key])
+    if list(np.ravel(trained)) != list(np.ravel(values[key])):
+      yield (
+        f'config.{key} is {values[key]!r}, and was {trained!r} in training'
+      )
 
 
 def _network_line(config):
@@ -219,44 +294,15 @@ def _network_line(config):
   )
 
 
-def _results(config, workdir, source, rows):
-  known = source.vocabulary
-  return results_lib.Results(
-    known, rows, workdir_lib.class_sizes(workdir, len(known)),
-    _held_out(config, workdir, known),
-  )  # fmt: skip
-
-
-def _write(folder, config, source, results, scores, step, origin=''):
-  """The folder of an evaluation; origin: of weights that nothing trained."""
-  files.write(folder, config, source, results, {
-    'step': step,
-    'weights': origin,
-    'data': source.name,
-    'damaged': len(source) - scores['examples'],
-    'scores': {
-      name: value if math.isfinite(value) else None
-      for name, value in (scores | results.scores()).items()
-    },
-  })  # fmt: skip
-
-
-def _held_out(config, workdir, known):
-  """Classes that the run had no training examples of."""
-  saved = workdir_lib.saved_config(workdir)
-  names = set(saved.get('data.held_out', config.data.held_out))
-  return tuple(i for i, name in enumerate(known.names) if name in names)
-
-
 def _name(config, workdir, step):
   """STEP-SPLIT; for other data than the run's, also whose."""
-  saved, have = workdir_lib.saved_config(workdir), config_lib.flat(config)
+  saved, values = run_dir.saved_config(workdir), config_lib.flat(config)
   name = f'{step}-{_split(config)}'
-  if all(saved.get(key, have[key]) == have[key] for key in _SAME_DATA):
+  if all(saved.get(key, values[key]) == values[key] for key in _SAME_DATA):
     return name
   path = os.path.abspath(os.path.expanduser(config.data.path))
-  own = os.path.basename(path) if config.data.path else config.data.source
-  return f'{name}-of-{_slug(own)}'
+  data = os.path.basename(path) if config.data.path else config.data.source
+  return f'{name}-of-{_slug(data)}'
 
 
 def _split(config):

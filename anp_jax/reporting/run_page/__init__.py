@@ -6,6 +6,7 @@ import os
 from anp_jax.reporting.run_page import curves
 from anp_jax.reporting.run_page import html
 from anp_jax.reporting.run_page import tables
+from anp_jax.system import files
 from anp_jax.system import markdown
 
 _FOLDER = 'report'
@@ -21,7 +22,7 @@ def write(
   Args:
     workdir: the folder of the run, with metrics.jsonl.
     config_text: the resolved config, shown as it is.
-    summary: what else is to be said, name to value, in this order.
+    summary: further facts, name to value, in this order.
     hardware: what it ran on, likewise; for index.html.
 
   Returns:
@@ -33,32 +34,34 @@ def write(
   folder = os.path.join(workdir, _FOLDER)
   os.makedirs(folder, exist_ok=True)
   curves.plot(os.path.join(folder, _CURVES), train, validation)
-  text = _page(_name(workdir), scores, facts, config_text)
-  _write(os.path.join(folder, 'report.md'), text)
-  known = {
+  files.write_atomic(
+    os.path.join(folder, 'report.md'),
+    _page(_name(workdir), scores, facts, config_text),
+  )
+  values = {
     'config': config_text,
     'summary': _pairs(summary),
     'hardware': _pairs(hardware or {}),
   }
-  _write(os.path.join(folder, _FACTS), json.dumps(known, indent=1))
-  again(workdir, html.newest_evaluation(workdir))
-  shown = [
+  files.write_json(os.path.join(folder, _FACTS), values)
+  rewrite(workdir, html.newest_evaluation(workdir))
+  texts = [
     markdown.plain(rows, tables.align(rows)) for rows in (scores, facts) if rows
   ]
-  return '\n\n'.join(shown or ['nothing was recorded']) + '\n'
+  return '\n\n'.join(texts or ['nothing was recorded']) + '\n'
 
 
 def exists(workdir: str) -> bool:
-  """Whether the run's page was written."""
+  """Returns whether the run's page was written."""
   return os.path.exists(path(workdir))
 
 
 def path(workdir: str) -> str:
-  """Of the run's page."""
+  """Returns the path of the run's page."""
   return os.path.join(workdir, _FOLDER, 'index.html')
 
 
-def again(workdir: str, evaluation: str) -> bool:
+def rewrite(workdir: str, evaluation: str) -> bool:
   """Writes index.html once more, with an evaluation.
 
   Args:
@@ -69,36 +72,26 @@ def again(workdir: str, evaluation: str) -> bool:
     Whether there is a page: a run that has not ended has none.
   """
   folder = os.path.join(workdir, _FOLDER)
-  known = os.path.join(folder, _FACTS)
-  if not os.path.exists(known):
+  try:
+    with open(os.path.join(folder, _FACTS)) as f:
+      values = json.load(f)
+  except FileNotFoundError:
     return False
-  with open(known) as f:
-    known = json.load(f)
   train, validation = tables.load(workdir)
   text = html.page(
     _name(workdir),
     {
       'scores': tables.scores(train, validation),
-      'facts': tables.facts(train, validation) + known['summary'],
-      'hardware': known['hardware'],
+      'facts': tables.facts(train, validation) + values['summary'],
+      'hardware': values['hardware'],
     },
-    known['config'],
+    values['config'],
     os.path.join(folder, _CURVES),
-    tables.times(workdir, train),
+    tables.durations(workdir, train),
     evaluation,
   )
-  _write(path(workdir), text)
+  files.write_atomic(path(workdir), text)
   return True
-
-
-def _write(name, text):
-  """A page that is open in a browser is whole at any time."""
-  # A folder's name that is not UTF-8 holds surrogates.
-  with open(
-    name + '.new', 'w', encoding='utf-8', errors='backslashreplace'
-  ) as f:
-    f.write(text)
-  os.replace(name + '.new', name)
 
 
 def _pairs(facts):

@@ -62,12 +62,12 @@ def page(
 
 
 def newest_evaluation(workdir: str) -> str:
-  """The folder of a workdir's last whole evaluation; '' if there is none."""
+  """The folder of a workdir's last complete evaluation; '': there is none."""
   place = os.path.join(
     glob.escape(workdir), evaluation_page.FOLDER, '*', evaluation_page.SCORES
   )
-  found = sorted(glob.glob(place), key=os.path.getmtime)
-  return os.path.dirname(found[-1]) if found else ''
+  paths = sorted(glob.glob(place), key=os.path.getmtime)
+  return os.path.dirname(paths[-1]) if paths else ''
 
 
 def _template():
@@ -125,7 +125,7 @@ def _evaluation(result, folder):
 
 
 def _examples(result, folder):
-  """The groups of examples of which there are any."""
+  """The groups of examples that are not empty."""
   groups = []
   for is_right, title, note in (
     (True, 'Right', 'From all over the set.'),

@@ -9,21 +9,21 @@ from anp_jax.training import metric_labels
 
 def load(workdir: str) -> tuple[list[dict], list[dict]]:
   """The lines of training and of validation, each step once, in order."""
-  found = {'train': {}, 'validation': {}}
+  records = {'train': {}, 'validation': {}}
   for record in telemetry.read(workdir):
     # The last line counts: a resumed run may evaluate its first step again.
-    found.setdefault(record['kind'], {})[record['step']] = record
+    records.setdefault(record['kind'], {})[record['step']] = record
   return tuple(
-    [steps[s] for s in sorted(steps)]
-    for steps in (found['train'], found['validation'])
+    [by_step[step] for step in sorted(by_step)]
+    for by_step in (records['train'], records['validation'])
   )
 
 
 def scores(train: list[dict], validation: list[dict]) -> list[list[str]]:
   """Rows of the table of scores, the first one its head; [] if none."""
-  have = set().union(*train[-1:], *validation)
+  names = set().union(*train[-1:], *validation)
   rows = []
-  for name, label in metric_labels.labels(have).items():
+  for name, label in metric_labels.labels(names).items():
     best = _best(name, validation)
     row = [label, _value(name, best), _where(best)]
     row += [_value(name, _last(name, lines)) for lines in (validation, train)]
@@ -54,8 +54,8 @@ def facts(train: list[dict], validation: list[dict]) -> list[tuple]:
   return rows
 
 
-def times(workdir: str, train: list[dict]) -> dict[str, float]:
-  """Where the time of a run went: seconds, in the order they are drawn.
+def durations(workdir: str, train: list[dict]) -> dict[str, float]:
+  """Seconds of a run by what they were spent on, in the order of drawing.
 
   Args:
     workdir: of the run.
@@ -64,13 +64,13 @@ def times(workdir: str, train: list[dict]) -> dict[str, float]:
   seconds = sum(r.get('seconds', 0) for r in train)
   waited = sum(r.get('seconds', 0) * r.get('input_wait', 0) for r in train)
   pauses = telemetry.durations(workdir)
-  durations = {
+  seconds_by_cause = {
     'start': pauses.pop('start', 0.0),
     'compiling': pauses.pop('compiling', 0.0),
     'steps': seconds - waited,
     'waiting for input': waited,
   }
-  return {k: v for k, v in (durations | pauses).items() if v > 0}
+  return {k: v for k, v in (seconds_by_cause | pauses).items() if v > 0}
 
 
 def fact(value) -> str:

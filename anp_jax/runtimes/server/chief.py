@@ -368,9 +368,10 @@ class Chief:
       batches = self._stream.evaluation(source)
       batches = self._processes.heartbeat_each(batches, 'evaluating', version)
       if version == program.spec.total_steps and self._config.eval.examples:
-        scores = evaluation.of_training(
-          self._config, self._workdir, program, state, batches, source, version
+        subject = evaluation.Subject(
+          self._config, self._workdir, program, source, version
         )
+        scores = evaluation.of_training(subject, state, batches)
       else:
         scores = eval_loop.run(program.eval_step, state, batches)
     self._telemetry.log_duration('evaluating', time.monotonic() - start)
