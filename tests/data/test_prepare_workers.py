@@ -2,6 +2,7 @@
 
 import functools
 import io
+import multiprocessing
 import os
 import pathlib
 import re
@@ -290,6 +291,41 @@ def test_a_file_whose_workers_are_killed_is_named(tmp_path):
     f'error: {tmp_path}/tree/a/2SIGKILL.png ended two worker processes, the '
     'last by signal 9 (out of memory?): try fewer --workers'
   )
+
+
+class _Touching(worker_pool.Task):
+  """Leaves an empty file."""
+
+  def run(self):
+    pathlib.Path(self.out).touch()
+    return 0
+
+
+def _touching(path):
+  return _Touching(root='root', files=['file'], out=str(path))
+
+
+def test_a_worker_that_dies_while_it_is_idle_is_replaced(tmp_path):
+  with worker_pool.Pool(1) as pool:
+    pool.make('touching', [_touching(tmp_path / 'first')])
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    worker.join()
+    pool.make('touching', [_touching(tmp_path / 'second')])
+  assert sorted(os.listdir(tmp_path)) == ['first', 'second']
+  assert multiprocessing.active_children() == []
+
+
+@_needs_proc
+def test_workers_ignore_the_interrupts_of_a_terminal(tmp_path):
+  with worker_pool.Pool(2) as pool:
+    pool.make('touching', [_touching(tmp_path / name) for name in 'abcd'])
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for worker in workers:
+      status = pathlib.Path(f'/proc/{worker.pid}/status').read_text()
+      blocked = int(re.search(r'SigBlk:\s*(\w+)', status)[1], 16)
+      assert blocked & 1 << signal.SIGINT - 1
 
 
 class _Failing(worker_pool.Task):

@@ -170,10 +170,14 @@ class _Worker:
     self._executor = None
 
   def submit(self, task: Task) -> futures.Future:
+    """Starts a task, and the process if there is none."""
     if self._executor:
       self._position.value = 0
-      return self._executor.submit(task.run)
-    with _of_workers():
+      try:
+        return self._executor.submit(task.run)
+      except process.BrokenProcessPool:  # it died while it was idle
+        self.close()
+    with _environment():
       # Forked workers would share the locks of this process's threads.
       context = multiprocessing.get_context('spawn')
       reader, self._lifeline = context.Pipe(duplex=False)
@@ -182,7 +186,8 @@ class _Worker:
         1, context, _begin, (reader, self._position)
       )
       siblings = multiprocessing.active_children()
-      future = self._executor.submit(task.run)
+      with _interrupts_blocked():
+        future = self._executor.submit(task.run)
       (self._process,) = set(multiprocessing.active_children()) - {*siblings}
       reader.close()
     return future
@@ -217,20 +222,31 @@ def _begin(reader, position):
 
 
 @contextlib.contextmanager
-def _of_workers():
-  """Sets what processes started here inherit."""
-  environment = dict(os.environ)
+def _environment():
+  """Sets the environment that workers inherit."""
+  before = {name: os.environ.get(name) for name in _ENVIRONMENT}
   os.environ.update(_ENVIRONMENT)
-  # Ctrl-C reaches all processes of a terminal: this one then ends the workers.
+  try:
+    yield
+  finally:
+    for name, value in before.items():
+      os.environ.pop(name)
+      if value is not None:
+        os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _interrupts_blocked():
+  """Has a process that is started here ignore Ctrl-C, from its first moment.
+
+  Ctrl-C reaches all processes of a terminal; this one then ends the workers.
+  Not around the start of multiprocessing's resource tracker, which unblocks.
+  """
   mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   try:
     yield
   finally:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    for name in _ENVIRONMENT:
-      os.environ.pop(name)
-      if name in environment:
-        os.environ[name] = environment[name]
 
 
 def _after_crash(worker, task, note):
