@@ -169,35 +169,38 @@ def _run(keys, shards, updates, workdir):
   from anp_jax.runtimes.server import run
   from anp_jax.runtimes.server import worker
 
-  made = {}
+  results = {}
 
-  def compute(self, weights, stats, step, batch):
+  def compute(self, pull, step, batch):
     """The first gradient is computed; all others are slept for."""
-    if self.name not in made:
-      made[self.name] = self._program(weights, stats, step, batch)
+    pulled = pull()
+    if pulled is None:
+      return None
+    if self.name not in results:
+      results[self.name] = self._program(*pulled[1:], step, batch)
     slow = self.name.startswith(f'{_WORKERS - 1}.')
     time.sleep(_COMPUTE * (_SLOWER if slow else 1))
-    self.done += 1
-    gradient, term, values = made[self.name]
-    return gradient, term, dict(values)
+    self.progress += 1
+    gradient, stats_delta, values = results[self.name]
+    return pulled, (gradient, stats_delta, dict(values))
 
   worker.Worker.compute = compute
   keys = {**keys, 'strategy.name': 'server', 'strategy.lanes': '1'}
 
-  def one(index):
+  def run_process(index):
     config = _config(keys, updates, shards)
-    place = cluster_env.ClusterEnv('bench', index, _WORKERS, num_hosts=1)
-    with cluster.Processes(config, place) as processes:
+    env = cluster_env.ClusterEnv('bench', index, _WORKERS, num_hosts=1)
+    with cluster.Processes(config, env) as processes:
       run.run(config, workdir, processes)
 
-  others = [
-    threading.Thread(target=one, args=(i,), daemon=True)
+  threads = [
+    threading.Thread(target=run_process, args=(i,), daemon=True)
     for i in range(1, _WORKERS)
   ]
-  for thread in others:
+  for thread in threads:
     thread.start()
-  one(0)
-  for thread in others:
+  run_process(0)
+  for thread in threads:
     thread.join(20)
   rate = _rate(workdir, updates, _IMAGES * shards)
   return rate, log.staleness(log.read(workdir))

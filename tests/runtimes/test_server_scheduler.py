@@ -6,13 +6,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.runtimes.server import scheduler as scheduler_lib
-
-
-class _Clock:
-  now = 0.0
-
-  def __call__(self):
-    return self.now
+from tests import builders
 
 
 def _scheduler(mode='async', total=6, workers=1, version=0, used=(), **keys):
@@ -20,7 +14,7 @@ def _scheduler(mode='async', total=6, workers=1, version=0, used=(), **keys):
   config.strategy.mode = mode
   config.strategy.ticket_timeout = 10.0
   config.strategy.update(keys)
-  clock = _Clock()
+  clock = builders.Clock(0.0)
   scheduler = scheduler_lib.TicketScheduler(
     config, total, version, set(used), workers, clock
   )

@@ -58,6 +58,7 @@ class Chief:
     self._horizon = scheduler_lib.prediction_horizon(config, workers)
     self._setup = setup = setup_lib.create(config, self._horizon)
     self._program = setup.program
+    self._total = setup.program.spec.total_steps
     self._eval_source = sources.open_source(config, training=False)
     if config.checkpoint.keep_best:
       checkpoint_lib.check_best_metric(config, setup.objective.metric_names)
@@ -86,7 +87,6 @@ class Chief:
       self._checkpoints.wait()
     self._end_session()
     restored = self._checkpoints.restore()
-    total = self._program.spec.total_steps
     lines = []
     if restored:
       state = restored[0]
@@ -96,19 +96,21 @@ class Chief:
     self._telemetry = summary.telemetry(
       self._config, self._workdir, self._setup.mesh,
       telemetry_lib.RunLength(
-        total, self._config.batch_size, len(self._setup.source), version
+        self._total, self._config.batch_size, len(self._setup.source), version
       ),
       lambda: self._update_time or time.monotonic(),
     )  # fmt: skip
     self._log_run_info(version, lines)
     # Stopped before, or in, the evaluation of its last step.
-    is_scored_version = version == total or version % self._every['eval'] == 0
+    is_scored_version = (
+      version == self._total or version % self._every['eval'] == 0
+    )
     if version and is_scored_version:
       if not summary.is_scored(self._workdir, version):
         self._score(version, state, contextlib.nullcontext())
         self._checkpoints.wait()
     self._open_session(jax.device_get(state), version)
-    self._trains = version < total
+    self._trains = version < self._total
 
   def supervise(self, job, worker) -> bool:
     """Scores, saves and reports until the session ends.
@@ -172,7 +174,7 @@ class Chief:
 
   def finish(self) -> dict:
     """Ends the run well; returns the last scores."""
-    version, total = self._session.store.version, self._program.spec.total_steps
+    version, total = self._session.store.version, self._total
     self._checkpoints.wait()
     self._session.finish()
     rendezvous.announce_end(self._workdir, '')
@@ -246,7 +248,7 @@ class Chief:
       run.settings['max_pending'],
     )
     scheduler = scheduler_lib.TicketScheduler(
-      config, self._program.spec.total_steps, version, used, self._workers
+      config, self._total, version, used, self._workers
     )
     self._session = service_lib.ChiefSession(
       secrets.token_hex(8), store, scheduler, self._log, starts, run
@@ -277,7 +279,7 @@ class Chief:
 
   def _log_run_info(self, version, lines):
     note, setup, s = self._telemetry.note, self._setup, self._config.strategy
-    total = self._program.spec.total_steps
+    total = self._total
     note(f'workdir  {self._workdir}')
     summary.log_run_info(
       note, self._config, setup.mesh, self._program.abstract_state,
@@ -356,9 +358,7 @@ class Chief:
       # The checkpoint's tickets are those in the log.
       self._log.sync()
       self._checkpoints.save(version, state)
-    if version == self._program.spec.total_steps or (
-      is_evaluated and not self._vote
-    ):
+    if version == self._total or (is_evaluated and not self._vote):
       self._score(version, state, pause)
 
   def _score(self, version, state, pause):
@@ -367,7 +367,7 @@ class Chief:
     with pause:
       batches = self._stream.evaluation(source)
       batches = self._processes.heartbeat_each(batches, 'evaluating', version)
-      if version == program.spec.total_steps and self._config.eval.examples:
+      if version == self._total and self._config.eval.examples:
         subject = evaluation.Subject(
           self._config, self._workdir, program, source, version
         )

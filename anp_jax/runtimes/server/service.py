@@ -1,6 +1,7 @@
 """A server's port: Flight calls onto its parameter store and its scheduler."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 import threading
@@ -112,17 +113,15 @@ class ChiefSession(Session):
     """Admits another server, which then fetches its slice of the start."""
     # Its devices may be others: a server computes on its CPU.
     problem = process_info.run_mismatch(process, self._run.process)
-    with self._changed:
+    with self._changing():
       if problem:
         self.fail(problem)  # the run needs this server
         return {'problem': problem}
       if self.lost or server in self.addresses:
         # It has restarted, and lost its slice: all begin another session.
         self.lost = True
-        self._changed.notify_all()
         return {'wait': True}
       self.addresses[server] = address
-      self._changed.notify_all()
       return {'session': self.name, **self._run.settings}
 
   def hello(self, worker: str, process: dict, devices: int) -> dict:
@@ -181,21 +180,18 @@ class ChiefSession(Session):
 
   def stop(self) -> None:
     """Ends the run at its present version."""
-    with self._changed:
+    with self._changing():
       self.scheduler.stop()
-      self._changed.notify_all()
 
   def fail(self, text: str) -> None:
     """Ends the run in an error."""
-    with self._changed:
+    with self._changing():
       self.failed = self.failed or text
-      self._changed.notify_all()
 
   def finish(self) -> None:
     """Lets all processes end: the last version is scored and saved."""
-    with self._changed:
+    with self._changing():
       self.finished = True
-      self._changed.notify_all()
 
   def wait_until_alone(self, count: int, timeout: float) -> None:
     """Waits until `count` processes have heard of the end, or a while."""
@@ -204,19 +200,24 @@ class ChiefSession(Session):
 
   def close(self) -> None:
     """Refuses all calls from now on: their processes reconnect."""
-    with self._changed:
+    with self._changing():
       self._closed = True
       self.store.close()
       self._log.close()
+
+  @contextlib.contextmanager
+  def _changing(self):
+    """Holds the lock, and then wakes the calls that wait."""
+    with self._changed:
+      yield
       self._changed.notify_all()
 
   def _ended(self):
     return self.finished or bool(self.failed)
 
   def _note_left(self, process):
-    with self._changed:
+    with self._changing():
       self._left.add(process)
-      self._changed.notify_all()
 
   def _checked(self, worker, contribution):
     """A commit's contribution: it goes to the log and to all servers."""

@@ -2,8 +2,7 @@
 
 import collections
 
-from anp_jax import cluster
-from anp_jax.data.input import corruption
+from anp_jax.reporting import delayed_metrics
 from anp_jax.training import step as step_lib
 
 # The histogram's last bin: staler updates are counted together.
@@ -32,7 +31,9 @@ class UpdateMetrics:
     self._workers = workers
     self._telemetry = telemetry
     self._sums = _sums(setup.objective)
-    self._damaged = self._updates = 0
+    self._damage = delayed_metrics.DamageCounter(
+      setup.config, setup.source.name, setup.config.batch_size
+    )
     self._waited = self._bytes = 0.0
     self._staleness = collections.Counter()
 
@@ -40,26 +41,17 @@ class UpdateMetrics:
     """Adds the update from `version` to the next one.
 
     Raises:
-      cluster.Failed: if too many examples cannot be read.
+      eval_loop.Damaged: if too many examples cannot be read.
     """
-    step = version + 1
-    self._updates += 1
+    step, damaged = version + 1, 0
     for contribution in contributions:
       values = contribution['values']
-      self._damaged += int(values['damaged'])
+      damaged += int(values['damaged'])
       self._waited += values['waited']
       self._bytes += values['bytes']
       staleness = version - contribution['reads'][0]
       self._staleness[min(staleness, _STALEST)] += 1
-    config = self._setup.config
-    text = corruption.too_many_error(
-      config,
-      self._damaged,
-      self._updates * config.batch_size,
-      self._setup.source.name,
-    )
-    if text:
-      raise cluster.Failed(text)
+    self._damage.add_step(damaged)
     if step % self._every == 0 or step == self._setup.program.spec.total_steps:
       self._record(step, contributions)
 
@@ -77,7 +69,7 @@ class UpdateMetrics:
         **values,
         'grad_norm': sum(norms) / len(norms),
         'learning_rate': float(self._setup.schedule(step - 1)),
-        'damaged': self._damaged,
+        'damaged': self._damage.damaged,
         'staleness': sum(s * n for s, n in staleness.items()) / count,
         **{f'staleness_{s}': staleness[s] for s in sorted(staleness)},
         'megabytes_per_update': self._bytes / 1e6 / count * len(contributions),
