@@ -35,11 +35,7 @@ def _arguments(folder, **keys):
 
 
 def _updates(folder):
-  try:
-    records = log_lib.read(str(folder / 'run'))
-  except (FileNotFoundError, json.JSONDecodeError):  # being replaced
-    return []
-  return [r for r in records if 'order' in r]
+  return [r for r in log_lib.read(str(folder / 'run')) if 'order' in r]
 
 
 def _until(folder, count, ranks):

@@ -43,10 +43,6 @@ def one_device(monkeypatch):
   serving.on_devices(monkeypatch, 1)
 
 
-def _weights(workdir):
-  return launching.weights(workdir)
-
-
 def _same_bits(a, b):
   assert a.keys() == b.keys()
   for name, leaf in a.items():
@@ -61,13 +57,10 @@ def _close(a, b, tolerance):
     )
 
 
-def _replayed(config, workdir, version):
-  """Leaves of the state that the log alone gives, named like `_weights`."""
-  records = log_lib.read(str(workdir))
-  return _leaves(replay.replay(config, records, version), version)
-
-
-def _leaves(state, version):
+def _replayed(config, workdir, version, records=None):
+  """Leaves of the state that the log alone gives, named like a checkpoint's."""
+  records = records or log_lib.read(str(workdir))
+  state = replay.replay(config, records, version)
   return {
     '/'.join((str(version), *_names(path))): np.asarray(leaf)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state)
@@ -92,7 +85,11 @@ def test_one_worker_is_sync(tmp_path, config, one_device, monkeypatch):
   reference = train.run(sync, str(tmp_path / 'sync'))
   # The gradient and the update are two programs, which XLA rounds elsewhere:
   # 2^-24 an operation, over 12 steps.
-  _close(_weights(tmp_path / 'sync'), _weights(tmp_path / 'server'), 2e-5)
+  _close(
+    launching.weights(tmp_path / 'sync'),
+    launching.weights(tmp_path / 'server'),
+    2e-5,
+  )
   assert scores['loss'] == pytest.approx(reference['loss'], rel=1e-5)
   losses = serving.losses(tmp_path / 'server')
   for key, loss in serving.losses(tmp_path / 'sync').items():
@@ -112,7 +109,7 @@ def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
     }
     server_config = serving.config_of(config, **_FULL, **keys)
     serving.run(server_config, tmp_path / str(servers), servers + 1)
-    runs.append(_weights(tmp_path / str(servers)))
+    runs.append(launching.weights(tmp_path / str(servers)))
   _same_bits(runs[0], runs[1])
   _same_bits(runs[0], runs[2])
 
@@ -138,7 +135,11 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
   sync = serving.config_of(config, **keys, **{'strategy.name': 'sync'})
   train.run(sync, str(tmp_path / 'sync'))
   # As above, and sums over shards in another order.
-  _close(_weights(tmp_path / 'sync'), _weights(tmp_path / 'server'), 2e-5)
+  _close(
+    launching.weights(tmp_path / 'sync'),
+    launching.weights(tmp_path / 'server'),
+    2e-5,
+  )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
 def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
   config = serving.config_of(config, **_FULL, **keys)
   serving.run(config, tmp_path, 3)
-  saved = _weights(tmp_path)
+  saved = launching.weights(tmp_path)
   _same_bits(saved, _replayed(config, tmp_path, 12))
   records = log_lib.read(str(tmp_path))
   used = sorted(map(tuple, _tickets(tmp_path)))
@@ -257,7 +258,7 @@ def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
   for duration in ('2 steps', '4 steps'):
     config = serving.config_of(config, **keys, duration=duration)
     serving.run(config, tmp_path)
-  _same_bits(_weights(tmp_path), _replayed(config, tmp_path, 4))
+  _same_bits(launching.weights(tmp_path), _replayed(config, tmp_path, 4))
   assert config.duration == '4 steps'
 
 
@@ -269,7 +270,9 @@ def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
   records = log_lib.read(str(tmp_path))
   assert [r.pop('duration') for r in records if 'start' in r] == ['3 steps']
   assert [r.pop('ahead') for r in records if 'start' in r] == [0]
-  _same_bits(_weights(tmp_path), _leaves(replay.replay(config, records, 3), 3))
+  _same_bits(
+    launching.weights(tmp_path), _replayed(config, tmp_path, 3, records)
+  )
 
 
 def test_replays_a_run_of_another_versions_keys(
@@ -354,9 +357,13 @@ def test_resumes_as_itself_and_as_sync(
   serving.run(half, tmp_path / 'parts')
   serving.run(straight, tmp_path / 'parts')
   assert 'continuing from step 6 of 12' in capsys.readouterr().out
-  _same_bits(_weights(tmp_path / 'straight'), _weights(tmp_path / 'parts'))
   _same_bits(
-    _weights(tmp_path / 'parts'), _replayed(straight, tmp_path / 'parts', 12)
+    launching.weights(tmp_path / 'straight'),
+    launching.weights(tmp_path / 'parts'),
+  )
+  _same_bits(
+    launching.weights(tmp_path / 'parts'),
+    _replayed(straight, tmp_path / 'parts', 12),
   )
   monkeypatch.setattr(jax, 'devices', jax.local_devices)
   longer = serving.config_of(
