@@ -16,6 +16,7 @@ from anp_jax.runtimes.server import rendezvous
 from anp_jax.runtimes.server import scheduler as scheduler_lib
 from anp_jax.runtimes.server import secondary
 from anp_jax.runtimes.server import service as service_lib
+from anp_jax.runtimes.server import session as session_lib
 from anp_jax.runtimes.server import worker as worker_lib
 from tests import launching
 from tests import serving
@@ -38,8 +39,8 @@ def run_member(request, config, tmp_path):
 
 def _session(config, store=None, log=None, servers=1, process=None):
   scheduler = scheduler_lib.TicketScheduler(config, 5, 0, set())
-  run = service_lib.RunInfo('', process or {}, {}, ())
-  return service_lib.ChiefSession(
+  run = session_lib.RunInfo('', process or {}, {}, ())
+  return session_lib.ChiefSession(
     'now', store, scheduler, log, [None] * servers, run
   )
 

@@ -19,7 +19,7 @@ from anp_jax.runtimes.server import parameter_store
 from anp_jax.runtimes.server import rendezvous
 from anp_jax.runtimes.server import run as server_run
 from anp_jax.runtimes.server import scheduler as scheduler_lib
-from anp_jax.runtimes.server import service as service_lib
+from anp_jax.runtimes.server import session as session_lib
 from anp_jax.runtimes.server import setup as setup_lib
 from anp_jax.runtimes.server import update_metrics
 from tests import serving
@@ -52,14 +52,14 @@ class _Server:
     )
     self.log = log_lib.UpdateLog(str(folder), 0, {})
     self.service = participant.open_service()
-    run = service_lib.RunInfo(
+    run = session_lib.RunInfo(
       address=self.service.address,
       process=self.process,
       settings={'batch_size': 16, 'data_shards': 1},
       metric_names=update_metrics.names(setup.objective),
     )
     scheduler = scheduler_lib.TicketScheduler(config, 5, 0, set())
-    self.session = self.service.session = service_lib.ChiefSession(
+    self.session = self.service.session = session_lib.ChiefSession(
       'now', self.store, scheduler, self.log, [start], run
     )
     self.client = participant.connect()

@@ -23,6 +23,7 @@ from anp_jax.runtimes.server import parameter_store
 from anp_jax.runtimes.server import rendezvous
 from anp_jax.runtimes.server import scheduler as scheduler_lib
 from anp_jax.runtimes.server import service as service_lib
+from anp_jax.runtimes.server import session as session_lib
 from anp_jax.runtimes.server import setup as setup_lib
 from anp_jax.runtimes.server import slice_optimizer
 from anp_jax.runtimes.server import update_metrics
@@ -244,19 +245,19 @@ class Chief:
     store = parameter_store.ParameterStore(
       setup.optimizers[0],
       starts[0],
-      service_lib.snapshot_test(run.settings),
+      session_lib.snapshot_test(run.settings),
       run.settings['max_pending'],
     )
     scheduler = scheduler_lib.TicketScheduler(
       config, self._total, version, used, self._workers
     )
-    self._session = service_lib.ChiefSession(
+    self._session = session_lib.ChiefSession(
       secrets.token_hex(8), store, scheduler, self._log, starts, run
     )
     self._service.session = self._session
 
   def _run_info(self):
-    return service_lib.RunInfo(
+    return session_lib.RunInfo(
       address=self._service.address,
       process=self._participant.process,
       settings={

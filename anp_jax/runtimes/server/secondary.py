@@ -13,6 +13,7 @@ from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import parameter_store
 from anp_jax.runtimes.server import rendezvous
 from anp_jax.runtimes.server import service as service_lib
+from anp_jax.runtimes.server import session as session_lib
 
 _RETRY = 0.3  # seconds between two attempts to reach server 0
 _SILENCE = 5.0  # seconds without server 0 before its session counts as lost
@@ -101,10 +102,10 @@ class SecondaryServer:
     store = parameter_store.ParameterStore(
       self._optimizer,
       self._fetch_start(chief, session),
-      service_lib.snapshot_test(settings),
+      session_lib.snapshot_test(settings),
       settings['max_pending'],
     )
-    service.session = service_lib.Session(session, store)
+    service.session = session_lib.Session(session, store)
     version = store.version
     try:
       while not self._closed.is_set():
