@@ -17,16 +17,10 @@ import pytest
 from anp_jax.data.input import tensorflow_cpu
 from anp_jax.data.prepare import examine
 from tests import builders
+from tests import image_sources
 
 _encode = builders.encode_image
 _EXIF = 'Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0%c\0\0\0\0\0\0'
-
-
-def _picture(height, width, seed=0):
-  """A smooth picture, as photographs are: an RGB image."""
-  rng = np.random.default_rng(seed)
-  small = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
-  return small.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def _exif(orientation):
@@ -61,11 +55,11 @@ def _trained_on(data):
     return None
 
 
-_IMAGE = _picture(24, 31)
+_IMAGE = image_sources.picture(24, 31)
 _JPEG = _encode(_IMAGE, 'JPEG')
 _PNG = _encode(_IMAGE, 'PNG')
 _BMP = _encode(_IMAGE, 'BMP')
-_FRAMES = [_picture(24, 31, i).quantize(16) for i in range(3)]
+_FRAMES = [image_sources.picture(24, 31, i).quantize(16) for i in range(3)]
 
 
 # One kind at a time.
@@ -150,10 +144,10 @@ def test_pixels_without_agreed_colours_are_corrupt():
 
 
 @pytest.mark.parametrize('data', [
-  _encode(_picture(200, 300), 'JPEG')[:-500],
+  _encode(image_sources.picture(200, 300), 'JPEG')[:-500],
   _JPEG[:-2],
-  _encode(_picture(200, 300), 'JPEG', progressive=True)[:-500],
-  _encode(_picture(200, 300), 'PNG')[:-5000],
+  _encode(image_sources.picture(200, 300), 'JPEG', progressive=True)[:-500],
+  _encode(image_sources.picture(200, 300), 'PNG')[:-5000],
   _PNG[:-12],  # the pixels are whole, the file is not
   _encode(_FRAMES[0], 'GIF')[:-200],
   _BMP[:-100],
@@ -170,14 +164,14 @@ def test_what_is_decoded_in_part_is_truncated(data):
 
 
 def test_others_still_refuse_what_is_truncated():
-  data = _encode(_picture(200, 300), 'JPEG')[:-500]
+  data = _encode(image_sources.picture(200, 300), 'JPEG')[:-500]
   _examine(data, 'x')
   with pytest.raises(OSError):
     Image.open(io.BytesIO(data)).load()
 
 
 def test_what_was_whole_of_a_truncated_file_is_kept():
-  image = _picture(200, 300)
+  image = image_sources.picture(200, 300)
   data = _encode(image, 'JPEG', quality=95, subsampling=0)
   got = _pixels(examine.convert(data[: len(data) * 3 // 4]))
   off = np.abs(got - np.asarray(image).astype(int))[:64].mean()
@@ -312,7 +306,7 @@ def _larger_canvas():
 
 def _larger_frame():
   """A second frame larger than the first; TensorFlow gives its size to both."""
-  second = _encode(_picture(30, 50).quantize(16), 'GIF')
+  second = _encode(image_sources.picture(30, 50).quantize(16), 'GIF')
   start = second.index(b',' + struct.pack('<HHHH', 0, 0, 50, 30))
   return _encode(_FRAMES[0], 'GIF')[:-1] + second[start:]
 
