@@ -28,6 +28,7 @@ from anp_jax.runtimes.relay import candidates
 from anp_jax.runtimes.relay import leaderboard
 from anp_jax.runtimes.relay import schedule
 from anp_jax.runtimes.relay import spans as spans_lib
+from anp_jax.system import files
 from scripts.study import launching
 from scripts.study import plots
 from scripts.study import table
@@ -112,22 +113,48 @@ class Study:
     return rows
 
   def write(self, rows, arguments) -> str:
-    """Writes the page and the chart; the table for a terminal."""
-    folder, stations = self._flags.workdir, self.stations
-    ring, _, alone = rows
-    models = len(self._models)
-    slots = len(schedule.slots(models, stations, self._laps))
+    """Writes the page and the chart; returns the table for a terminal."""
+    ring, _, migration = rows
+    ratios = self._ratios(rows)
+    notes = [
+      f'{ratios["models"]} models, {self.stations} stations, {self._laps} '
+      f'laps: {ratios["slots"]} turns, in which '
+      f'{100 * ratios["schedule_occupancy"]:.1f} % of the stations are busy if '
+      'nothing else costs time; the ring was at '
+      f'{ratios["use_over_schedule"]:.3f} of that.',
+      f'Its time was {ratios["time_over_ideal"]:.3f} of the ideal: each turn '
+      'as long as the median one of its model, the scores, and no waiting.',
+      f'A hand-over took {100 * ring["hand_over"]:.2f} % of a turn of at most '
+      f'{ring["most_steps"]} steps (medians), during the training.',
+      'MB sent are those of the interface lo (1e6 bytes); models and scores '
+      f'in the ring were {ring["moved"]:.1f}, parts of the data set '
+      f'{migration["moved"]:.1f}.',
+    ]
+    lines = table.markdown([
+      ('', 'seconds', 'over the ring', 'devices in use', 'MB sent'),
+      *((r['way'], f'{r["seconds"]:.1f}',
+         f'{r["seconds"] / ring["seconds"]:.2f}',
+         f'{100 * r["use"]:.1f} %' if r['use'] else '-', f'{r["sent"]:.1f}')
+        for r in rows),
+    ])  # fmt: skip
+    path = self._write_page(lines, notes, arguments)
+    return '\n'.join(['', *lines, '', *notes, f'\nstudy: {path}\n',
+                      json.dumps(ratios)])  # fmt: skip
+
+  def _ratios(self, rows):
+    """Returns what the ring took and sent, relative to its ideal and rivals."""
+    ring, models = rows[0], len(self._models)
+    slots = len(schedule.slots(models, self.stations, self._laps))
     occupancy = models * self._laps / slots
-    work = sum(ring['turn_seconds'])
-    ideal = (work + ring['score_seconds']) / stations / occupancy
-    ratios = {
-      'stations': stations,
+    work = sum(ring['turn_seconds']) + ring['score_seconds']
+    return {
+      'stations': self.stations,
       'models': models,
       'laps': self._laps,
       'slots': slots,
       'schedule_occupancy': occupancy,
       'use_over_schedule': ring['use'] / occupancy,
-      'time_over_ideal': ring['seconds'] / ideal,
+      'time_over_ideal': ring['seconds'] * self.stations * occupancy / work,
       'hand_over_of_a_slot': ring['hand_over'],
       'most_steps_of_a_slot': ring['most_steps'],
       'time_over_ring': {r['way']: r['seconds'] / ring['seconds']
@@ -135,27 +162,10 @@ class Study:
       'sent_over_ring': {r['way']: r['sent'] / max(ring['sent'], 1e-9)
                          for r in rows},
     }  # fmt: skip
-    head = ('', 'seconds', 'over the ring', 'devices in use', 'MB sent')
-    lines = [head] + [
-      (r['way'], f'{r["seconds"]:.1f}',
-       f'{r["seconds"] / ring["seconds"]:.2f}',
-       f'{100 * r["use"]:.1f} %' if r['use'] else '-', f'{r["sent"]:.1f}')
-      for r in rows
-    ]  # fmt: skip
-    notes = [
-      f'{models} models, {stations} stations, {self._laps} laps: {slots} '
-      f'turns, in which {100 * occupancy:.1f} % of the stations are busy if '
-      'nothing else costs time; the ring was at '
-      f'{ratios["use_over_schedule"]:.3f} of that.',
-      f'Its time was {ratios["time_over_ideal"]:.3f} of the ideal: each turn '
-      'as long as the median one of its model, the scores, and no waiting.',
-      f'A hand-over took {100 * ring["hand_over"]:.2f} % of a turn of at most '
-      f'{ring["most_steps"]} steps (medians), beside the training.',
-      'MB sent are those of the interface lo (1e6 bytes); models and scores '
-      f'in the ring were {ring["moved"]:.1f}, parts of the data set '
-      f'{alone["moved"]:.1f}.',
-    ]
-    text = table.markdown(lines)
+
+  def _write_page(self, lines, notes, arguments):
+    """Writes study.md and its chart; returns the path of the page."""
+    folder = self._flags.workdir
     chart = plots.gantt(
       [s for s in spans_lib.read(self._ring) if s['what'] in _WORK],
       [', '.join(m) or 'as the config' for m in self._models],
@@ -166,32 +176,25 @@ class Study:
     command = shlex.join(['python', '-m', 'scripts.study', 'relay', *arguments])
     page = [
       f'# A ring of models, {self._flags.config}', f'    {command}',
-      '\n'.join(text), '\n'.join(f'- {n}' for n in notes),
+      '\n'.join(lines), '\n'.join(f'- {n}' for n in notes),
       '![who did what when](ring.png)', '## Leaderboard', board,
     ]  # fmt: skip
     path = os.path.join(folder, 'study.md')
-    with open(path, 'w', encoding='utf-8') as f:
-      f.write('\n\n'.join(page) + '\n')
-    return '\n'.join(['', *text, '', *notes, f'\nstudy: {path}\n',
-                      json.dumps(ratios)])  # fmt: skip
+    files.write_atomic(path, '\n\n'.join(page) + '\n')
+    return path
 
   def turns(self, folder: str, models: int) -> dict:
-    """What the spans of a ring tell of its turns.
+    """Measures the turns of a ring from its spans.
 
     Returns:
       turn_seconds, of each model in all, were every turn its median one;
-      score_seconds, in all; hand_over, of the median turn; most_steps of a
-      turn.
+      score_seconds, in all; hand_over, relative to the median turn; most_steps
+      of a turn.
 
     Raises:
       launching.Failed: if a model did not come to its end.
     """
     spans = spans_lib.read(folder)
-
-    def durations(what, key='start'):
-      return [s['end'] - s['start'] for s in spans
-              if s['what'] == what and s.get(key)]  # fmt: skip
-
     turns = [s for s in spans if s['what'] == 'train']
     failed = {s['model'] for s in turns if 'steps' not in s}
     if failed:
@@ -200,16 +203,19 @@ class Study:
         f'{folder}: not finite: {names}; models that come to their end are '
         'compared'
       )
-    own = [[s for s in turns if s['model'] == m] for m in range(models)]
-    sends = durations('send', 'bytes') or [0.0]  # of a ring of one
-    turn = statistics.median(durations('train'))
+    by_model = [
+      [_seconds(s) for s in turns if s['model'] == m] for m in range(models)
+    ]
+    # A ring of one station sends nothing.
+    sends = [_seconds(s) for s in spans if s.get('bytes')] or [0.0]
     return {
       'turn_seconds': [
-        len(mine) * statistics.median([s['end'] - s['start'] for s in mine])
-        for mine in own
+        len(seconds) * statistics.median(seconds) for seconds in by_model
       ],
-      'score_seconds': sum(durations('score')),
-      'hand_over': statistics.median(sends) / turn,
+      'score_seconds': sum(_seconds(s) for s in spans if s['what'] == 'score'),
+      'hand_over': (
+        statistics.median(sends) / statistics.median(map(_seconds, turns))
+      ),
       'most_steps': max(s['steps'] for s in turns),
     }
 
@@ -223,9 +229,9 @@ class Study:
     seconds = sent = 0.0
     for i, model in enumerate(self._models):
       folder = os.path.join(self._flags.workdir, f'sync-{i:03}')
-      own = [f'--config.{part}' for part in model]
+      overrides = [f'--config.{text}' for text in model]
       sent += self._launch(
-        ['main.py'], folder, ['--config.strategy.name=sync', *own]
+        ['main.py'], folder, ['--config.strategy.name=sync', *overrides]
       )
       records = telemetry.read(folder)
       timed = [r for r in records if r.get('seconds')]
@@ -265,3 +271,7 @@ class Study:
       program, folder, self.stations, [*common, *self._overrides, *more],
       self._cores,
     )  # fmt: skip
+
+
+def _seconds(span):
+  return span['end'] - span['start']

@@ -5,10 +5,10 @@ the queue of a station, all else in the queue of events of a process. Between
 processes it travels over Apache Arrow Flight.
 """
 
-import collections
 from collections.abc import Callable
 from concurrent import futures
 import dataclasses
+import itertools
 import json
 import queue
 import secrets
@@ -100,7 +100,7 @@ class MessageQueue:
   """What waits at a station: scores first, since other models need them.
 
   Attributes:
-    closed: whether nothing more is given out.
+    closed: whether the station takes no further message.
   """
 
   def __init__(self, on_put: Callable):
@@ -111,37 +111,27 @@ class MessageQueue:
     """
     self.closed = False
     self._on_put = on_put
-    self._changed = threading.Condition()
-    self._requests = collections.deque()
-    self._others = collections.deque()
+    self._queue = queue.PriorityQueue()
+    self._numbers = itertools.count()
 
   def put(self, message) -> None:
     """Appends a message to those of its kind."""
     self._on_put(message)
-    is_request = isinstance(message, ScoreRequest)
-    with self._changed:
-      (self._requests if is_request else self._others).append(message)
-      self._changed.notify_all()
+    rank = 0 if isinstance(message, ScoreRequest) else 1
+    self._queue.put((rank, next(self._numbers), message))
 
   def get(self):
     """Returns the next message, once there is one; None once closed."""
-    with self._changed:
-      while not self.closed:
-        for messages in (self._requests, self._others):
-          if messages:
-            return messages.popleft()
-        self._changed.wait()
-    return None
+    return self._queue.get()[-1]
 
   def close(self) -> None:
-    """Gives no more messages out."""
-    with self._changed:
-      self.closed = True
-      self._changed.notify_all()
+    """Lets `get` return None, whatever waits."""
+    self.closed = True
+    self._queue.put((-1, next(self._numbers), None))
 
   def remaining(self) -> list:
     """Returns the messages that nobody got before the queue was closed."""
-    return [*self._requests, *self._others]
+    return [entry[-1] for entry in sorted(self._queue.queue) if entry[-1]]
 
 
 class Receiver(transport.Port):
