@@ -1,4 +1,4 @@
-"""What a ring's models must end as: each trained by itself."""
+"""The reference of a ring's models: each trained by itself."""
 
 import math
 
@@ -31,9 +31,9 @@ MODELS = (
 
 
 def config(models=MODELS, **overrides):
-  """Of a ring of tiny models, which learn from synthetic images."""
-  found = config_lib.base()
-  found.update_from_flattened_dict(
+  """Returns the config of a ring of tiny models on synthetic images."""
+  result = config_lib.base()
+  result.update_from_flattened_dict(
     {
       'batch_size': BATCH,
       'duration': f'{LAPS} epochs',
@@ -52,8 +52,8 @@ def config(models=MODELS, **overrides):
       **overrides,
     }
   )
-  validation.validate(found)
-  return found
+  validation.validate(result)
+  return result
 
 
 def leaderboard(workdir, config, laps):
@@ -66,38 +66,40 @@ def leaderboard(workdir, config, laps):
 
 
 def alone(config, index, sizes, laps=3, devices=1):
-  """A model's leaves, trained by itself, part after part.
+  """Returns the leaves of a model trained by itself, shard after shard.
 
   Written without the ring's own bookkeeping: which batches it sees follows from
-  the sizes of the parts alone.
+  the sizes of the shards alone.
   """
-  one = candidates_lib.create(config, 1)[index].config
+  model_config = candidates_lib.create(config, 1)[index].config
   source = sources.open_source(config, training=True)
   shards = schedule_lib.data_shards(source, sizes)
   assert [len(shard) for shard in shards] == list(sizes)
-  total = sum(math.ceil(laps * n / one.batch_size) for n in sizes)
-  whole = one.copy_and_resolve_references()
-  whole.duration = f'{total} steps'
+  total = sum(math.ceil(laps * n / model_config.batch_size) for n in sizes)
+  build_config = model_config.copy_and_resolve_references()
+  build_config.duration = f'{total} steps'
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  objective = objective_lib.create(source.vocabulary, one)
-  made = build.create(
-    run_spec.RunSpec(whole, mesh, objective, one.batch_size, len(source))
+  objective = objective_lib.create(source.vocabulary, model_config)
+  program = build.create(
+    run_spec.RunSpec(
+      build_config, mesh, objective, model_config.batch_size, len(source)
+    )
   )
-  state = state_lib.create(made.init_fn, made.abstract_state)
+  state = state_lib.create(program.init_fn, program.abstract_state)
   feeds = []
   for number, shard in enumerate(shards):
-    own = one.copy_and_resolve_references()
-    own.seed = schedule_lib.stream_seed(one.seed, number)
-    stream = stream_lib.Stream(own, mesh_lib.batch_sharding(mesh))
-    feeds.append(stream.train(shard, one.batch_size, 0))
-  made_of = [0] * len(sizes)
+    stream_config = model_config.copy_and_resolve_references()
+    stream_config.seed = schedule_lib.stream_seed(model_config.seed, number)
+    stream = stream_lib.Stream(stream_config, mesh_lib.batch_sharding(mesh))
+    feeds.append(stream.train(shard, model_config.batch_size, 0))
+  steps = [0] * len(sizes)
   for lap in range(1, laps + 1):
     for number, size in enumerate(sizes):
-      whole_batches = lap * size / one.batch_size
+      whole_batches = lap * size / model_config.batch_size
       until = math.ceil(whole_batches) if lap == laps else int(whole_batches)
-      while made_of[number] < until:
-        state, _ = made.train_step(state, next(feeds[number]))
-        made_of[number] += 1
+      while steps[number] < until:
+        state, _ = program.train_step(state, next(feeds[number]))
+        steps[number] += 1
   for feed in feeds:
     feed.close()
   assert int(state.step) == total
@@ -105,23 +107,22 @@ def alone(config, index, sizes, laps=3, devices=1):
 
 
 def ended(workdir, index):
-  """A model's leaves, in its last checkpoint."""
-  found = launching.weights(workdir / 'models' / f'{index:03}')
-  return {'/'.join(k.split('/')[1:]): v for k, v in found.items()}
+  """Returns a model's leaves in its last checkpoint, by name."""
+  leaves = launching.weights(workdir / 'models' / f'{index:03}')
+  return {'/'.join(k.split('/')[1:]): v for k, v in leaves.items()}
 
 
 def assert_same(workdir, config, sizes, indices, laps=3):
-  """Every leaf of these models' last checkpoints, bit for bit."""
+  """Compares every leaf of models' last checkpoints, bit for bit."""
   for index in indices:
-    found = list(ended(workdir, index).values())
-    want = alone(config, index, sizes, laps)
-    assert len(found) == len(want) > 10
-    order = by_content(found), by_content(want)
-    for have, expected in zip(*order):
-      np.testing.assert_array_equal(have, expected)
+    leaves = list(ended(workdir, index).values())
+    expected = alone(config, index, sizes, laps)
+    assert len(leaves) == len(expected) > 10
+    for pair in zip(by_content(leaves), by_content(expected)):
+      np.testing.assert_array_equal(*pair)
 
 
 def by_content(leaves):
-  """In an order that does not depend on how a reader walks the tree."""
+  """Sorts leaves, which readers walk in different orders."""
   leaves = [np.asarray(x) for x in leaves]
   return sorted(leaves, key=lambda x: (x.shape, str(x.dtype), x.tobytes()))

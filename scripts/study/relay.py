@@ -82,7 +82,7 @@ def _flags(arguments):
 
 
 class Study:
-  """The three ways, and what they showed.
+  """The three ways to train the models, and their numbers.
 
   Attributes:
     stations: processes of each way.
@@ -102,7 +102,7 @@ class Study:
     os.makedirs(flags.workdir, exist_ok=True)
 
   def run(self) -> list[dict]:
-    """Each way's numbers; runs them in turn, from the beginning."""
+    """Runs each way from the beginning; returns the numbers of each."""
     rows = []
     for name, way in (
       ('ring', self._in_a_ring), ('one after another', self._one_by_one),
@@ -247,7 +247,7 @@ class Study:
     return self.from_spans(folder, sent)
 
   def from_spans(self, folder: str, sent: float) -> dict:
-    """Seconds, use and MB of a run that wrote spans."""
+    """Returns seconds, use and MB of a run that wrote spans."""
     spans = spans_lib.read(folder)
     begin = min(s['start'] for s in spans if s['what'] == 'train')
     end = max(s['end'] for s in spans if s['what'] in ('train', 'score'))
@@ -264,7 +264,7 @@ class Study:
     }
 
   def _launch(self, program, folder, more=()):
-    """Runs the processes of one way; MB that the interface sent meanwhile."""
+    """Runs the processes of one way; returns the MB that the interface sent."""
     shutil.rmtree(folder, ignore_errors=True)
     common = [f'--config={self._flags.config}', f'--workdir={folder}']
     return launching.launch(

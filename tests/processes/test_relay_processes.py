@@ -1,4 +1,4 @@
-"""A ring over real processes, one of which is killed."""
+"""A ring over real processes; a killed one is started again."""
 
 import json
 import time
@@ -46,7 +46,9 @@ def _config(arguments):
   [(2, 1), pytest.param(2, 2, marks=pytest.mark.soak),
    pytest.param(3, 1, marks=pytest.mark.soak)],
 )  # fmt: skip
-def test_over_processes(tmp_path, processes, devices):
+def test_models_travel_between_processes_and_end_as_if_alone(
+  tmp_path, processes, devices
+):
   arguments = _arguments(tmp_path, MODELS, **{'log.tensorboard': 'True'})
   texts = launching.run(tmp_path, processes, arguments, devices)
   assert 'finished' in texts[0]
@@ -91,7 +93,7 @@ def _size(leaves):
   return sum(leaf.nbytes for leaf in leaves)
 
 
-def test_killed_node_is_started_again(tmp_path):
+def test_a_killed_node_is_started_again(tmp_path):
   arguments = _arguments(
     tmp_path, MODELS, duration='14 epochs', **{'log.tensorboard': 'True'}
   )
@@ -108,12 +110,14 @@ def test_killed_node_is_started_again(tmp_path):
   config = _config(arguments)
   relaying.assert_same(tmp_path / 'run', config, (35, 35), range(3), 14)
   records = [json.loads(x) for x in folder.read_text().splitlines()]
-  seen = sorted((r['model'], r['laps']) for r in records)
-  assert seen == [(m, k) for m in range(3) for k in range(1, 15)]
+  scored = sorted((r['model'], r['laps']) for r in records)
+  assert scored == [(m, k) for m in range(3) for k in range(1, 15)]
   for model in range(3):
-    own = tmp_path / 'run' / 'models' / f'{model:03}'
-    lines = [r for r in telemetry.read(str(own)) if r['kind'] == 'validation']
+    model_dir = tmp_path / 'run' / 'models' / f'{model:03}'
+    lines = [
+      r for r in telemetry.read(str(model_dir)) if r['kind'] == 'validation'
+    ]
     assert len(lines) == len({r['step'] for r in lines}) == 14
     # What was not written out when it was killed is not there.
-    shown = event_files.points(own / 'tensorboard')
-    assert all(len(values) == 1 for values in shown.values())
+    points = event_files.points(model_dir / 'tensorboard')
+    assert all(len(values) == 1 for values in points.values())

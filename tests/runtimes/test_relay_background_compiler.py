@@ -25,32 +25,32 @@ def _until(condition, seconds=60):
     time.sleep(0.005)
 
 
-def test_a_value_is_made_once_and_waits_for_no_other():
-  once, order, go_on = programs_lib.Once(), [], threading.Event()
+def test_a_value_is_computed_once_and_waits_for_no_other():
+  once, calls, resume = programs_lib.Once(), [], threading.Event()
 
   def slow():
-    order.append('begun')
-    go_on.wait(60)
+    calls.append('slow')
+    resume.wait(60)
     return 'slow'
 
-  found = []
+  values = []
   threads = [
-    threading.Thread(target=lambda: found.append(once.get('a', slow)))
+    threading.Thread(target=lambda: values.append(once.get('a', slow)))
     for _ in range(3)
   ]
   for thread in threads:
     thread.start()
-  _until(lambda: order)
-  assert once.get('b', lambda: 'quick') == 'quick' and not found
-  go_on.set()
+  _until(lambda: calls)
+  assert once.get('b', lambda: 'quick') == 'quick' and not values
+  resume.set()
   for thread in threads:
     thread.join()
-  assert found == ['slow'] * 3 and order == ['begun']
+  assert values == ['slow'] * 3 and calls == ['slow']
   once.forget('a')
-  assert once.get('a', lambda: 'anew') == 'anew'
+  assert once.get('a', lambda: 'second') == 'second'
 
 
-def test_one_that_cannot_be_made_is_told_to_all():
+def test_an_error_of_a_computation_is_raised_in_all_threads():
   once = programs_lib.Once()
 
   def fails():
@@ -67,7 +67,7 @@ def test_programs_of_models_that_left_are_released():
 
   programs, x = programs_lib.Programs(), jax.ShapeDtypeStruct((3,), 'float32')
   before, functions = alive(), []
-  # 0 and 1 have the same text, as of two models that differ in their seed.
+  # 0 and 1 have the same text, like models that differ in their seed.
   for model, factor in ((0, 2.0), (1, 2.0), (2, 3.0)):
     functions.append(jax.jit(lambda x, f=factor: x * f))
     programs.get(model, functions[-1], x)
@@ -78,49 +78,51 @@ def test_programs_of_models_that_left_are_released():
     assert alive() == before + left
 
 
-def test_no_more_models_ahead_than_there_are_seats():
-  done = []
-  ahead = background_compiler.BackgroundCompiler(
-    'ahead', range(3, 9), 2, lambda model, stopped: done.append(model), None
+def test_no_more_models_ahead_than_fit_in_the_ring():
+  compiled = []
+  compiler = background_compiler.BackgroundCompiler(
+    'ahead', range(3, 9), 2, lambda model, _: compiled.append(model), None
   )
 
-  def has_done(*models):
-    _until(lambda: len(done) >= len(models))
+  def assert_compiled(*models):
+    _until(lambda: len(compiled) >= len(models))
     time.sleep(0.02)  # in which a further one would begin
-    assert done == [*models]
+    assert compiled == [*models]
 
-  ahead.start()
-  has_done(3, 4)
-  ahead.on_arrival(0)  # which was there from the beginning
-  has_done(3, 4)
-  ahead.on_arrival(3)
-  has_done(3, 4, 5)
-  ahead.on_retired(6)  # failed before it came here
-  ahead.on_arrival(4)
-  has_done(3, 4, 5, 7)
-  ahead.stop()
-  ahead.join()
-  ahead.on_arrival(5)
-  assert done == [3, 4, 5, 7]
+  compiler.start()
+  assert_compiled(3, 4)
+  compiler.on_arrival(0)  # which was there from the beginning
+  assert_compiled(3, 4)
+  compiler.on_arrival(3)
+  assert_compiled(3, 4, 5)
+  compiler.on_retired(6)  # failed before it came here
+  compiler.on_arrival(4)
+  assert_compiled(3, 4, 5, 7)
+  compiler.stop()
+  compiler.join()
+  compiler.on_arrival(5)
+  assert compiled == [3, 4, 5, 7]
 
 
-def test_stops_after_the_program_in_progress():
-  begun, go_on = [], threading.Event()
+def test_a_stop_waits_for_the_program_in_progress_only():
+  programs, resume = [], threading.Event()
 
   def work(model, stopped):
     for program in range(4):
       if stopped():
         return
-      begun.append((model, program))
-      go_on.wait(60)
+      programs.append((model, program))
+      resume.wait(60)
 
-  ahead = background_compiler.BackgroundCompiler('ahead', (0, 1), 2, work, None)
-  ahead.start()
-  _until(lambda: begun)
-  ahead.stop()
-  go_on.set()
-  ahead.join()
-  assert begun == [(0, 0)]
+  compiler = background_compiler.BackgroundCompiler(
+    'ahead', (0, 1), 2, work, None
+  )
+  compiler.start()
+  _until(lambda: programs)
+  compiler.stop()
+  resume.set()
+  compiler.join()
+  assert programs == [(0, 0)]
 
 
 # Of unlike structure, so that none has a text that another had before.
@@ -133,17 +135,17 @@ _MODELS = (
 
 @pytest.fixture
 def compiles():
-  """Names of threads and of the programs that they compiled, as it happens."""
-  found = []
+  """Yields a growing list: the thread and the program of each compile."""
+  events = []
 
-  def heard(event, seconds, fun_name='', **_):
+  def on_event(event, seconds, fun_name='', **_):
     del seconds
     if event == '/jax/core/compile/backend_compile_duration':
-      found.append((threading.current_thread().name, fun_name))
+      events.append((threading.current_thread().name, fun_name))
 
-  jax.monitoring.register_event_duration_secs_listener(heard)
-  yield found
-  jax.monitoring.unregister_event_duration_listener(heard)
+  jax.monitoring.register_event_duration_secs_listener(on_event)
+  yield events
+  jax.monitoring.unregister_event_duration_listener(on_event)
 
 
 def _compiled_ahead(workdir):
@@ -205,5 +207,5 @@ def test_a_compile_that_fails_ahead_ends_the_run(tmp_path, monkeypatch):
   )
   with pytest.raises(MemoryError, match='XLA has no room'):
     relay_run.run(config, str(tmp_path), cluster.Processes(config))
-  left = [t.name for t in threading.enumerate()]
-  assert not [name for name in left if name.startswith('ahead')]
+  names = [t.name for t in threading.enumerate()]
+  assert not [name for name in names if name.startswith('ahead')]

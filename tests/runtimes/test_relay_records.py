@@ -14,7 +14,7 @@ from tests import relaying
 
 @pytest.fixture
 def write(tmp_path):
-  """Makes one process's records of two models, as often as one is started."""
+  """Returns a function that starts one process's records of two models."""
   config = relaying.config(**{'log.tensorboard': True})
   ring = types.SimpleNamespace(
     config=config,
@@ -24,14 +24,14 @@ def write(tmp_path):
   )
   for model in range(2):
     (tmp_path / str(model)).mkdir()
-  made = []
+  all_records = []
 
   def begin():
-    made.append(records_lib.Records(ring))
-    return made[-1]
+    all_records.append(records_lib.Records(ring))
+    return all_records[-1]
 
   yield begin
-  for records in made:
+  for records in all_records:
     records.close()
 
 
@@ -51,7 +51,7 @@ def _steps(folder, tag):
   return {step: points[t, step][0] for t, step in points if t == tag}
 
 
-def test_a_step_made_again_is_shown_once(write, tmp_path):
+def test_a_repeated_step_is_shown_once(write, tmp_path):
   folder = tmp_path / '0' / 'tensorboard'
   first = write()
   for step in (5, 10, 15, 20):
@@ -85,8 +85,8 @@ def test_scores_are_shown_in_a_folder_of_their_own(write, tmp_path):
   again.show_scores(0, scores, True)
   want = {35: 0.5, 17: 0.25, 54: 0.75}
   assert _steps(folder, 'validation/anp_top1') == want
-  shown = [e for e in event_files.read(folder) if e.summary.value]
-  assert {e.wall_time for e in shown} == {9.0}
+  events = [e for e in event_files.read(folder) if e.summary.value]
+  assert {e.wall_time for e in events} == {9.0}
 
 
 def test_scores_are_kept_once_and_up_to_the_models_step(write, tmp_path):
@@ -96,8 +96,8 @@ def test_scores_are_kept_once_and_up_to_the_models_step(write, tmp_path):
     records.append_scores(0, 20, scores)
     records.append_scores(0, 20, scores)
   line = {'kind': 'validation', 'step': 17, 'time': 9.0, 'anp_top1': 0.25}
-  kept = [json.loads(x) for x in (folder / 'metrics.jsonl').open()]
-  assert kept == [{**line, 'epoch': 17 * 4 / 70}]
+  lines = [json.loads(x) for x in (folder / 'metrics.jsonl').open()]
+  assert lines == [{**line, 'epoch': 17 * 4 / 70}]
   telemetry.truncate_after(str(folder), 10)
   write().append_scores(0, 40, scores)
   steps = [r['step'] for r in telemetry.read(str(folder))]

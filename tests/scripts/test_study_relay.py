@@ -1,4 +1,4 @@
-"""Tests of the study of a ring: arithmetic, chart, its baseline's parts."""
+"""The study of a ring: arithmetic, chart, the shards of its baseline."""
 
 import json
 
@@ -34,15 +34,15 @@ def _write(folder, spans=_SPANS):
           f.write(json.dumps(record) + '\n')
 
 
-def test_use_of_devices(tmp_path):
+def test_devices_are_in_use_while_they_train_or_score(tmp_path):
   _write(tmp_path)
   study = relay.Study.__new__(relay.Study)
   study.stations = 2
-  found = study.from_spans(str(tmp_path), sent=7.0)
-  assert found['seconds'] == pytest.approx(5)
+  numbers = study.from_spans(str(tmp_path), sent=7.0)
+  assert numbers['seconds'] == pytest.approx(5)
   # 4 + 2 + 1 of 10 s: to prepare is no use.
-  assert found['use'] == pytest.approx(0.7)
-  assert found['moved'] == pytest.approx(3) and found['sent'] == 7
+  assert numbers['use'] == pytest.approx(0.7)
+  assert numbers['moved'] == pytest.approx(3) and numbers['sent'] == 7
   turns = study.turns(str(tmp_path), models=1)
   assert turns['turn_seconds'] == [pytest.approx(2 * 3)]
   assert turns['score_seconds'] == pytest.approx(1)
@@ -76,7 +76,7 @@ def test_chart_has_a_bar_for_each_turn():
 
 
 @pytest.mark.parametrize('kind', ['encoded', 'pixels'])
-def test_a_part_arrives_as_it_was_sent(kind):
+def test_a_shard_arrives_as_it_was_sent(kind):
   random = np.random.default_rng(0)
   if kind == 'encoded':
     images = [random.bytes(n) for n in (3, 0, 500)]
@@ -102,7 +102,7 @@ def test_a_part_arrives_as_it_was_sent(kind):
     (['--statoins=2'], "did you mean '--stations'?"),
   ],
 )
-def test_bad_input(capsys, more, expected):
+def test_bad_input_is_refused_in_one_line(capsys, more, expected):
   assert study_main.main(['relay', *more]) == 2
   error = capsys.readouterr().err
   assert expected in error and error.count('\n') == 1
@@ -110,7 +110,7 @@ def test_bad_input(capsys, more, expected):
 
 @pytest.mark.multiprocess
 @pytest.mark.soak
-def test_whole_study(tmp_path, capsys):
+def test_the_study_compares_three_ways(tmp_path, capsys):
   pytest.importorskip('sklearn', reason="the digits are scikit-learn's")
   status = study_main.main(
     ['relay', '--config=configs/relay_anp.py:tiny', f'--workdir={tmp_path}',
