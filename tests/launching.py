@@ -1,4 +1,4 @@
-"""Several processes of main.py on this machine, as a test starts them."""
+"""Starts several processes of main.py on this machine."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 def arguments(workdir, *more, **texts) -> list[str]:
-  """Of main.py: the tiny recipe, with these keys."""
+  """Arguments of main.py: the tiny recipe, with these keys."""
   keys = {**TINY, **texts}
   return [
     '--config=configs/resnet_anp.py:tiny',
@@ -60,8 +60,8 @@ class Ranks:
     self._environment = environment or {}
     self.processes = [self._start(i) for i in range(count)]
 
-  def again(self, rank):
-    """Starts a rank that has ended once more."""
+  def restart(self, rank):
+    """Restarts a rank that has ended."""
     self.processes[rank].wait()
     self.processes[rank] = self._start(rank)
 
@@ -100,7 +100,7 @@ class Ranks:
 
 
 def run(folder, count, main_arguments, devices=1, **more) -> list[str]:
-  """Runs to a good end; what each rank wrote."""
+  """Runs to a good end; returns what each rank wrote."""
   with Ranks(folder, count, main_arguments, devices, **more) as ranks:
     codes = ranks.wait()
     texts = [ranks.text(i) for i in range(count)]
@@ -109,7 +109,7 @@ def run(folder, count, main_arguments, devices=1, **more) -> list[str]:
 
 
 def weights(workdir) -> dict[str, np.ndarray]:
-  """Every leaf of the newest checkpoint, read without this project's code."""
+  """Returns every leaf of the newest checkpoint, read by Orbax alone."""
   folder = pathlib.Path(workdir) / 'checkpoints'
   newest = max((p for p in folder.iterdir() if p.name.isdigit()),
                key=lambda p: int(p.name))  # fmt: skip

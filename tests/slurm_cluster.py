@@ -20,7 +20,7 @@ _PASSING = ('PENDING', 'RUNNING', 'COMPLETING', 'REQUEUED', 'NODE_FAIL',
 
 
 class Cluster:
-  """Jobs on it; faults only where it is one on this machine."""
+  """Jobs on a cluster; faults only on one that this machine simulates."""
 
   def __init__(self, local: bool):
     self._local = local
@@ -48,7 +48,7 @@ class Cluster:
     return job
 
   def field(self, job, name) -> str:
-    """Of `scontrol show job`: JobState, Restarts, ExitCode."""
+    """Returns a field of `scontrol show job`: JobState, Restarts, ExitCode."""
     text = subprocess.run(
       ['scontrol', 'show', 'job', job], capture_output=True, text=True,
       timeout=60,
@@ -57,7 +57,7 @@ class Cluster:
     return match[1] if match else ''
 
   def wait(self, job, state='COMPLETED', timeout=180) -> None:
-    """Until the job is in this state; no other final one is accepted."""
+    """Waits until a job is in a state; no other final one is accepted."""
     end = time.monotonic() + timeout
     while (now := self.field(job, 'JobState')) != state:
       assert now in _PASSING, now
@@ -69,7 +69,7 @@ class Cluster:
     subprocess.run(['scontrol', 'update', *fields], check=True, timeout=60)
 
   def signal(self, job, name) -> None:
-    """To all tasks of the job, not to its script."""
+    """Signals all tasks of a job, not its script."""
     subprocess.run(['scancel', f'--signal={name}', job], timeout=60)
 
   def cancel_all(self) -> None:
@@ -84,7 +84,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def found(nodes=2):
+def open_cluster(nodes=2):
   """The cluster that `sinfo` finds, else one started here, else a skip."""
   if shutil.which('sinfo') and subprocess.run(
     ['sinfo'], capture_output=True, timeout=60
@@ -123,7 +123,7 @@ def _is_ours():
 
 
 def until(path: pathlib.Path, pattern, timeout=90) -> str:
-  """Waits until a file holds this; its text."""
+  """Waits until a file matches a pattern; returns its text."""
   end = time.monotonic() + timeout
   while True:
     text = path.read_text() if path.exists() else ''

@@ -5,6 +5,7 @@ import os
 import jax
 
 from anp_jax import config as config_lib
+from anp_jax.system import errors
 
 
 class Profile:
@@ -87,7 +88,7 @@ class Profile:
       self._failed(e)
 
   def _failed(self, error):
-    self._note(f'profile  failed, the run goes on: {error}'.splitlines()[0])
+    self._note(f'profile  failed, the run goes on: {errors.first_line(error)}')
 
 
 def _span(steps):

@@ -1,4 +1,4 @@
-"""What XLA and the memory allocators are told, before JAX starts.
+"""Settings of XLA and the memory allocators, made before JAX starts.
 
 XLA reads XLA_FLAGS once, when the first device is opened, and ends the process
 on a flag that it does not know. So each flag is one that jaxlib 0.10.2 and
@@ -18,7 +18,6 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import cores
 
 
@@ -40,16 +39,16 @@ FLAGS = (
   ),
   Setting(
     'xla_gpu_enable_latency_hiding_scheduler', 'true', 'gpu',
-    'gradient sums run beside the backward pass; Hopper and newer do it anyway',
+    'gradient sums overlap the backward pass; Hopper and newer do it anyway',
   ),
   Setting(
     'xla_gpu_all_reduce_combine_threshold_bytes', '1048576', 'gpu',
-    'gradients are joined already (strategies/buckets.py); joined once more, '
+    'gradients are joined already (parallel/buckets.py); joined once more, '
     'the last of them, which nothing hides, would be 30 MB',
   ),
 )  # fmt: skip
 
-# For runs that promise bits, see strategies/invariant.py.
+# For runs that are the same to the bit, see parallel/invariant.py.
 DETERMINISTIC = (
   Setting(
     'xla_gpu_deterministic_ops', 'true', 'gpu',
@@ -90,7 +89,7 @@ def enable(
 
   Args:
     environment: where variables are read and set.
-    deterministic: whether the run promises bits.
+    deterministic: whether the run must be the same to the bit.
     waiting: whether programs wait for what the same CPU devices compute.
     threads: size of the pool that the CPU devices share; 0: as many as cores.
 
@@ -111,18 +110,21 @@ def enable(
   if threads and here == 'cpu' and not any(n in environment for n in _THREADS):
     variables[_THREADS[-1]] = str(threads)
   environment.update(variables)
-  wanted = FLAGS + DETERMINISTIC * deterministic
-  flags = _missing_flags(wanted, here, environment.get('XLA_FLAGS', ''))
+  settings = FLAGS + DETERMINISTIC * deterministic
+  flags = _missing_flags(settings, here, environment.get('XLA_FLAGS', ''))
   if flags:
-    parts = [*flags, environment.get('XLA_FLAGS', '')]
-    environment['XLA_FLAGS'] = ' '.join(parts).strip()
+    words = [*flags, environment.get('XLA_FLAGS', '')]
+    environment['XLA_FLAGS'] = ' '.join(words).strip()
   return flags + [f'{name}={value}' for name, value in variables.items()]
 
 
 def enable_for(
   config, environment: MutableMapping[str, str] = os.environ
 ) -> list[str]:
-  """`enable`, for a run of a config."""
+  """Calls `enable` with the settings of a config's strategy."""
+  # Not before a restart: it imports what a config is made of.
+  from anp_jax.config import strategy as strategy_lib
+
   settings = strategy_lib.find(config).xla_settings(config)
   return enable(environment, **settings)
 
@@ -131,7 +133,7 @@ def use_huge_pages(
   environment: MutableMapping[str, str] = os.environ,
   restart: Callable = os.execve,
 ) -> None:
-  """Starts this process anew, once, with large arrays on huge pages, on a CPU.
+  """Restarts a process that computes on a CPU with large arrays on huge pages.
 
   A step allocates and frees its intermediate results: at 4 KB a page the kernel
   clears 200,000 pages a step of ResNet-50, an eighth of the time. The allocator
@@ -143,7 +145,7 @@ def use_huge_pages(
     restart: called (program, arguments, environment).
   """
   tunables = environment.get('GLIBC_TUNABLES', '')
-  if 'glibc.malloc.hugetlb' in tunables or not _can_start_anew():
+  if 'glibc.malloc.hugetlb' in tunables or not _can_restart():
     return
   # [always]: there is nothing to do; [never]: nothing can be done.
   if platform(environment) != 'cpu' or '[madvise]' not in _read(_HUGE_PAGES):
@@ -158,8 +160,8 @@ def use_huge_pages(
   signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _can_start_anew():
-  """Whether this process's arguments would do the same again."""
+def _can_restart():
+  """Whether the same arguments would start the same process again."""
   # A debugger would be lost.
   monitoring = getattr(sys, 'monitoring', None)
   if sys.gettrace() or (
@@ -172,7 +174,7 @@ def _can_start_anew():
 
 
 def platform(environment: MutableMapping[str, str] = os.environ) -> str:
-  """Where JAX will compute, found out without importing it.
+  """Returns where JAX will compute, without importing it.
 
   Returns:
     'cpu', 'gpu' (NVIDIA's), 'tpu', or another name that JAX_PLATFORMS has.
@@ -197,7 +199,7 @@ def platform(environment: MutableMapping[str, str] = os.environ) -> str:
 def cpu_threads(
   devices: int, environment: MutableMapping[str, str] = os.environ
 ) -> int:
-  """The number of threads in the pool that XLA's CPU devices share.
+  """Returns the number of threads in the pool that XLA's CPU devices share.
 
   Args:
     devices: CPU devices of this process; the pool has a thread for each.
@@ -210,14 +212,14 @@ def cpu_threads(
 
 
 def named_threads(environment: MutableMapping[str, str] = os.environ) -> str:
-  """The text that names the pool's size to XLA; '' where nothing does."""
+  """Returns the text that sets the pool's size; '' if nothing does."""
   return next((environment[n] for n in _THREADS if n in environment), '')
 
 
 def missing_plugin(
   environment: MutableMapping[str, str] = os.environ, root: str = '/'
 ) -> str:
-  """What to install where JAX cannot use an accelerator of this host.
+  """Returns what to install where JAX cannot use this host's accelerator.
 
   JAX itself says nothing, or only warns, and computes on the CPU.
 
@@ -256,7 +258,7 @@ def missing_plugin(
 
 
 def _nvidia(root):
-  """By what an NVIDIA GPU is seen; '' if there is none."""
+  """The file or line that shows an NVIDIA GPU; '' if there is none."""
   for pattern in ('dev/nvidia[0-9]*', 'proc/driver/nvidia/gpus/*'):
     paths = sorted(glob.glob(os.path.join(root, pattern)))
     if paths:
@@ -283,7 +285,7 @@ def _listed_by_nvidia_smi():
 
 
 def _tpu(root, environment):
-  """By what a TPU is seen; '' if there is none. See scripts/hardware.py."""
+  """The file that shows a TPU; '' if there is none. See scripts/hardware.py."""
   for pattern in ('dev/accel[0-9]*', 'dev/vfio/[0-9]*'):
     paths = sorted(glob.glob(os.path.join(root, pattern)))
     # vfio is for any device that a virtual machine is given.
@@ -307,15 +309,15 @@ def _pci(root):
 def not_deterministic(
   platform: str, environment: MutableMapping[str, str] = os.environ
 ) -> list[str]:
-  """The flags that a run which promises bits needs and XLA was not given."""
-  given = environment.get('XLA_FLAGS', '').split()
+  """Returns the flags that a bit-exact run needs and XLA_FLAGS lacks."""
+  words = environment.get('XLA_FLAGS', '').split()
   flags = [
     f'--{s.name}={s.value}' for s in DETERMINISTIC if s.platform == platform
   ]
-  return [flag for flag in flags if flag not in given]
+  return [flag for flag in flags if flag not in words]
 
 
-def _missing_flags(wanted, here, text):
+def _missing_flags(settings, platform, text):
   """The flags of a platform that the text of XLA_FLAGS does not name."""
   # Anything else is the path of a file with flags, which stands alone.
   if text.strip() and not text.lstrip().startswith('-'):
@@ -323,8 +325,8 @@ def _missing_flags(wanted, here, text):
   named = {word.partition('=')[0].lstrip('-') for word in text.split()}
   return [
     f'--{s.name}={s.value}'
-    for s in wanted
-    if s.platform == here and s.name not in named
+    for s in settings
+    if s.platform == platform and s.name not in named
   ]
 
 

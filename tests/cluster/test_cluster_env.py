@@ -58,35 +58,35 @@ _TPU = {
 }
 
 
-def _find(environment=None, *flags):
+def _detect(environment=None, *flags):
   return cluster_env.detect(*flags, environment=environment or {})
 
 
 def _refused(text, environment=None, *flags):
   with pytest.raises(config_lib.ConfigError, match=re.escape(text)):
-    _find(environment, *flags)
+    _detect(environment, *flags)
 
 
 def test_nobody_tells():
-  assert _find() == cluster_env.ALONE
-  assert _find().count == 1 and _find().index == 0
+  assert _detect() == cluster_env.ALONE
+  assert _detect().count == 1 and _detect().index == 0
 
 
 def test_flags():
-  env = _find({}, 'node1:1234', 4, 3)
+  env = _detect({}, 'node1:1234', 4, 3)
   assert env[:4] == ('flags', 3, 4, 'node1:1234')
-  assert _find({}, None, 1, 0).count == 1  # nobody to meet
+  assert _detect({}, None, 1, 0).count == 1  # nobody to meet
 
 
-@pytest.mark.parametrize('others', [_STEP, _MPI, _TPU, {**_STEP, **_MPI}])
-def test_flags_come_first(others):
-  assert _find(others, 'node1:1234', 8, 7)[:4] == (
+@pytest.mark.parametrize('variables', [_STEP, _MPI, _TPU, {**_STEP, **_MPI}])
+def test_flags_come_first(variables):
+  assert _detect(variables, 'node1:1234', 8, 7)[:4] == (
     'flags', 7, 8, 'node1:1234',
   )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-  'environment, how',
+  'environment, launcher',
   [
     ({**_TPU, **_MPI, **_STEP}, 'Slurm'),
     ({**_TPU, **_MPI}, 'Open MPI'),
@@ -94,8 +94,8 @@ def test_flags_come_first(others):
     (_TPU, 'TPU'),
   ],
 )
-def test_the_order_of_launchers(environment, how):
-  assert _find(environment).launcher == how
+def test_the_order_of_launchers(environment, launcher):
+  assert _detect(environment).launcher == launcher
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_flags_at_fault(flags, text):
 
 
 def test_a_slurm_step():
-  env = _find(_STEP)
+  env = _detect(_STEP)
   assert (env.launcher, env.index, env.count) == ('Slurm', 3, 4)
   assert (env.local_index, env.num_hosts) == (1, 2)
   assert re.fullmatch(r'gpu03:6[0-9]{4}', env.coordinator_address)
@@ -129,30 +129,30 @@ def test_a_slurm_step():
 
 
 def test_all_tasks_of_a_step_meet_and_no_others():
-  first = _find({**_STEP, 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'})
-  assert first.coordinator_address == _find(_STEP).coordinator_address
-  assert first.token == _find(_STEP).token
+  first = _detect({**_STEP, 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'})
+  assert first.coordinator_address == _detect(_STEP).coordinator_address
+  assert first.token == _detect(_STEP).token
   for key in ('SLURM_JOB_ID', 'SLURM_STEP_ID'):
-    other = _find({**_STEP, key: '7'})
+    other = _detect({**_STEP, key: '7'})
     assert other.token != first.token
     assert other.coordinator_address != first.coordinator_address
   # Processes of the start before this one may still be there.
-  assert _find({**_STEP, 'SLURM_RESTART_COUNT': '1'}).token != first.token
+  assert _detect({**_STEP, 'SLURM_RESTART_COUNT': '1'}).token != first.token
 
 
 def test_a_coordinator_or_port_of_ones_own_under_slurm():
-  assert _find(_STEP, 'mine:99').coordinator_address == 'mine:99'
+  assert _detect(_STEP, 'mine:99').coordinator_address == 'mine:99'
   port = {'JAX_COORDINATOR_PORT': '99'}
-  assert _find({**_STEP, **port}).coordinator_address == 'gpu03:99'
+  assert _detect({**_STEP, **port}).coordinator_address == 'gpu03:99'
 
 
 def test_a_batch_shell_is_one_process():
-  assert _find(_BATCH) == cluster_env.ALONE
+  assert _detect(_BATCH) == cluster_env.ALONE
 
 
 def test_a_step_of_one_task_is_one_process():
-  one = {'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}
-  env = _find({**_STEP, **one})
+  single_task = {'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}
+  env = _detect({**_STEP, **single_task})
   assert (env.launcher, env.count, env.index) == ('Slurm', 1, 0)
 
 
@@ -160,7 +160,7 @@ def test_a_step_of_one_task_is_one_process():
 def test_mpirun_within_a_slurm_step(tasks):
   """In srun's shell, or below mpirun's daemons, which srun has started."""
   step = {**_STEP, 'SLURM_STEP_NUM_TASKS': tasks, 'SLURM_PROCID': '0'}
-  env = _find({**step, **_MPI})
+  env = _detect({**step, **_MPI})
   assert (env.launcher, env.index, env.count) == ('Open MPI', 2, 4)
 
 
@@ -193,45 +193,53 @@ def test_a_loopback_coordinator_of_several_hosts(launcher, host):
 
 
 def test_a_loopback_coordinator_of_one_host():
-  one = {'SLURM_STEP_NUM_NODES': '1', 'SLURM_STEP_NODELIST': 'localhost'}
-  assert _find({**_STEP, **one}).coordinator_address.startswith('localhost:')
-  assert _find({}, '127.0.0.1:99', 2, 1).coordinator_address == '127.0.0.1:99'
+  single_host = {
+    'SLURM_STEP_NUM_NODES': '1',
+    'SLURM_STEP_NODELIST': 'localhost',
+  }
+  assert _detect({**_STEP, **single_host}).coordinator_address.startswith(
+    'localhost:'
+  )
+  assert _detect({}, '127.0.0.1:99', 2, 1).coordinator_address == '127.0.0.1:99'
 
 
 def test_open_mpi_4():
-  env = _find(_MPI)
+  env = _detect(_MPI)
   assert (env.launcher, env.index, env.count) == ('Open MPI', 2, 4)
   assert env.local_index == 0
   assert re.fullmatch(r'10\.96\.0\.1:6[0-9]{4}', env.coordinator_address)
   assert env.token == '1531576321'
-  assert _find(_MPI, 'node1:99').coordinator_address == 'node1:99'
+  assert _detect(_MPI, 'node1:99').coordinator_address == 'node1:99'
 
 
 def test_open_mpi_on_one_host():
-  one = {'OMPI_COMM_WORLD_LOCAL_SIZE': '4', 'OMPI_COMM_WORLD_LOCAL_RANK': '2'}
-  env = _find({**_MPI_5, **one})
+  single_host = {
+    'OMPI_COMM_WORLD_LOCAL_SIZE': '4',
+    'OMPI_COMM_WORLD_LOCAL_RANK': '2',
+  }
+  env = _detect({**_MPI_5, **single_host})
   assert re.fullmatch(r'127\.0\.0\.1:6[0-9]{4}', env.coordinator_address)
   assert (env.num_hosts, env.local_index) == (1, 2)
 
 
 def test_open_mpi_5_needs_a_coordinator_for_several_hosts():
   _refused('Open MPI does not tell where process 0 runs', _MPI_5)
-  env = _find(_MPI_5, 'gpu03:99')
+  env = _detect(_MPI_5, 'gpu03:99')
   assert (env.index, env.coordinator_address) == (2, 'gpu03:99')
   assert env.token == 'prterun-gpu03-8151@1'
 
 
 def test_mpirun_of_one_process():
-  one = {'OMPI_COMM_WORLD_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0'}
-  assert _find({**_MPI, **one}).count == 1
+  single_task = {'OMPI_COMM_WORLD_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0'}
+  assert _detect({**_MPI, **single_task}).count == 1
 
 
 def test_a_tpu_pod():
-  env = _find(_TPU)
+  env = _detect(_TPU)
   assert (env.launcher, env.index, env.count) == ('TPU', 1, 3)
   assert env.coordinator_address == 't1k-w-0.svc:61440'
   alone = {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_WORKER_ID': '0'}
-  assert _find(alone) == cluster_env.ALONE
+  assert _detect(alone) == cluster_env.ALONE
 
 
 class _Metadata(http.server.BaseHTTPRequestHandler):
@@ -240,13 +248,13 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
   def do_GET(self):
     assert self.headers['Metadata-Flavor'] == 'Google'
     key = self.path.removeprefix('/computeMetadata/v1/instance/attributes/')
-    self.server.asked.append(key)
+    self.server.requests.append(key)
     # Not ready at first.
-    found = self.server.attributes.get(key)
-    status = 503 if len(self.server.asked) < 3 else 200 if found else 404
+    value = self.server.attributes.get(key)
+    status = 503 if len(self.server.requests) < 3 else 200 if value else 404
     self.send_response(status)
     self.end_headers()
-    self.wfile.write((found or '').encode() if status == 200 else b'')
+    self.wfile.write((value or '').encode() if status == 200 else b'')
 
   def log_message(self, *_):
     pass
@@ -258,20 +266,20 @@ _TPU_ENV = "ACCELERATOR_TYPE: 'v4-16'\nMEGASCALE_NUM_SLICES: '{}'\nZONE: 'a'\n"
 
 @pytest.fixture
 def tpu_vm(monkeypatch):
-  """(attributes, more) -> the place that a TPU VM finds."""
+  """(attributes, more) -> the ClusterEnv that a TPU VM detects."""
   monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'tpu')
   monkeypatch.setattr(tpu_metadata, '_RETRY', 0.01)
   with http.server.HTTPServer(('127.0.0.1', 0), _Metadata) as server:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
 
-    def find(attributes, more=None):
-      server.attributes, server.asked = attributes, []
+    def detect(attributes, more=None):
+      server.attributes, server.requests = attributes, []
       address = f'127.0.0.1:{server.server_port}'
-      return _find({'GCE_METADATA_IP': address, **(more or {})})
+      return _detect({'GCE_METADATA_IP': address, **(more or {})})
 
-    find.server = server
-    yield find
+    detect.server = server
+    yield detect
     server.shutdown()
     thread.join()
 
@@ -305,14 +313,14 @@ def test_who_does_not_ask_the_metadata_server(tpu_vm, monkeypatch):
   assert tpu_vm(pod, _STEP).launcher == 'Slurm'
   monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'cpu')
   assert tpu_vm(pod) == cluster_env.ALONE
-  assert not tpu_vm.server.asked
+  assert not tpu_vm.server.requests
 
 
 def test_a_metadata_server_that_is_not_there(tpu_vm, monkeypatch):
   monkeypatch.setattr(tpu_metadata, '_TRIES', 2)
-  with socket.socket() as taken:  # bound, and deaf
-    taken.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{taken.getsockname()[1]}'
+  with socket.socket() as deaf:  # bound, and deaf
+    deaf.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{deaf.getsockname()[1]}'
     assert tpu_vm({}, {'GCE_METADATA_IP': address}) == cluster_env.ALONE
 
 
@@ -329,8 +337,8 @@ def test_what_a_metadata_server_may_not_say(tpu_vm):
 
 def test_several_slices_are_refused():
   _refused('MEGASCALE_NUM_SLICES=2', {**_TPU, 'MEGASCALE_NUM_SLICES': '2'})
-  one = {**_TPU, 'MEGASCALE_NUM_SLICES': '1'}
-  assert _find(one) == _find(_TPU)
+  single_slice = {**_TPU, 'MEGASCALE_NUM_SLICES': '1'}
+  assert _detect(single_slice) == _detect(_TPU)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +353,7 @@ def test_several_slices_are_refused():
 )
 def test_addresses(address, parts):
   assert cluster_env.split_address(address) == parts
-  assert _find({}, address, 2, 0).coordinator_address == address
+  assert _detect({}, address, 2, 0).coordinator_address == address
 
 
 @pytest.mark.parametrize(

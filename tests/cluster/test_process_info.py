@@ -14,7 +14,7 @@ from anp_jax.system import xla_flags
 _GPUS = ('GPU-1a2b', 'GPU-1c3d', 'GPU-5e6f', 'GPU-7a8b')
 
 
-def _card(index, host='a', **values):
+def _info(index, host='a', **values):
   return {
     'index': index, 'count': 2, 'token': '', 'host': host, 'local_index': -1,
     'platform': 'cpu', 'problem': '', 'gpus': [], 'loopback': '',
@@ -28,13 +28,13 @@ def _card(index, host='a', **values):
 def _with_gpus(*sets, hosts='aaaa', order=None):
   order = order or range(len(sets))
   return [
-    _card(i, hosts[i], platform='gpu', gpus=list(gpus), local_index=local)
+    _info(i, hosts[i], platform='gpu', gpus=list(gpus), local_index=local)
     for i, (gpus, local) in enumerate(zip(sets, order))
   ]
 
 
 def test_what_agrees_starts():
-  assert process_info.first_mismatch([_card(0, 'a'), _card(1, 'b')]) == ''
+  assert process_info.first_mismatch([_info(0, 'a'), _info(1, 'b')]) == ''
 
 
 @pytest.mark.parametrize(
@@ -70,33 +70,33 @@ def test_what_agrees_starts():
   ],
 )
 def test_what_differs_is_named(change, text):
-  shown = [_card(0, 'a'), _card(1, 'b', **change)]
-  assert process_info.first_mismatch(shown).startswith(text)
+  infos = [_info(0, 'a'), _info(1, 'b', **change)]
+  assert process_info.first_mismatch(infos).startswith(text)
 
 
 def test_the_first_problem_of_rank_0_is_told():
-  shown = [_card(0, 'a', problem='no driver'), _card(1, 'b', code='beef')]
-  assert process_info.first_mismatch(shown) == 'rank 0 on a: no driver'
+  infos = [_info(0, 'a', problem='no driver'), _info(1, 'b', code='beef')]
+  assert process_info.first_mismatch(infos) == 'rank 0 on a: no driver'
 
 
 def test_a_loopback_name_is_no_matter_on_one_host():
-  shown = [_card(i, 'a', loopback='127.0.1.1') for i in range(2)]
-  assert process_info.first_mismatch(shown) == ''
+  infos = [_info(i, 'a', loopback='127.0.1.1') for i in range(2)]
+  assert process_info.first_mismatch(infos) == ''
 
 
 def test_equal_sets_are_divided():
-  shown = _with_gpus(_GPUS, _GPUS)
-  assert process_info.devices(shown) == ([[0, 1], [2, 3]], '')
+  infos = _with_gpus(_GPUS, _GPUS)
+  assert process_info.devices(infos) == ([[0, 1], [2, 3]], '')
   # By the place on the host, which need not follow the rank.
-  shown = _with_gpus(_GPUS, _GPUS, order=[1, 0])
-  assert process_info.devices(shown) == ([[2, 3], [0, 1]], '')
-  shown = _with_gpus(_GPUS, _GPUS, _GPUS, _GPUS, hosts='abab')
-  assert process_info.devices(shown) == ([[0, 1], [0, 1], [2, 3], [2, 3]], '')
+  infos = _with_gpus(_GPUS, _GPUS, order=[1, 0])
+  assert process_info.devices(infos) == ([[2, 3], [0, 1]], '')
+  infos = _with_gpus(_GPUS, _GPUS, _GPUS, _GPUS, hosts='abab')
+  assert process_info.devices(infos) == ([[0, 1], [0, 1], [2, 3], [2, 3]], '')
 
 
 def test_sets_of_their_own_are_taken_whole():
-  shown = _with_gpus(_GPUS[:1], _GPUS[1:2], _GPUS[2:])
-  assert process_info.devices(shown) == ([[0], [0], [0, 1]], '')
+  infos = _with_gpus(_GPUS[:1], _GPUS[1:2], _GPUS[2:])
+  assert process_info.devices(infos) == ([[0], [0], [0, 1]], '')
   assert process_info.devices(_with_gpus(_GPUS)) == ([[0, 1, 2, 3]], '')
 
 
@@ -122,15 +122,15 @@ def test_sets_of_their_own_are_taken_whole():
   ],
 )
 def test_gpus_that_cannot_be_shared(sets, text):
-  shown = _with_gpus(*sets)
-  assert process_info.devices(shown)[1].startswith(text)
-  assert process_info.first_mismatch(shown).startswith(text)
+  infos = _with_gpus(*sets)
+  assert process_info.devices(infos)[1].startswith(text)
+  assert process_info.first_mismatch(infos).startswith(text)
 
 
 def test_a_host_without_gpus():
-  shown = _with_gpus((), _GPUS, hosts='ab')
+  infos = _with_gpus((), _GPUS, hosts='ab')
   text = 'rank 0 on a sees no GPU, though rank 1 on b does'
-  assert process_info.devices(shown)[1] == text
+  assert process_info.devices(infos)[1] == text
 
 
 def test_where_nothing_is_known_jax_decides():
@@ -195,7 +195,7 @@ def here(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'given',
+  'variables',
   [
     {'SLURM_GPUS_ON_NODE': '4'},
     {'SLURM_JOB_GPUS': '0'},  # the index of the first
@@ -203,38 +203,40 @@ def here(monkeypatch):
     {'SLURM_JOB_GPUS': '2,3'},
   ],
 )
-def test_gpus_of_slurm_that_jax_does_not_see(here, given):
-  text = process_info.startup_problem(given)
-  key, value = next(iter(given.items()))
+def test_gpus_of_slurm_that_jax_does_not_see(here, variables):
+  text = process_info.startup_problem(variables)
+  key, value = next(iter(variables.items()))
   assert f'Slurm gave this job GPUs ({key}={value})' in text
   assert 'compute on cpu: JAX has no CUDA here' in text
   for hidden in ('', '-1'):
     text = process_info.startup_problem(
-      {**given, 'CUDA_VISIBLE_DEVICES': hidden}
+      {**variables, 'CUDA_VISIBLE_DEVICES': hidden}
     )
     assert f'CUDA_VISIBLE_DEVICES={hidden!r} hides them' in text
 
 
 def test_no_problem_with_gpus_of_slurm(here):
-  given = {'SLURM_GPUS_ON_NODE': '4'}
+  variables = {'SLURM_GPUS_ON_NODE': '4'}
   assert process_info.startup_problem({'SLURM_JOB_ID': '1'}) == ''
   assert process_info.startup_problem({'SLURM_GPUS_ON_NODE': '0'}) == ''
   assert process_info.startup_problem({'SLURM_JOB_GPUS': ''}) == ''
-  assert process_info.startup_problem({**given, 'JAX_PLATFORMS': 'cpu'}) == ''
+  assert (
+    process_info.startup_problem({**variables, 'JAX_PLATFORMS': 'cpu'}) == ''
+  )
   here('gpu')
-  assert process_info.startup_problem(given) == ''
+  assert process_info.startup_problem(variables) == ''
 
 
-def test_a_card(config, here):
+def test_what_a_process_tells(config, here):
   env = cluster_env.ClusterEnv('flags', 1, 2, 'a:1', token='job')
-  card = process_info.collect(env, config, {'--mode': 'train'}, {})
-  assert json.loads(json.dumps(card)) == card
-  assert (card['index'], card['count'], card['token']) == (1, 2, 'job')
-  assert card['versions']['jax'] == jax.__version__
-  assert card['config']['optimizer.learning_rate'] == repr(
+  info = process_info.collect(env, config, {'--mode': 'train'}, {})
+  assert json.loads(json.dumps(info)) == info
+  assert (info['index'], info['count'], info['token']) == (1, 2, 'job')
+  assert info['versions']['jax'] == jax.__version__
+  assert info['config']['optimizer.learning_rate'] == repr(
     config.optimizer.learning_rate
   )
-  assert process_info.name(card) == f'rank 1 on {card["host"]}'
+  assert process_info.name(info) == f'rank 1 on {info["host"]}'
 
 
 def test_a_config_of_one_value_less_is_seen(config, here):

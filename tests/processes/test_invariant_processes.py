@@ -90,15 +90,15 @@ def _results(workdir):
   return results
 
 
-def _assert_same(workdir, wanted):
+def _assert_same(workdir, expected):
   results = _results(workdir)
-  assert results.keys() == wanted.keys()
-  assert not [name for name in wanted if results[name] != wanted[name]]
+  assert results.keys() == expected.keys()
+  assert not [name for name in expected if results[name] != expected[name]]
 
 
 @pytest.fixture(scope='module')
 def photographs(tmp_path_factory):
-  """A tree of JPEG files of unlike classes, of which one cannot be read."""
+  """A tree of JPEG files of unlike classes; one cannot be read."""
   root = tmp_path_factory.mktemp('photographs')
   random = np.random.default_rng(0)
   for split, counts in ('train', (40, 24, 12)), ('validation', (9, 8, 10)):
@@ -119,12 +119,12 @@ def lenet(tmp_path_factory):
   """A run of LeNet's shipped recipe on one core, in shards on one device."""
   folder = tmp_path_factory.mktemp('lenet')
   _run(folder, 'lenet.py', _LENET, ONE_CORE)
-  wanted = _results(folder / 'run')
+  expected = _results(folder / 'run')
   expected = {'20/params/conv1/kernel', 'validation of step 20', 'best'}
   for name in ('scores.json', 'predictions.csv'):
     expected.add(f'evaluation/20-validation/{name}')
-  assert expected <= wanted.keys()
-  return folder, wanted
+  assert expected <= expected.keys()
+  return folder, expected
 
 
 @pytest.mark.parametrize('topology', [ALL_CORES, TWO, FOUR, BOUND, TWO_BY_TWO])
@@ -140,21 +140,21 @@ def test_a_run_may_go_on_on_other_devices(tmp_path, lenet):
     _run(
       tmp_path, 'lenet.py', _LENET | {'duration': f'{steps} steps'}, topology
     )
-  results, wanted = _results(tmp_path / 'run'), lenet[1]
+  results, expected = _results(tmp_path / 'run'), lenet[1]
   # A part's end is scored too, and so may be among the best.
-  compared = [name for name in wanted if name != 'best']
+  compared = [name for name in expected if name != 'best']
   assert set(compared) <= results.keys()
-  assert not [name for name in compared if results[name] != wanted[name]]
+  assert not [name for name in compared if results[name] != expected[name]]
 
 
 def test_a_checkpoint_has_the_same_scores_on_any_devices(tmp_path, lenet):
-  folder, wanted = lenet
+  folder, expected = lenet
   for name, topology in (('four', FOUR), ('two', BOUND)):
     output = tmp_path / name
     _run(folder, 'lenet.py', _LENET, topology, '--mode=evaluate',
          f'--output={output}')  # fmt: skip
     for file in ('scores.json', 'predictions.csv'):
-      before = wanted[f'evaluation/20-validation/{file}']
+      before = expected[f'evaluation/20-validation/{file}']
       assert (output / file).read_bytes() == before
 
 
@@ -164,10 +164,10 @@ def test_a_checkpoint_has_the_same_scores_on_any_devices(tmp_path, lenet):
 def test_photographs_with_everything_on(tmp_path, photographs, topology):
   keys = _RESNET | {'data.path': photographs}
   _run(tmp_path / 'one', 'resnet_anp.py:tiny', keys, ONE_CORE)
-  wanted = _results(tmp_path / 'one' / 'run')
-  assert 'evaluation/8-validation/predictions.csv' in wanted
+  expected = _results(tmp_path / 'one' / 'run')
+  assert 'evaluation/8-validation/predictions.csv' in expected
   _run(tmp_path / 'many', 'resnet_anp.py:tiny', keys, topology)
-  _assert_same(tmp_path / 'many' / 'run', wanted)
+  _assert_same(tmp_path / 'many' / 'run', expected)
 
 
 def test_a_module_of_the_user_is_given_no_axis(tmp_path):

@@ -33,11 +33,11 @@ def _losses(workdir):
   return {(r['kind'], r['step']): r['loss'] for r in lines}
 
 
-def _compare(one, many, rel):
-  wanted, found = _losses(one), _losses(many)
-  assert wanted.keys() == found.keys()
-  for key, loss in wanted.items():
-    assert found[key] == pytest.approx(loss, rel=rel), key
+def _compare(single, many, rel):
+  expected, losses = _losses(single), _losses(many)
+  assert expected.keys() == losses.keys()
+  for key, loss in expected.items():
+    assert losses[key] == pytest.approx(loss, rel=rel), key
 
 
 def _until(ranks, pattern, rank=0, timeout=60):
@@ -124,7 +124,7 @@ def test_loss_curve_in_float64(colours, float64_alone, devices):
   losses = _losses(float64_alone)
   assert losses['train', 50] < losses['train', 1] / 2
   many = colours('-'.join(map(str, devices)), devices)
-  # 2^-53 a sum, of which 50 steps each amplify the error of the last.
+  # 2^-53 a sum; 50 steps each amplify the error of the last.
   _compare(float64_alone, many, 1e-9)
 
 
@@ -155,11 +155,11 @@ def test_any_topology_continues_any_other(tmp_path, unbroken, sharding):
       ),
       devices,
     )  # fmt: skip
-  wanted, found = _losses(unbroken), _losses(tmp_path / 'run')
+  expected, losses = _losses(unbroken), _losses(tmp_path / 'run')
   for step in range(1, 13):
     # Another order of sums in float32; another batch would be off by far more.
-    assert found['train', step] == pytest.approx(
-      wanted['train', step], rel=1e-5
+    assert losses['train', step] == pytest.approx(
+      expected['train', step], rel=1e-5
     )
 
 
@@ -316,12 +316,13 @@ def test_the_time_limit_saves_in_time(tmp_path):
 def test_ranks_that_differ_do_not_start(tmp_path, rank1, words):
   (tmp_path / 'run').mkdir()
   port = launching.free_port()
-  both = launching.arguments(tmp_path / 'run')
+  arguments = launching.arguments(tmp_path / 'run')
   flags = [f'--coordinator=127.0.0.1:{port}', '--num_processes=2']
   start = time.monotonic()
   children = [
     subprocess.Popen(
-      [os.sys.executable, 'main.py', *flags, f'--process_id={i}', *both, *more],
+      [os.sys.executable, 'main.py', *flags, f'--process_id={i}', *arguments,
+       *more],
       cwd=launching.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
       text=True,
     )
@@ -378,7 +379,7 @@ def test_a_missing_rank_is_named(tmp_path):
   'where', ['import', pytest.param('devices', marks=_SOAK)]
 )
 def test_a_rank_that_is_stuck_while_jax_starts_is_named(tmp_path, where):
-  """Of a file system that hangs, or a driver."""
+  """A file system that hangs, or a driver."""
   keys = {'cluster.rendezvous_timeout': '8'}
   with launching.Ranks(
     tmp_path, 2, launching.arguments(tmp_path / 'run', **keys),
@@ -441,7 +442,7 @@ def test_nobody_at_the_coordinator(tmp_path):
 
 @pytest.mark.soak
 def test_launch_local(tmp_path):
-  """As the documentation has it; and its status is that of the failing rank."""
+  """The documented command; its status is that of the failing rank."""
   command = ['scripts/launch_local.sh', '2', '--devices=2', '--bind']
   environment = {**os.environ, 'PYTHON': os.sys.executable}
   done = subprocess.run(
@@ -481,7 +482,7 @@ def test_launch_local_passes_signals_on(tmp_path):
 
 @pytest.fixture
 def photographs(tmp_path):
-  """A tree of which one file is no image; the keys that name it."""
+  """A tree with one file that is no image; the keys that name it."""
   rng = np.random.default_rng(0)
   for split, count in (('train', 24), ('validation', 8)):
     for i in range(count):

@@ -124,7 +124,7 @@ def test_killed_worker_stops_nobody_and_may_come_back(tmp_path):
     _until(tmp_path, 100, ranks)
     _kill(ranks, 2)
     _until(tmp_path, len(_updates(tmp_path)) + 100, ranks)
-    ranks.again(2)
+    ranks.restart(2)
     codes = ranks.wait()
     assert codes == [0, 0, 0], ranks.text(0) + ranks.text(2)
   _whole(tmp_path, 600)
@@ -157,7 +157,7 @@ def test_killed_server_returns_all_to_the_newest_checkpoint(tmp_path, rank):
     _until(tmp_path, 130, ranks)
     _until_saved(tmp_path, ranks)
     _kill(ranks, rank)
-    ranks.again(rank)
+    ranks.restart(rank)
     codes = ranks.wait()
     assert codes == [0, 0, 0], '\n'.join(ranks.text(i) for i in range(3))
   _whole(tmp_path, 600)
@@ -185,7 +185,7 @@ def test_random_kills(tmp_path):
       time.sleep(rng.uniform(0, 3))
       rank = rng.randrange(3)
       _kill(ranks, rank)
-      ranks.again(rank)
+      ranks.restart(rank)
     codes = ranks.wait(300)
     assert codes == [0, 0, 0], '\n'.join(ranks.text(i) for i in range(3))
   _whole(tmp_path, steps)
@@ -219,7 +219,7 @@ def test_a_kill_in_each_phase(tmp_path, kills):
     while any(p.poll() is None for p in ranks.processes):
       for rank, process in enumerate(ranks.processes):
         if process.poll() == -signal.SIGKILL:
-          ranks.again(rank)
+          ranks.restart(rank)
       assert time.monotonic() < end, ranks.text(0)
       time.sleep(0.1)
     assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope='module')
 def cluster():
-  with slurm_cluster.found() as slurm:
+  with slurm_cluster.open_cluster() as slurm:
     yield slurm
     slurm.cancel_all()
 

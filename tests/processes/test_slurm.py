@@ -33,8 +33,8 @@ _RUNS = int(os.environ.get('ANP_SOAK_RUNS', '1'))
 
 @pytest.fixture(scope='module')
 def cluster():
-  with slurm_cluster.found() as found:
-    yield found
+  with slurm_cluster.open_cluster() as slurm:
+    yield slurm
 
 
 @pytest.fixture(autouse=True)
@@ -61,15 +61,18 @@ def _submit(cluster, folder, options=(), keys=_KEYS, **environment):
   )
 
 
-def _same_run(ours, wanted):
+def _same_run(workdir, expected):
   """Every leaf of the last state, and every number written on the way."""
-  have, want = launching.weights(ours), launching.weights(wanted)
-  assert have.keys() == want.keys() and f'{_STEPS}/params/conv1/kernel' in want
+  actual = launching.weights(workdir)
+  want = launching.weights(expected)
+  assert (
+    actual.keys() == want.keys() and f'{_STEPS}/params/conv1/kernel' in want
+  )
   for name, leaf in want.items():
-    np.testing.assert_array_equal(have[name], leaf, err_msg=name)
+    np.testing.assert_array_equal(actual[name], leaf, err_msg=name)
   lines = [
-    [(r['kind'], r['step'], r['loss']) for r in telemetry.read(str(workdir))]
-    for workdir in (ours, wanted)
+    [(r['kind'], r['step'], r['loss']) for r in telemetry.read(str(folder))]
+    for folder in (workdir, expected)
   ]
   assert lines[0] == lines[1]
 
@@ -201,7 +204,7 @@ def test_preempted(cluster, tmp_path):
   """A job of a partition that another one may push aside comes back."""
   partitions = os.popen('sinfo -h -o %R').read().split()
   if not {'low', 'high'} <= set(partitions):
-    pytest.skip('no partitions low and high, of which one preempts the other')
+    pytest.skip('no partitions low and high, one preempting the other')
   keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps',
           'eval.every': '1000000 steps'}  # fmt: skip
   job = _submit(cluster, tmp_path, ['-p', 'low', '--exclusive'], keys)
@@ -256,7 +259,7 @@ def test_bad_input_of_one_rank_is_not_started_again(cluster, tmp_path):
 
 
 def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
-  """Also after three starts before, none of which came to a checkpoint."""
+  """Also after three starts that came to no checkpoint."""
   workdir, laps = tmp_path / 'run', 16
   arguments = [
     '--config=configs/relay_anp.py:tiny', f'--workdir={workdir}',
@@ -318,10 +321,10 @@ def test_sweep(cluster, tmp_path):
   )  # fmt: skip
   for number in (1, 2):
     slurm_cluster.until(tmp_path / f'job-{number}.log', 'start 1')
-    own = cluster.field(f'{array}_{number}', 'JobId')
-    log = tmp_path / f'runs/{number}/logs/{own}-0.log'
+    job_id = cluster.field(f'{array}_{number}', 'JobId')
+    log = tmp_path / f'runs/{number}/logs/{job_id}-0.log'
     slurm_cluster.until(log, r'\b10/200')
-    if own == array:
+    if job_id == array:
       stopped = number
   subprocess.run(
     ['scancel', '--batch', '--signal=USR1', f'{array}_{stopped}'], timeout=60

@@ -17,14 +17,14 @@ _TRAIN = 'scripts/slurm/train.sbatch'
 
 @pytest.fixture(scope='module')
 def cluster():
-  with slurm_cluster.found(nodes=4) as found:
-    yield found
-    found.cancel_all()
+  with slurm_cluster.open_cluster(nodes=4) as slurm:
+    yield slurm
+    slurm.cancel_all()
 
 
 @pytest.fixture
 def three_nodes(cluster):
-  """Of the four; returns a function that brings the fourth back."""
+  """A cluster without its fourth node; returns what brings it back."""
   cluster.fault('node-kill', 'node4')
   # Slurm would see that by itself after half a minute.
   cluster.update('nodename=node4', 'state=down', 'reason=test')
@@ -35,7 +35,7 @@ def three_nodes(cluster):
 
 
 def _resize(cluster, job, nodes, tasks):
-  """As docs/clusters.md says, while the job waits."""
+  """Resizes a job while it waits, with the command of docs/clusters.md."""
   cluster.wait(job, 'PENDING', timeout=60)
   cluster.update(
     f'jobid={job}', f'numnodes={nodes}', f'numtasks={nodes * tasks}',

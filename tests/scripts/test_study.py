@@ -711,7 +711,7 @@ def test_the_command_on_one_and_two_processes(tmp_path):
 @pytest.mark.soak
 def test_the_command_on_a_cluster(tmp_path):
   """Jobs of one and two nodes, and one that cannot be."""
-  with slurm_cluster.found():
+  with slurm_cluster.open_cluster():
     done = subprocess.run(
       [
         sys.executable, '-m', 'scripts.study',

@@ -35,9 +35,9 @@ def _interrupted(program):
   """What a program prints and ends with that is interrupted once it is ready.
 
   Args:
-    program: lines after `watch`; prints 'ready' and flushes.
+    program: lines after `install`; prints 'ready' and flushes.
   """
-  head = 'from anp_jax.system import interrupts\ninterrupts.watch()\n'
+  head = 'from anp_jax.system import interrupts\ninterrupts.install()\n'
   with _start('-c', head + program) as process:
     try:
       assert process.stdout.readline() == 'ready\n'
@@ -96,7 +96,7 @@ time.sleep(30)
 
 def test_a_second_one_does_not_wait_for_the_first():
   """Telling the other processes may take its time."""
-  head = 'from anp_jax.system import interrupts\ninterrupts.watch()\n'
+  head = 'from anp_jax.system import interrupts\ninterrupts.install()\n'
   program = """
 import time
 interrupts.listen()

@@ -1,4 +1,4 @@
-"""Tests of xla_flags: the user's word stands, and XLA takes every flag."""
+"""What the user has set stands, and XLA takes every flag."""
 
 import os
 import pathlib
@@ -19,12 +19,12 @@ _GPU = {'JAX_PLATFORMS': 'cuda'}
 
 @pytest.fixture(autouse=True)
 def before_jax_starts(monkeypatch):
-  """As main.py finds it: these tests' own process has devices already."""
+  """The state in which main.py starts; this process has devices already."""
   monkeypatch.setattr(xla_flags, '_devices_are_open', lambda: False)
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def host_has(monkeypatch):
   """Says which packages are installed and which files exist."""
 
   def pretend(*names):
@@ -63,8 +63,8 @@ def test_a_cpu_gets_its_flag():
   flag = f'--{_LIBRARY}=LIBRARY_FUSION_TYPE_DOT'
   assert xla_flags.enable(environment) == [flag]
   assert environment['XLA_FLAGS'] == f'{flag} --xla_dump_to=/x'
-  theirs = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': f'--{_LIBRARY}='}
-  assert xla_flags.enable(theirs) == []
+  user_flags = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': f'--{_LIBRARY}='}
+  assert xla_flags.enable(user_flags) == []
 
 
 @pytest.mark.parametrize(
@@ -94,29 +94,31 @@ def test_a_run_that_promises_bits_gets_its_threads(config):
   xla_flags.enable_for(config, environment)
   assert environment['NPROC'] == '6'
   for name in ('NPROC', 'PJRT_NPROC'):
-    theirs = {'JAX_PLATFORMS': 'cpu', name: '9'}
-    xla_flags.enable_for(config, theirs)
-    assert {k: theirs.get(k) for k in ('NPROC', 'PJRT_NPROC')} == {
+    user_flags = {'JAX_PLATFORMS': 'cpu', name: '9'}
+    xla_flags.enable_for(config, user_flags)
+    assert {k: user_flags.get(k) for k in ('NPROC', 'PJRT_NPROC')} == {
       'NPROC': None, 'PJRT_NPROC': None, name: '9',
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-  'theirs',
+  'user_flags',
   [f'--{_LATENCY}=false', f'--{_LATENCY}', f'--xla_a=1 --{_LATENCY}=0'],
 )
-def test_a_flag_that_the_user_names_is_left_as_it_is(theirs):
-  environment = {**_GPU, 'XLA_FLAGS': theirs}
+def test_a_flag_that_the_user_names_is_left_as_it_is(user_flags):
+  environment = {**_GPU, 'XLA_FLAGS': user_flags}
   assert not any(_LATENCY in s for s in xla_flags.enable(environment))
-  assert environment['XLA_FLAGS'] == f'{_COMBINE} {theirs}'
+  assert environment['XLA_FLAGS'] == f'{_COMBINE} {user_flags}'
 
 
 def test_other_flags_of_the_user_come_last():
   # XLA takes the last of two values. Only the whole name counts.
-  theirs = f'--{_LATENCY}_or_so=1 --xla_dump_to=/x'
-  environment = {**_GPU, 'XLA_FLAGS': theirs}
+  user_flags = f'--{_LATENCY}_or_so=1 --xla_dump_to=/x'
+  environment = {**_GPU, 'XLA_FLAGS': user_flags}
   xla_flags.enable(environment)
-  assert environment['XLA_FLAGS'] == f'--{_LATENCY}=true {_COMBINE} {theirs}'
+  assert (
+    environment['XLA_FLAGS'] == f'--{_LATENCY}=true {_COMBINE} {user_flags}'
+  )
 
 
 def test_a_file_of_flags_is_left_alone():
@@ -142,7 +144,7 @@ def test_the_users_share_of_memory_stands(name):
     ([], {}, 'cpu'),
     (['jax_cuda13_plugin', '/proc/driver/nvidia'], {}, 'gpu'),
     (['jax_cuda12_plugin', '/dev/dxg'], {}, 'gpu'),
-    # A CPU build beside a card; a login node without one; a hidden card.
+    # A CPU build where a card is; a login node without one; a hidden card.
     (['/proc/driver/nvidia'], {}, 'cpu'),
     (['jax_cuda13_plugin'], {}, 'cpu'),
     (
@@ -165,8 +167,8 @@ def test_the_users_share_of_memory_stands(name):
     (['libtpu'], {}, 'cpu'),
   ],
 )
-def test_platform(seen, names, variables, platform):
-  seen(*names)
+def test_platform(host_has, names, variables, platform):
+  host_has(*names)
   assert xla_flags.platform(variables) == platform
 
 
@@ -192,6 +194,7 @@ def no_tool(monkeypatch, tmp_path):
   monkeypatch.setenv('PATH', str(tmp_path / 'nowhere'))
 
 
+@pytest.mark.usefixtures('no_tool')
 @pytest.mark.parametrize(
   'files, variables, plugins, words',
   [
@@ -213,7 +216,7 @@ def no_tool(monkeypatch, tmp_path):
     ({'dev/nvidia0': '', 'dev/accel0': ''}, {'JAX_PLATFORMS': 'cpu'}, (), []),
     ({'dev/nvidia0': ''}, {'CUDA_VISIBLE_DEVICES': ''}, (), []),
     ({'dev/nvidia0': ''}, {'CUDA_VISIBLE_DEVICES': '-1'}, (), []),
-    # No accelerator of theirs: a bare host, NVIDIA's network card, another
+    # No accelerator of either maker: a bare host, NVIDIA's network card, another
     # maker's display, a device passed to a virtual machine, an NPU's folder.
     ({}, {}, (), []),
     ({_PCI + 'vendor': '0x10de\n', _PCI + 'class': '0x020700\n'}, {}, (), []),
@@ -224,9 +227,9 @@ def no_tool(monkeypatch, tmp_path):
   ],
 )  # fmt: skip
 def test_an_accelerator_that_jax_has_no_plugin_for(
-  files, variables, plugins, words, seen, no_tool, tmp_path
+  files, variables, plugins, words, host_has, tmp_path
 ):
-  seen(*plugins)
+  host_has(*plugins)
   text = xla_flags.missing_plugin(variables, _host(tmp_path, **files))
   assert bool(text) == bool(words) and '\n' not in text
   for word in words:
@@ -235,9 +238,9 @@ def test_an_accelerator_that_jax_has_no_plugin_for(
     assert text.endswith('JAX_PLATFORMS=cpu to compute on the CPU')
 
 
-def test_a_gpu_that_only_nvidias_tool_shows(seen, monkeypatch, tmp_path):
-  """As under WSL."""
-  seen()
+def test_a_gpu_that_only_nvidias_tool_shows(host_has, monkeypatch, tmp_path):
+  """WSL is such a host."""
+  host_has()
   tool = tmp_path / 'nvidia-smi'
   line = 'GPU 0: NVIDIA RTX A2000 (UUID: GPU-1a2b)'
   tool.write_text(f"#!/bin/sh\n[ $1 = --list-gpus ] && echo '{line}'\n")
@@ -260,28 +263,31 @@ def test_what_the_line_says_to_install_is_what_set_up_installs():
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def restarting(monkeypatch):
   """Says what the kernel is set to; returns a function that notes restarts."""
 
   def pretend(huge_pages):
     monkeypatch.setattr(xla_flags, '_read', lambda path: huge_pages)
-    monkeypatch.setattr(xla_flags, '_can_start_anew', lambda: True)
+    monkeypatch.setattr(xla_flags, '_can_restart', lambda: True)
     restarts = []
     return restarts, lambda *a: restarts.append(a)
 
   return pretend
 
 
-def test_a_cpu_process_starts_anew_once_with_huge_pages(asked):
-  restarts, restart = asked('always [madvise] never')
+def test_a_cpu_process_restarts_once_with_huge_pages(restarting):
+  restarts, restart = restarting('always [madvise] never')
   environment = {'JAX_PLATFORMS': 'cpu', 'GLIBC_TUNABLES': 'glibc.rtld.nns=4'}
   xla_flags.use_huge_pages(environment, restart)
-  ((program, arguments, given),) = restarts
+  ((program, arguments, new_environment),) = restarts
   assert program == arguments[0] == sys.executable
   assert arguments[1:] == sys.orig_argv[1:]
-  assert given['GLIBC_TUNABLES'] == 'glibc.rtld.nns=4:glibc.malloc.hugetlb=1'
+  assert (
+    new_environment['GLIBC_TUNABLES']
+    == 'glibc.rtld.nns=4:glibc.malloc.hugetlb=1'
+  )
   # In the new process there is nothing left to do.
-  xla_flags.use_huge_pages(given, restart)
+  xla_flags.use_huge_pages(new_environment, restart)
   assert len(restarts) == 1
 
 
@@ -298,17 +304,17 @@ def test_a_cpu_process_starts_anew_once_with_huge_pages(asked):
     ),
   ],
 )
-def test_no_process_starts_anew_where_it_would_not_help(
-  asked, huge_pages, variables
+def test_no_process_restarts_where_it_would_not_help(
+  restarting, huge_pages, variables
 ):
-  restarts, restart = asked(huge_pages)
+  restarts, restart = restarting(huge_pages)
   environment = {'JAX_PLATFORMS': 'cpu', **variables}
   before = dict(environment)
   xla_flags.use_huge_pages(environment, restart)
   assert not restarts and environment == before
 
 
-_ANEW = """
+_RESTART = """
 import os
 import sys
 sys.path.insert(0, {root!r})
@@ -324,7 +330,7 @@ print(os.getpid(), os.environ.get('GLIBC_TUNABLES'), sys.stdin.read())
 
 def _starts(tmp_path, *command, trace=False, **kwargs):
   program = tmp_path / 'program.py'
-  program.write_text(_ANEW.format(root=str(_ROOT), trace=trace))
+  program.write_text(_RESTART.format(root=str(_ROOT), trace=trace))
   clean = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
   done = subprocess.run(
     [sys.executable, *command],
@@ -432,7 +438,7 @@ def test_a_run_that_promises_bits_gets_more():
   assert xla_flags.not_deterministic('gpu', environment) == []
   assert flag not in xla_flags.enable(dict(_GPU))
   # The user's word stands, and is then refused by the strategy.
-  theirs = {**_GPU, 'XLA_FLAGS': '--xla_gpu_deterministic_ops=false'}
-  xla_flags.enable(theirs, deterministic=True)
-  assert xla_flags.not_deterministic('gpu', theirs) == [flag]
+  user_flags = {**_GPU, 'XLA_FLAGS': '--xla_gpu_deterministic_ops=false'}
+  xla_flags.enable(user_flags, deterministic=True)
+  assert xla_flags.not_deterministic('gpu', user_flags) == [flag]
   assert xla_flags.not_deterministic('cpu', {}) == []
