@@ -216,7 +216,7 @@ def no_tool(monkeypatch, tmp_path):
     ({'dev/nvidia0': '', 'dev/accel0': ''}, {'JAX_PLATFORMS': 'cpu'}, (), []),
     ({'dev/nvidia0': ''}, {'CUDA_VISIBLE_DEVICES': ''}, (), []),
     ({'dev/nvidia0': ''}, {'CUDA_VISIBLE_DEVICES': '-1'}, (), []),
-    # No accelerator of either maker: a bare host, NVIDIA's network card, another
+    # None of the two makers': a bare host, NVIDIA's network card, another
     # maker's display, a device passed to a virtual machine, an NPU's folder.
     ({}, {}, (), []),
     ({_PCI + 'vendor': '0x10de\n', _PCI + 'class': '0x020700\n'}, {}, (), []),
