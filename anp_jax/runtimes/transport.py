@@ -56,14 +56,14 @@ class Port(flight.FlightServerBase):
     address: for other processes, such as 'grpc://10.0.0.3:40123'.
   """
 
-  def __init__(self, config, env: cluster_env.ClusterEnv, token: str, who: str):
+  def __init__(self, config, env: cluster_env.ClusterEnv, token: str, owner: str):
     """Opens a free port.
 
     Args:
       config: the run's config.
       env: of this process.
       token: of the run: a call without it is refused.
-      who: listens, for people, such as 'a server'.
+      owner: of the port, for people, such as 'a server'.
 
     Raises:
       ConfigError: if it cannot be opened.
@@ -81,7 +81,7 @@ class Port(flight.FlightServerBase):
       )
     except (OSError, pa.ArrowException) as e:
       raise config_lib.ConfigError(
-        f'config.strategy.bind={config.strategy.bind!r}: {who} cannot listen '
+        f'config.strategy.bind={config.strategy.bind!r}: {owner} cannot listen '
         f'on {host} ({errors.first_line(e)})'
       ) from e
     self.address = f'{scheme}://{bracketed}:{self.port}'

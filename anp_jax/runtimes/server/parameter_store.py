@@ -1,4 +1,4 @@
-"""One server's slice while the run goes on: gradients in, weights out."""
+"""One server's slice during a run: gradients in, weights out."""
 
 import collections
 import threading

@@ -1,4 +1,4 @@
-"""Server 0's scheduler: who computes what, and in which order it counts.
+"""Server 0's scheduler: which worker computes what, and the order of updates.
 
 Nothing here waits, sends or computes: its methods are called with a lock held,
 and return what to do. A ticket is (step, data shard): the batch of that step,

@@ -19,10 +19,10 @@ class Service(transport.Port):
     session: that calls are of; None between two.
   """
 
-  def __init__(self, config, place, token: str):
+  def __init__(self, config, env, token: str):
     """Opens the port; arguments are those of `transport.Port`."""
     self.session = None
-    super().__init__(config, place, token, 'a server')
+    super().__init__(config, env, token, 'a server')
 
   def do_action(self, context, action):
     """Answers small requests; see the methods of `session.ChiefSession`."""

@@ -78,7 +78,7 @@ class BatchQueue:
 
 
 class Worker:
-  """Computes gradients until the run is over, whichever processes come or go.
+  """Computes gradients until the run is over, as processes join and leave.
 
   Attributes:
     name: of this start of its process: when that is gone, others take over.
