@@ -56,7 +56,9 @@ class Port(flight.FlightServerBase):
     address: for other processes, such as 'grpc://10.0.0.3:40123'.
   """
 
-  def __init__(self, config, env: cluster_env.ClusterEnv, token: str, owner: str):
+  def __init__(
+    self, config, env: cluster_env.ClusterEnv, token: str, owner: str
+  ):
     """Opens a free port.
 
     Args:
