@@ -155,10 +155,6 @@ class Pool:
           damaged = future.result()
         except process.BrokenProcessPool:
           retries.append(_after_crash(worker, task, note))
-        except (OSError, config_lib.ConfigError):
-          raise
-        except Exception as e:  # of a library, such as ArrayRecord
-          raise config_lib.ConfigError(f'{type(e).__name__}: {e}') from e
         else:
           yield task, damaged
 
@@ -174,7 +170,7 @@ class _Worker:
     if self._executor:
       self._position.value = 0
       try:
-        return self._executor.submit(task.run)
+        return self._executor.submit(_do, task)
       except process.BrokenProcessPool:  # it died while it was idle
         self.close()
     with _environment():
@@ -187,7 +183,7 @@ class _Worker:
       )
       siblings = multiprocessing.active_children()
       with _interrupts_blocked():
-        future = self._executor.submit(task.run)
+        future = self._executor.submit(_do, task)
       (self._process,) = set(multiprocessing.active_children()) - {*siblings}
       reader.close()
     return future
@@ -219,6 +215,20 @@ def _begin(reader, position):
     os._exit(0)  # at once, also from the middle of a task
 
   threading.Thread(target=watch, daemon=True).start()
+
+
+def _do(task):
+  """Does a task in a worker; every error becomes a ConfigError.
+
+  An error of a library might not survive the way to the parent, which would
+  then take the worker for dead.
+  """
+  try:
+    return task.run()
+  except (OSError, config_lib.ConfigError) as e:
+    raise config_lib.ConfigError(str(e)) from e
+  except Exception as e:
+    raise config_lib.ConfigError(f'{type(e).__name__}: {e}') from e
 
 
 @contextlib.contextmanager
