@@ -44,7 +44,8 @@ class Cell:
     """Of its folder."""
     rate = self.learning_rate
     own = '' if rate is None else f'rate{rate!r}-'
-    return f'{self.strategy}-{self.nodes}x{self.devices}-{own}seed{self.seed}'
+    strategy = re.sub(r'[^\w.]+', '-', self.strategy)
+    return f'{strategy}-{self.nodes}x{self.devices}-{own}seed{self.seed}'
 
   @property
   def workers(self) -> int:

@@ -1,0 +1,34 @@
+"""A strategy from outside the package: sign-SGD by majority vote.
+
+Each device sends the signs of its gradients, and all apply the sign of their
+sum (Bernstein et al., "signSGD with majority vote", ICLR 2019).
+"""
+
+from anp_jax.config import strategy
+
+
+class SignSgd(strategy.Strategy):
+  """Synchronous training in which only signs travel."""
+
+  name = 'tests.sign_sgd:SignSgd'
+  state = 'single'  # it resumes checkpoints of `sync`, which resumes its own
+
+  def build(self, config, specs, order=(), offload_devices=()):
+    """What happens to the gradients inside a step."""
+    import jax
+    import jax.numpy as jnp
+
+    from anp_jax.parallel.sync import step
+
+    class SignStep(step.SyncStep):
+      """Sums signs over the devices."""
+
+      def reduce(self, gradients, extras):
+        signs = jax.tree.map(jnp.sign, gradients)
+        votes, extras = super().reduce(signs, extras)
+        examples = extras[1]  # the update divides by it
+        return jax.tree.map(
+          lambda v: jnp.sign(v) * examples.astype(v.dtype), votes
+        ), extras
+
+    return SignStep(config, specs, order)

@@ -1,0 +1,70 @@
+"""A strategy of the user's own: trained, resumed, evaluated and studied."""
+
+import jax
+import numpy as np
+import pytest
+
+from anp_jax import train
+from anp_jax.checkpoint import trained
+from anp_jax.config import command_line
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.reporting import telemetry
+from scripts.study import __main__ as study
+
+_NAME = 'tests.sign_sgd:SignSgd'
+_KEYS = {
+  'strategy.name': _NAME,
+  'model.norm_group': '2',  # of eight devices, each has two images
+  'optimizer.name': 'sgd',
+  'optimizer.learning_rate': '0.25',
+  'optimizer.weight_decay': '0.0',
+  'schedule.name': 'constant',
+  'schedule.warmup': '0 steps',
+}
+
+
+def _config(**keys):
+  return command_line.load('configs/resnet_anp.py:tiny', {**_KEYS, **keys})
+
+
+@pytest.mark.usefixtures('quick_compiles')
+def test_it_trains_resumes_and_is_evaluated(tmp_path):
+  train.run(_config(duration='1 steps'), str(tmp_path))
+  first = trained.load(str(tmp_path))
+  train.run(_config(duration='2 steps'), str(tmp_path))
+  second = trained.load(str(tmp_path))
+  assert (first.step, second.step) == (1, 2)
+  # Whatever the gradient, a weight moves by the learning rate or not at all;
+  # 0.25 and sums of a few of it are exact enough in float32 for 1e-6.
+  moves = jax.tree.map(lambda a, b: np.abs(a - b), first.params, second.params)
+  moves = np.concatenate([x.ravel() for x in jax.tree.leaves(moves)])
+  is_still = moves < 1e-6
+  np.testing.assert_allclose(moves[~is_still], 0.25, atol=1e-6)
+  assert is_still.mean() < 0.5
+  scores = train.run(_config(duration='2 steps'), str(tmp_path), 'evaluate')
+  lines = telemetry.read(str(tmp_path))
+  last = [r for r in lines if r['kind'] == 'validation'][-1]
+  assert scores['loss'] == pytest.approx(last['loss'], rel=1e-5)
+
+
+@pytest.mark.multiprocess
+def test_it_is_studied(tmp_path, capsys):
+  status = study.main(
+    [
+      'strategies', '--config=configs/resnet_anp.py:tiny', '--nodes=2',
+      f'--strategies=sync,{_NAME}', f'--workdir={tmp_path}',
+      '--config.duration=8 steps', '--config.log.every=2 steps',
+    ]
+  )  # fmt: skip
+  assert status == 0, capsys.readouterr().out
+  rows = (tmp_path / 'study.md').read_text().splitlines()
+  (row,) = [r for r in rows if r.startswith(f'| {_NAME} ')]
+  (sync,) = [r for r in rows if r.startswith('| sync ')]
+  assert row.count('|') == sync.count('|')
+
+
+def test_a_name_without_a_class_is_refused():
+  with pytest.raises(strategy_lib.config_lib.ConfigError, match='local'):
+    strategy_lib.by_name('locl')
+  with pytest.raises(strategy_lib.config_lib.ConfigError, match='SignSG'):
+    strategy_lib.by_name('tests.sign_sgd:SignSG')
