@@ -1,0 +1,113 @@
+"""Rules of docs/architecture.md that a machine can read: layers, words, sizes."""
+
+import ast
+import pathlib
+
+import pytest
+
+from scripts import code_metrics
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+# From the bottom up: each imports only from those before it.
+_LAYERS = (
+  'config', 'system', 'models', 'cluster', 'data', 'parallel', 'training',
+  'checkpoint', 'reporting', 'runtimes', 'predict', 'run', 'train', 'export',
+)  # fmt: skip
+# Places that may break a rule, and why.
+_EXCEPTIONS = {}
+_MOST_LINES = {'anp_jax': 400, 'scripts': 420, 'tests': 500}
+
+
+def _files(folder):
+  return [
+    path.relative_to(_ROOT) for path in sorted((_ROOT / folder).rglob('*.py'))
+  ]
+
+
+def _imports(path):
+  """The modules of anp_jax that a file imports, anywhere in it."""
+  for node in ast.walk(ast.parse((_ROOT / path).read_text())):
+    if isinstance(node, ast.ImportFrom) and node.module == 'anp_jax':
+      yield from (f'anp_jax.{alias.name}' for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module.startswith(
+      'anp_jax.'
+    ):
+      yield node.module
+
+
+def test_every_folder_imports_only_from_those_below_it():
+  wrong = []
+  for path in _files('anp_jax'):
+    layer = path.parts[1].removesuffix('.py')
+    if layer in ('__init__', 'strategies'):  # the latter: old addresses only
+      continue
+    below = _LAYERS[: _LAYERS.index(layer) + 1]
+    wrong += [
+      f'{path}: {name}'
+      for name in _imports(path)
+      if name.split('.')[1] not in below
+    ]
+  assert not wrong
+
+
+def test_no_two_modules_import_each_other():
+  """In no circle of any length: imports within functions count, too."""
+  graph = {}
+  for path in _files('anp_jax'):
+    module = '.'.join(path.with_suffix('').parts).removesuffix('.__init__')
+    names = set()
+    for node in ast.walk(ast.parse((_ROOT / path).read_text())):
+      if isinstance(node, ast.ImportFrom) and node.module.startswith('anp_jax'):
+        names |= {f'{node.module}.{alias.name}' for alias in node.names}
+    graph[module] = names
+  state = {}
+
+  def visit(module, trail):
+    if state.get(module) == 'done':
+      return
+    assert module not in trail, ' -> '.join((*trail, module))
+    for name in graph[module] & graph.keys():
+      visit(name, (*trail, module))
+    state[module] = 'done'
+
+  for module in graph:
+    visit(module, ())
+
+
+@pytest.mark.parametrize('folder', ['anp_jax', 'scripts', 'tests'])
+def test_words_arguments_and_lengths(folder):
+  places = [
+    place
+    for path in _files(folder)
+    for place in code_metrics.breaches(str(path))
+  ]
+  assert [p for p in places if p not in _EXCEPTIONS] == []
+
+
+@pytest.mark.parametrize('folder, most', _MOST_LINES.items())
+def test_no_file_is_longer_than_a_reader_bears(folder, most):
+  lengths = {
+    str(path): len((_ROOT / path).read_text().splitlines())
+    for path in _files(folder)
+  }
+  assert {path: n for path, n in lengths.items() if n > most} == {}
+
+
+def test_the_rules_see_what_they_forbid(tmp_path):
+  path = tmp_path / 'bad.py'
+  path.write_text(
+    'def f(a, b, c, d, e, g, h):\n'
+    '  """See g."""\n'
+    '  found = 1  # comes anew\n' + '  a = b\n' * 60
+  )
+  texts = [line.partition(': ')[2] for line in code_metrics.breaches(str(path))]
+  assert sorted(texts) == [
+    "docstring begins 'See g.'",
+    'f: 61 lines',
+    'f: 7 arguments',
+    "phrase 'anew'",
+    "variable 'found' is no noun",
+  ]
+  counts = code_metrics.count(str(path))
+  assert (counts.lines, counts.functions, counts.longest) == (63, 1, 61)
+  assert (counts.most_arguments, counts.branches) == (7, 0)
