@@ -4,10 +4,10 @@ Each device sends the signs of its gradients, and all apply the sign of their
 sum (Bernstein et al., "signSGD with majority vote", ICLR 2019).
 """
 
-from anp_jax.config import strategy
+from anp_jax.parallel.sync import strategy as sync
 
 
-class SignSgd(strategy.Strategy):
+class SignSgd(sync.Sync):
   """Synchronous training in which only signs travel."""
 
   name = 'tests.sign_sgd:SignSgd'

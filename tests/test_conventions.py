@@ -1,4 +1,4 @@
-"""Rules of docs/architecture.md that a machine can read: layers, words, sizes."""
+"""The rules of docs/architecture.md: layers, words and sizes."""
 
 import ast
 import pathlib

@@ -69,7 +69,10 @@ class Job:
 
 
 class Strategy(Protocol):
-  """A way to spread training over devices; the defaults are those of `sync`.
+  """A way to spread training over devices.
+
+  The defaults are those of synchronous training; `parallel.sync.strategy.Sync`
+  is what a strategy whose devices work in step inherits from.
 
   Attributes:
     name: in config.strategy.name.
@@ -184,9 +187,7 @@ class Strategy(Protocol):
       An object with the methods of `parallel.sync.step.SyncStep`, which are
       called inside a shard_map over the mesh.
     """
-    from anp_jax.parallel.sync import step
-
-    return step.SyncStep(config, specs, order)
+    raise NotImplementedError
 
   def calibrate(self, spec, job: Job, training: bool):
     """Decides what has to be measured first; all processes call it.

@@ -4,13 +4,13 @@ import dataclasses
 import re
 
 from anp_jax.config import rules
-from anp_jax.config import strategy
+from anp_jax.parallel.sync import strategy as sync
 
 # Devices outside the mesh, of this process or all of the other processes.
 _DEVICE = re.compile(r'(cpu|gpu|cuda|rocm|tpu):[0-9]{1,4}|processes')
 
 
-class ChannelSplit(strategy.Strategy):
+class ChannelSplit(sync.Sync):
   """Convolutions split by channels over unequal devices.
 
   The devices are those of the mesh's axis 'model', or, with

@@ -2,9 +2,10 @@
 
 from anp_jax.config import rules
 from anp_jax.config import strategy
+from anp_jax.parallel.sync import strategy as sync
 
 
-class Invariant(strategy.Strategy):
+class Invariant(sync.Sync):
   """Synchronous training with the same bits on any number of devices."""
 
   name = 'invariant'

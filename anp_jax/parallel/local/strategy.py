@@ -2,9 +2,10 @@
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy
+from anp_jax.parallel.sync import strategy as sync
 
 
-class Local(strategy.Strategy):
+class Local(sync.Sync):
   """Groups of devices that exchange weights now and then."""
 
   name = 'local'

@@ -1,10 +1,10 @@
 """The strategy `relay`: many models in a ring; see `run`."""
 
 from anp_jax.config import rules
-from anp_jax.config import strategy
+from anp_jax.parallel.sync import strategy as sync
 
 
-class Relay(strategy.Strategy):
+class Relay(sync.Sync):
   """Many models that travel around a ring of devices."""
 
   name = 'relay'

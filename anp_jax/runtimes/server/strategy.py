@@ -1,10 +1,10 @@
 """The strategy `server`: which processes do what; see `run`."""
 
 from anp_jax.config import rules
-from anp_jax.config import strategy
+from anp_jax.parallel.sync import strategy as sync
 
 
-class Server(strategy.Strategy):
+class Server(sync.Sync):
   """Asynchronous training with parameter servers."""
 
   name = 'server'
