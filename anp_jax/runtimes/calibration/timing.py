@@ -25,6 +25,7 @@ _FRACTIONS = (0.25, 0.5, 1.0)
 # Bytes of collectives; the last size only if the one before is quick.
 _SIZES = (4 * 2**10, 4 * 2**20, 32 * 2**20)
 _QUICK = 0.05  # seconds
+_STEP = ''  # in place of a layer's path
 
 
 class Timing:
@@ -70,7 +71,7 @@ class Timing:
       functools.partial(workloads.step, single, s, rows)
       for single, s in zip(singles, specs, strict=True)
     )
-    # By layer, its calls and each one's workloads.
+    # By layer, its calls and the programs of each.
     self._layers = self._compile_layers(singles[0], rows)
     self._collectives = [] if spec.offload_devices else self._links()
     self._rounds, self._collective_rounds = [], []
@@ -102,7 +103,7 @@ class Timing:
     def slowest(column, name):
       return np.max([times[device][name] for device in column], 0).tolist()
 
-    unsplit = [slowest(column, 'step') for column in columns]
+    unsplit = [slowest(column, _STEP) for column in columns]
     columns += [[_offload_id(i)] for i in range(len(self._offload_devices))]
     layers = {
       path: self._layer(
@@ -207,7 +208,7 @@ class Timing:
     for i, device in enumerate(ids):
       times = {path: ways[:, i].tolist() for path, ways in layers.items()}
       if i < len(steps):
-        times['step'] = float(steps[i])
+        times[_STEP] = float(steps[i])
       rows.append([device, times])
     return dict(sum(self._processes.gather(rows), []))
 
