@@ -256,6 +256,6 @@ class _ReceivedTask:
   exported: dict[str, export.Exported]
 
   def programs(self, platform: str) -> dict[str, tuple[Callable, tuple]]:
-    """See `Task.programs`; they were exported for the device's platform."""
+    """The jitted programs, exported for the platform of the device."""
     del platform
     return {k: (jax.jit(p.call), p.in_avals) for k, p in self.exported.items()}
