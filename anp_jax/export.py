@@ -1,11 +1,11 @@
-"""Hands a trained network on: for transformers, and as a program of its own.
+"""Exports a trained network: for transformers, and as a program of its own.
 
 python -m anp_jax.export --checkpoint=runs/demo --output=demo
 
-Of a ResNet it writes what `ResNetForImageClassification.from_pretrained` loads:
-model.safetensors, config.json, preprocessor_config.json. Of every network it
-writes model.stablehlo, which JAX runs without this package, with labels.json
-and preprocessing.json.
+For a ResNet it writes what `ResNetForImageClassification.from_pretrained`
+loads: model.safetensors, config.json, preprocessor_config.json. For every
+network it writes model.stablehlo, which JAX runs without this package, with
+labels.json and preprocessing.json.
 """
 
 from anp_jax.system import interrupts

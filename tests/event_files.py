@@ -29,13 +29,13 @@ def points(folder):
 
   A restart takes back all steps from its own on.
   """
-  shown = {}
+  points = {}
   for event in read(folder):
     if event.HasField('session_log'):
-      shown = {k: v for k, v in shown.items() if k[1] < event.step}
+      points = {k: v for k, v in points.items() if k[1] < event.step}
     for value in event.summary.value:
-      shown.setdefault((value.tag, event.step), []).append(value.simple_value)
-  return shown
+      points.setdefault((value.tag, event.step), []).append(value.simple_value)
+  return points
 
 
 def _crc32c(data):

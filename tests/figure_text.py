@@ -123,9 +123,9 @@ def faults(
       high > size[1] + _TOUCH
     ):  # fmt: skip
       lines.append(f'cut off: {text!r}')
-  for (one, a), (other, b) in itertools.combinations(texts, 2):
+  for (first, a), (second, b) in itertools.combinations(texts, 2):
     if min(_shared(a, b)) > _TOUCH:
-      lines.append(f'overlap: {one!r} and {other!r}')
+      lines.append(f'overlap: {first!r} and {second!r}')
   for text, box in texts:
     close = [bar for bar in bars if min(_shared(box, bar)) > -_APART]
     if close and not any(

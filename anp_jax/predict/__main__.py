@@ -71,11 +71,11 @@ def named(network, batches: Iterable) -> Iterator[tuple]:
   """Names batch after batch; one is read while the device has the next.
 
   Args:
-    network: `predicting.network.Network`.
-    batches: as from `predicting.files.batches`.
+    network: `network.Network`.
+    batches: from `files.batches`.
 
   Yields:
-    (batch, its `predicting.network.Names`; None where it has no files).
+    (batch, its `network.Names`; None where it has no files).
   """
   pending = None
   for batch in batches:
@@ -215,8 +215,8 @@ def _run(flags, progress):
     stack.enter_context(contextlib.closing(batches))
     write = rows_lib.writer(flags.format, stream, table.columns)
     for batch, names in named(network, batches):
-      rows = [table.of(f, names, i) for i, f in enumerate(batch.files)]
-      write([row for own in rows for row in own])
+      rows = [table.file_rows(f, names, i) for i, f in enumerate(batch.files)]
+      write([row for rows_of_file in rows for row in rows_of_file])
       sheet.add(batch, rows)
       progress.add_batch(len(batch.files), batch.unreadable)
   if left_out:
@@ -257,7 +257,7 @@ def _finished(network, batch, started):
 
 
 class _Sheet:
-  """What is kept for the sheet: the first images; '': nothing."""
+  """The images of the sheet, the first ones; without a path: none."""
 
   def __init__(self, path):
     self._path = path
@@ -271,10 +271,12 @@ class _Sheet:
     if not self._path:
       return
     room = self._sheet.MOST - len(self._images)
-    for image, file, own in list(zip(batch.images, batch.files, rows))[:room]:
-      self._images.append(image.copy())  # its batch is not to be kept
+    for image, file, rows_of_file in list(zip(batch.images, batch.files, rows))[
+      :room
+    ]:
+      self._images.append(image.copy())  # a view would keep its whole batch
       self._files.append(file)
-      self._bars.append(self._sheet.bars(own))
+      self._bars.append(self._sheet.bars(rows_of_file))
 
   def write(self, trained, progress):
     if not self._path or not self._images:

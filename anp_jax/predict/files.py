@@ -23,12 +23,12 @@ STDIN = '-'
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Files in the order in which they were given.
+  """Files in the order of their paths.
 
   Attributes:
-    files: those that could be read; no more than the batch's size.
+    files: paths of readable files; no more than the batch's size.
     images: (size, side, side, 3) uint8, one a file, then black ones.
-    unreadable: (file, reason) of those between and behind them.
+    unreadable: (file, reason) of those between and after them.
   """
 
   files: list[str]
@@ -39,46 +39,46 @@ class Batch:
 def find(
   paths: Iterable[str],
   lines: Iterable[bytes] = (),
-  left_out: skipped_files.SkippedFiles | None = None,
+  skipped: skipped_files.SkippedFiles | None = None,
 ) -> Iterator[tuple[str, str]]:
-  """Files, in the order of the paths.
+  """Yields files, in the order of the paths.
 
   A folder stands for the image files in it and below, in the order of their
   names, by suffix; hidden ones and links to folders are left out. A path that
-  is given twice comes twice.
+  stands there twice comes twice.
 
   Args:
     paths: files, folders, and '-' for the paths in `lines`.
     lines: one path each, in the system's encoding; empty ones do not count.
-    left_out: counts the files of folders that are left out by suffix.
+    skipped: counts the files of folders that are left out by suffix.
 
   Yields:
     (path, fault): what a folder cannot be searched for; '' for a file, which
     may yet turn out to be none.
   """
-  if left_out is None:
-    left_out = skipped_files.SkippedFiles()
+  if skipped is None:
+    skipped = skipped_files.SkippedFiles()
   for path in paths:
     if path != STDIN:
-      yield from _below(path, left_out)
+      yield from _expand(path, skipped)
       continue
     for line in lines:
       path = os.fsdecode(line.rstrip(b'\r\n'))
       if path:
-        yield from _below(path, left_out)
+        yield from _expand(path, skipped)
 
 
 def batches(
-  found: Iterable[tuple[str, str]],
+  files: Iterable[tuple[str, str]],
   read: Callable[[bytes], np.ndarray],
   size: int,
   side: int,
   threads: int,
 ) -> Iterator[Batch]:
-  """Reads and decodes files in background threads, ahead of who asks.
+  """Reads and decodes files in background threads, ahead of the consumer.
 
   Args:
-    found: as from `find`; it is read as far ahead as its files are.
+    files: from `find`; read as far ahead as the files themselves.
     read: file -> (side, side, 3) uint8, ValueError for what is no image.
     size: files a batch.
     side: pixels.
@@ -87,14 +87,14 @@ def batches(
   Yields:
     Batches; only the last may have fewer files than `size`.
   """
-  found = iter(found)
+  files = iter(files)
   most = 2 * size + threads  # files that are read or wait
   waiting = collections.deque()
   pool = futures.ThreadPoolExecutor(threads, 'read')
   try:
     batch = _empty(size, side)
     while True:
-      for path, fault in itertools.islice(found, most - len(waiting)):
+      for path, fault in itertools.islice(files, most - len(waiting)):
         waiting.append((path, pool.submit(_read, path, fault, read)))
       if not waiting:
         break
@@ -118,32 +118,32 @@ def _empty(size, side):
   return Batch([], np.zeros((size, side, side, 3), np.uint8), [])
 
 
-def _below(path, left_out):
+def _expand(path, skipped):
   if not os.path.isdir(path):
     yield path, ''
     return
-  some = False
-  for item in _walk(path, left_out):
-    some = True
+  is_empty = True
+  for item in _walk(path, skipped):
+    is_empty = False
     yield item
-  if not some:
+  if is_empty:
     yield path, 'a folder without image files'
 
 
-def _walk(folder, left_out):
+def _walk(folder, skipped):
   faults = []
   suffixes = image_folder.SUFFIXES + image_folder.convertible()
   for place, folders, names in os.walk(folder, onerror=faults.append):
     folders[:] = sorted(name for name in folders if not name.startswith('.'))
     for name in sorted(names):
-      # macOS leaves a hidden ._NAME.jpg, no image, beside each file it copies.
+      # macOS leaves a hidden ._NAME.jpg, no image, next to each file it copies.
       if name.startswith('.'):
         continue
       path = os.path.join(place, name)
       if name.lower().endswith(suffixes):
         yield path, ''
       else:
-        left_out.add(path)
+        skipped.add(path)
     while faults:
       yield _fault(faults.pop())
   while faults:

@@ -13,7 +13,7 @@ from anp_jax.training import mixing
 
 _P = jax.sharding.PartitionSpec
 _AXIS = 'data'
-# Images a device, where nobody says: XLA's convolutions on a CPU are quickest
+# Images a device, by default: XLA's convolutions on a CPU are quickest
 # with few, an accelerator's with many.
 _BATCH = {'cpu': 8}
 _BATCH_ELSEWHERE = 64
@@ -27,7 +27,7 @@ class Words(NamedTuple):
       as many as there are.
     probabilities: (batch, n) of these.
     of_classes: (batch, top): natural logarithm of the probability of the word
-      that is each named class's own.
+      that each named class has.
   """
 
   best: np.ndarray
@@ -94,22 +94,22 @@ class Network:
     )
 
   def start(self, images: np.ndarray):
-    """Begins a batch (batch_size, side, side, 3) uint8; see `names`."""
+    """Starts naming images (batch_size, side, side, 3) uint8; see `names`."""
     return self._program(self._weights, jax.device_put(images, self._rows))
 
   def names(self, started, count: int) -> Names:
-    """Waits for a batch; what its first `count` images show.
+    """Waits for a batch, and returns what its first `count` images show.
 
     Raises:
       ConfigError: if the network gives no numbers for one of them.
     """
-    found = jax.tree.map(lambda x: x[:count], jax.device_get(started))
-    if not np.isfinite(found.probabilities).all():
+    names = jax.tree.map(lambda x: x[:count], jax.device_get(started))
+    if not np.isfinite(names.probabilities).all():
       raise config_lib.ConfigError(
         f'{self._folder}: its network gives values that are not finite, as '
         'after a training that diverged'
       )
-    return found
+    return names
 
 
 def _program(trained, top, platform):
@@ -131,8 +131,8 @@ def _program(trained, top, platform):
 
     words = {}
     for part, values in objective.contributions(scores).items():
-      own = scores[part]
-      likeliest, best = lax.top_k(own, min(top, own.shape[-1]))
+      count = min(top, scores[part].shape[-1])
+      likeliest, best = lax.top_k(scores[part], count)
       words[part] = Words(best, likeliest, of_named(values))
     return Names(classes, of_named(scores['anp']), words)
 

@@ -1,4 +1,4 @@
-"""What is written of a named file: rows of a table, as CSV or JSON lines."""
+"""Rows of a table about named files, as CSV or JSON lines."""
 
 from collections.abc import Callable
 import csv
@@ -43,11 +43,11 @@ class Rows:
     """
     self._vocabulary = vocabulary
     self._explain = explain
-    for flag, given in (
+    for flag, value in (
       ('--explain', explain), ('--sentiment', sentiment),
       ('--emotions', emotions),
     ):  # fmt: skip
-      if given and not vocabulary.is_anp:
+      if value and not vocabulary.is_anp:
         raise config_lib.ConfigError(
           f'{flag} is for adjective_noun pairs, and the classes are plain, '
           f'such as {vocabulary.names[0]!r}'
@@ -72,8 +72,8 @@ class Rows:
       for part in _PARTS:
         self.columns += [f'best_{part}', f'best_{part}_probability']
 
-  def of(self, file: str, names: network.Names, row: int) -> list[dict]:
-    """The rows of one file, the likeliest class first.
+  def file_rows(self, file: str, names: network.Names, row: int) -> list[dict]:
+    """Returns the rows of one file, the likeliest class first.
 
     Args:
       file: its path.
@@ -135,7 +135,7 @@ class Rows:
 def writer(
   kind: str, stream: BinaryIO, columns: list[str]
 ) -> Callable[[list[dict]], None]:
-  """What writes rows to a stream; the head of a CSV is written at once.
+  """Returns a writer of rows; the head of a CSV is written at once.
 
   Names of files that are not UTF-8 keep their bytes in CSV, and are escaped as
   Python reads them (lone surrogates) in JSON.
@@ -158,7 +158,7 @@ def _best(words, names, row, i):
 
 
 def _short(value):
-  """As many digits as float32 is good for after a network's layers."""
+  """The digits that float32 is good for after a network's layers."""
   return float(f'{value:.5g}')
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from anp_jax.system import drawing
 
-MOST = 100  # images of a sheet; one of more would not open in every viewer
+MOST = 100  # images of a sheet; a larger one would not open in every viewer
 _SIDE = 144  # of a thumbnail, pixels
 _CELL = 2 * _SIDE + 8
 _NUMBER = 42  # pixels that a percentage takes
@@ -29,19 +29,23 @@ _COLORS = {'anp': _BLUE, 'adjective': _ORANGE, 'noun': _GREEN}
 
 
 def bars(rows: list[dict]) -> list[Bar]:
-  """What a sheet shows of a file, of its rows as from `rows.Rows`."""
+  """Returns the bars of a file.
+
+  Args:
+    rows: of the file, from `rows.Rows`.
+  """
   explained = 'best_adjective' in rows[0]
   count = 2 if explained else _LINES
   name = 'anp' if 'anp' in rows[0] else 'class'
-  found = [Bar(r[name], r['probability'], 'anp') for r in rows[:count]]
+  result = [Bar(r[name], r['probability'], 'anp') for r in rows[:count]]
   if explained:
     for part in ('adjective', 'noun'):
-      found += [
+      result += [
         Bar(r[f'best_{part}'], r[f'best_{part}_probability'], part)
         for r in rows[:3]
         if r[f'best_{part}'] is not None
       ]
-  return found
+  return result
 
 
 def write(

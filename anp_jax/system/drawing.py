@@ -59,12 +59,12 @@ def figure(
     # A name in a script that the type lacks is drawn as boxes.
     warnings.filterwarnings('ignore', 'Glyph .* missing')
     # Without pyplot: no window system, no state left behind.
-    made = matplotlib.figure.Figure(
+    canvas = matplotlib.figure.Figure(
       figsize=(width, height), layout='constrained'
     )
-    yield made
-    made.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
-    made.savefig(path, dpi=dpi, metadata={'Software': None})
+    yield canvas
+    canvas.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+    canvas.savefig(path, dpi=dpi, metadata={'Software': None})
 
 
 def typeface(name: str, size: int):
@@ -139,7 +139,7 @@ class ContactSheet:
 
   Attributes:
     plain: PIL.ImageFont.FreeTypeFont of captions.
-    pen: PIL.ImageDraw.ImageDraw, for what a sheet has besides pictures.
+    pen: PIL.ImageDraw.ImageDraw, for what a sheet has but pictures.
   """
 
   MARGIN, GAP, LINE = 16, 10, 19  # pixels: around all, between cells, of a line

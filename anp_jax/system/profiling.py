@@ -11,14 +11,14 @@ from anp_jax.system import errors
 class Profile:
   """Records the steps of config.profile.steps into workdir/profile.
 
-  The host waits for the device before the first of them and after the last:
-  so these steps are in the trace, and no other.
+  The host waits for the device before the first of them and after the last, so
+  the trace has these steps and no other.
   """
 
   def __init__(
     self, config, workdir: str, done: int, total: int, note, primary=True
   ):  # fmt: skip
-    """Chooses the steps; says so if they are not all that was asked for.
+    """Chooses the steps; notes it if the run makes fewer than the config names.
 
     Args:
       config: the run's config.
@@ -29,12 +29,12 @@ class Profile:
       primary: whether this process records. All run the same program, and
         several on one machine would write one file: so it is one of them.
     """
-    asked = config_lib.window(config.profile.steps)
-    steps = range(max(asked.start, done + 1), min(asked.stop, total + 1))
-    if len(steps) < len(asked):
+    window = config_lib.window(config.profile.steps)
+    steps = range(max(window.start, done + 1), min(window.stop, total + 1))
+    if len(steps) < len(window):
       note(
         f'profile  of {_span(steps)}: config.profile.steps asks for '
-        f'{_span(asked)}, this run makes {_span(range(done + 1, total + 1))}'
+        f'{_span(window)}, this run makes {_span(range(done + 1, total + 1))}'
       )
     self._steps = steps if primary else range(0)
     self._folder = os.path.join(workdir, 'profile')

@@ -1,4 +1,4 @@
-"""What is handed on: loaded by transformers, run by JAX alone."""
+"""Exported networks: loaded by transformers, run by JAX alone."""
 
 import io
 import json
@@ -47,23 +47,25 @@ def _trained(name='resnet18', words=_PAIRS, width=4, **keys):
   for key, value in {**settings, **keys}.items():
     config_lib.put(config, key.replace('__', '.'), value)
   objective = objective_lib.create(words, config)
-  made = trained_lib.Trained('nowhere', config, words, 7, {}, {})
+  network = trained_lib.Trained('nowhere', config, words, 7, {}, {})
   shapes = jax.eval_shape(
-    lambda: state_lib.variables(made.model('cpu'), config)
+    lambda: state_lib.variables(network.model('cpu'), config)
   )
   assert objective.outputs == shapes['params']['head']['bias'].size
   random = np.random.default_rng(0)
 
-  def leaf(path, like):
+  def leaf(path, struct):
     kind = path[-1].key
     if kind in ('scale', 'var'):
-      value = random.uniform(0.3, 0.6, like.shape)
+      value = random.uniform(0.3, 0.6, struct.shape)
     elif kind == 'kernel':
-      value = random.normal(size=like.shape) * np.prod(like.shape[:-1]) ** -0.5
+      value = (
+        random.normal(size=struct.shape) * np.prod(struct.shape[:-1]) ** -0.5
+      )
       value *= 1.3
     else:
-      value = random.uniform(-0.5, 0.5, like.shape)
-    return value.astype(like.dtype)
+      value = random.uniform(-0.5, 0.5, struct.shape)
+    return value.astype(struct.dtype)
 
   variables = jax.tree_util.tree_map_with_path(leaf, shapes)
   params = variables.pop('params')
@@ -104,10 +106,10 @@ def test_transformers_loads_it(name, keys, tmp_path):
   transformers = pytest.importorskip('transformers')
   trained = _trained(name, **keys)
   huggingface.write(trained, tmp_path)
-  network, told = transformers.ResNetForImageClassification.from_pretrained(
+  network, info = transformers.ResNetForImageClassification.from_pretrained(
     tmp_path, output_loading_info=True
   )
-  assert not any(told.values()), told
+  assert not any(info.values()), info
   images = _images(3)
   with torch.no_grad():
     pixels = published.pixels(_normalised(trained.config, images))
@@ -137,10 +139,10 @@ def test_it_is_read_back(tmp_path):
   trained = _trained()
   huggingface.write(trained, tmp_path)
   tree = initial.flat({'params': trained.params, **trained.stats})
-  found = source.read(str(tmp_path), trained.config, tree)
-  assert set(found.tensors) == set(tree) and not found.unused
+  parameters = source.read(str(tmp_path), trained.config, tree)
+  assert set(parameters.tensors) == set(tree) and not parameters.unused
   for name, value in tree.items():
-    np.testing.assert_array_equal(found.tensors[name][1], value, name)
+    np.testing.assert_array_equal(parameters.tensors[name][1], value, name)
 
 
 def test_averages_in_float64_are_written_as_float32():
@@ -205,12 +207,12 @@ def _run_alone(trained, folder, platforms=('cpu', 'cuda', 'tpu')):
 )
 def test_it_runs_with_jax_alone(name, tmp_path):
   trained = _trained(name)
-  images, found = _run_alone(trained, tmp_path)
+  images, outputs = _run_alone(trained, tmp_path)
   logits = np.asarray(_logits(trained, images))
   # The same operations in float32, fused otherwise: roundings of 6e-8 of
   # logits of order one, through 20 convolutions.
   for count in (1, 3, 8):
-    assert np.abs(found[f'logits{count}'] - logits[:count]).max() < 2e-5
+    assert np.abs(outputs[f'logits{count}'] - logits[:count]).max() < 2e-5
   odds = np.exp(logits.astype(np.float64))
   anp = odds / odds.sum(-1, keepdims=True)
   # Pairs are old_car, red_car, shy_car, old_dog, ..: by noun, then adjective.
@@ -218,17 +220,19 @@ def test_it_runs_with_jax_alone(name, tmp_path):
   for name, want in (
     ('anp', anp), ('noun', table.sum(2)), ('adjective', table.sum(1)),
   ):  # fmt: skip
-    assert np.abs(found[f'{name}8'] - want).max() < 1e-5
-  assert found['best'].tolist() == [_PAIRS.names[i] for i in logits.argmax(-1)]
-  assert found['anp8'].std(0).max() > 1e-3
+    assert np.abs(outputs[f'{name}8'] - want).max() < 1e-5
+  assert outputs['best'].tolist() == [
+    _PAIRS.names[i] for i in logits.argmax(-1)
+  ]
+  assert outputs['anp8'].std(0).max() > 1e-3
 
 
 def test_the_program_has_every_platform_and_its_weights_once(tmp_path):
   trained = _trained()
-  made = program.exported(trained, ('cpu', 'cuda', 'tpu'))
-  assert made.platforms == ('cpu', 'cuda', 'tpu')
+  exported = program.exported(trained, ('cpu', 'cuda', 'tpu'))
+  assert exported.platforms == ('cpu', 'cuda', 'tpu')
   size = sum(x.nbytes for x in jax.tree.leaves((trained.params, trained.stats)))
-  assert size < len(made.serialize()) < 1.5 * size + 300_000
+  assert size < len(exported.serialize()) < 1.5 * size + 300_000
   alone = program.exported(trained, ('tpu',))
   assert alone.platforms == ('tpu',)
 
@@ -241,9 +245,9 @@ def test_what_is_lowered_for_accelerators_is_the_same_function(
   """Their part of the program, computed on a CPU, for any number of images."""
   monkeypatch.setitem(program.PLATFORMS, 'cpu', kind)
   trained, images = _trained(), _images(5)
-  found = program.exported(trained, ('cpu',)).call(images)['logits']
+  logits = program.exported(trained, ('cpu',)).call(images)['logits']
   # Other ways to sum the same float32 products, through 20 convolutions.
-  assert np.abs(found - np.asarray(_logits(trained, images))).max() < 1e-4
+  assert np.abs(logits - np.asarray(_logits(trained, images))).max() < 1e-4
 
 
 @pytest.mark.parametrize('head', ['multitask', 'factored'])
@@ -252,19 +256,19 @@ def test_other_heads_give_probabilities_by_name(head, tmp_path):
   assert head in huggingface.refusal(_trained(model__head=head).config)
   call = program.exported(trained, ('cpu',)).call
   images = _images(5)
-  found = jax.device_get(call(images))
-  outputs = np.asarray(_logits(trained, images), np.float64)
+  outputs = jax.device_get(call(images))
+  expected = np.asarray(_logits(trained, images), np.float64)
   if head == 'multitask':
-    parts = np.split(outputs, [6, 9], -1)
+    parts = np.split(expected, [6, 9], -1)
   else:  # adjectives, then nouns; the pair's logit is the sum of its two
-    parts = np.split(outputs, [3], -1)
+    parts = np.split(expected, [3], -1)
     pairs = parts[0][:, [0, 1, 2, 0, 1, 2]] + parts[1][:, [0, 0, 0, 1, 1, 1]]
     parts = [pairs, *parts]
   for name, logits in zip(('anp', 'adjective', 'noun'), parts, strict=True):
     odds = np.exp(logits)
     want = odds / odds.sum(-1, keepdims=True)
-    assert np.abs(found[name] - want).max() < 1e-5, name
-  assert np.abs(found['logits'] - parts[0]).max() < 2e-5
+    assert np.abs(outputs[name] - want).max() < 1e-5, name
+  assert np.abs(outputs['logits'] - parts[0]).max() < 2e-5
 
 
 def test_plain_classes_and_a_network_of_the_users(tmp_path):
@@ -275,10 +279,10 @@ def test_plain_classes_and_a_network_of_the_users(tmp_path):
   assert 'is no ResNet' in huggingface.refusal(trained.config)
   trained.config.model.name = 'tests.user_network:WithoutDropout'
   images = _images(2)
-  found = jax.device_get(program.exported(trained, ('cpu',)).call(images))
-  assert set(found) == {'logits', 'anp'}
+  outputs = jax.device_get(program.exported(trained, ('cpu',)).call(images))
+  assert set(outputs) == {'logits', 'anp'}
   want = np.asarray(_logits(trained, images))
-  assert np.abs(found['logits'] - want).max() < 1e-5
+  assert np.abs(outputs['logits'] - want).max() < 1e-5
 
 
 def test_bfloat16_is_computed_as_in_evaluation():
@@ -286,13 +290,13 @@ def test_bfloat16_is_computed_as_in_evaluation():
     'tests.user_network:WithoutDropout', model__dtype='bfloat16'
   )
   images = _images(2)
-  found = jax.device_get(program.exported(trained, ('cpu',)).call(images))
+  outputs = jax.device_get(program.exported(trained, ('cpu',)).call(images))
   pixels = jnp.asarray(_normalised(trained.config, images), jnp.bfloat16)
   variables = {'params': trained.params, **trained.stats}
   want = trained.model('cpu').apply(variables, pixels, False)
-  assert found['logits'].dtype == np.float32
+  assert outputs['logits'].dtype == np.float32
   # bfloat16 has 8 bits, of logits of order one; fused otherwise.
-  assert np.abs(found['logits'] - want).max() < 0.02
+  assert np.abs(outputs['logits'] - want).max() < 0.02
 
 
 def test_files_beside_the_program(tmp_path):
@@ -306,9 +310,9 @@ def test_files_beside_the_program(tmp_path):
     'adjective_of_class': [0, 1, 2, 0, 1, 2],
     'noun_of_class': [0, 0, 0, 1, 1, 1],
   }  # fmt: skip
-  told = json.loads((tmp_path / 'preprocessing.json').read_text())
-  assert (told['image_size'], told['resize']) == (_SIDE, 40)
-  assert told['mean'] == [123.68, 116.78, 103.94]
+  settings = json.loads((tmp_path / 'preprocessing.json').read_text())
+  assert (settings['image_size'], settings['resize']) == (_SIDE, 40)
+  assert settings['mean'] == [123.68, 116.78, 103.94]
 
 
 # Images prepared as the files say, by somebody who has Pillow and NumPy.
@@ -331,10 +335,10 @@ def _shares(size, side, shape):
   return shares / shares.sum(1, keepdims=True)
 
 
-def _prepared(file, told):
+def _prepared(file, settings):
   """(side, side, 3) uint8, as preprocessing.json has it."""
   side, resize, decode = (
-    told[key] for key in ('image_size', 'resize', 'decode')
+    settings[key] for key in ('image_size', 'resize', 'decode')
   )
   image = Image.open(io.BytesIO(file))
   if decode in ('bilinear', 'bicubic'):
@@ -344,7 +348,7 @@ def _prepared(file, told):
     return np.asarray(image.crop((left, top, left + side, top + side)))
   square = round(min(image.size) * side / resize)
   left, top = ((n - square) // 2 for n in image.size)
-  if 'jpeg' in told:
+  if 'jpeg' in settings:
     times = max(t for t in (1, 2, 4, 8) if t == 1 or square >= t * side)
     image.draft(None, [n // times for n in image.size])
     left, top, square = left // times, top // times, square // times
@@ -355,8 +359,8 @@ def _prepared(file, told):
     shape = 'area' if square >= side else 'nearest'
   shares = _shares(square, side, shape)
   rows = np.tensordot(shares, pixels, 1)
-  found = np.moveaxis(np.tensordot(shares, rows, (1, 1)), 0, 1)
-  return np.floor(found + 0.5)
+  resized = np.moveaxis(np.tensordot(shares, rows, (1, 1)), 0, 1)
+  return np.floor(resized + 0.5)
 
 
 @pytest.mark.parametrize('decode', ['fast', 'exact', 'bilinear', 'bicubic'])
@@ -364,7 +368,7 @@ def test_preprocessing_is_that_of_the_evaluation(decode):
   config = command_line.load('configs/resnet_anp.py:tiny', {})
   config.data.image_size, config.data.resize = _SIDE, 40
   config.data.decode = decode
-  told = program.preprocessing(config)
+  settings = program.preprocessing(config)
   random = np.random.default_rng(0)
   read = decode_pillow.eval_decoder(config)
   for size in ((30, 36), (70, 61), (90, 171), (400, 455), (530, 390)):
@@ -372,7 +376,7 @@ def test_preprocessing_is_that_of_the_evaluation(decode):
     image = Image.fromarray(random.integers(0, 256, shape, np.uint8))
     file = io.BytesIO()
     image.resize(size, Image.Resampling.BICUBIC).save(file, 'JPEG')
-    prepared = _prepared(file.getvalue(), told).astype(int)
+    prepared = _prepared(file.getvalue(), settings).astype(int)
     gaps = np.abs(prepared - read(file.getvalue()))
     # float64 here, and Pillow takes a box in float32: ties are rounded apart.
     assert gaps.max() <= (3 if decode == 'bicubic' else 1), size
@@ -382,8 +386,8 @@ def test_preprocessing_is_that_of_the_evaluation(decode):
 def test_preprocessing_of_what_is_no_file():
   config = command_line.load('configs/resnet_anp.py:tiny', {})
   config.data.source = 'digits'
-  told = program.preprocessing(config)
-  assert told['decode'] == 'arrays' and 'jpeg' not in told
+  settings = program.preprocessing(config)
+  assert settings['decode'] == 'arrays' and 'jpeg' not in settings
   config.data.source, config.data.cache = 'anp_shapes', 'decoded'
   assert 'shrink' in program.preprocessing(config)
 
@@ -410,8 +414,8 @@ def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
 
   # The program, with preprocessing.json.
   program.write(trained, tmp_path, ('cpu',))
-  told = json.loads((tmp_path / 'preprocessing.json').read_text())
-  images = np.stack([_prepared(file, told) for file in files])
+  settings = json.loads((tmp_path / 'preprocessing.json').read_text())
+  images = np.stack([_prepared(file, settings) for file in files])
   call = jax.export.deserialize((tmp_path / program.NAME).read_bytes()).call
   np.testing.assert_allclose(
     call(images.astype(np.uint8))['anp'], ours, atol=1e-3
@@ -426,14 +430,14 @@ def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
   opened = [Image.open(path) for path in photographs]
   with torch.no_grad():
     pixels = prepare(opened, return_tensors='pt')['pixel_values']
-    theirs = network.eval()(pixels).logits.softmax(-1).numpy()
-  gaps = np.abs(theirs - ours).max(1)
+    expected = network.eval()(pixels).logits.softmax(-1).numpy()
+  gaps = np.abs(expected - ours).max(1)
   if huggingface.is_approximate(trained.config):
     # It resizes before it crops, and has neither mean nor smaller scale.
     assert gaps.mean() < 0.1
   else:
     assert gaps.max() < 1e-3
-    assert theirs.argmax(1).tolist() == ours.argmax(1).tolist()
+    assert expected.argmax(1).tolist() == ours.argmax(1).tolist()
   print(f'{decode}: {gaps.mean():.5f} in the mean, {gaps.max():.5f} at most')
 
 
@@ -442,8 +446,8 @@ def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
 
 def _export(out, capsys, checkpoint):
   """The lines that are printed, and the files that are named in them."""
-  given = [f'--checkpoint={checkpoint}', f'--output={out}']
-  assert export.main(['', *given, '--platforms=cpu']) == 0
+  flags = [f'--checkpoint={checkpoint}', f'--output={out}']
+  assert export.main(['', *flags, '--platforms=cpu']) == 0
   lines = capsys.readouterr().out.splitlines()
   names = [line.partition('  ')[0] for line in lines]
   assert lines[-1] == 'model.stablehlo is for cpu; any number of images'
@@ -461,8 +465,8 @@ def test_a_processor_that_is_only_near_is_said(decode, is_near, tmp_path):
     lines = list(export.export('it', str(tmp_path), 'newest', ('cpu',)))
   near = [line for line in lines if 'approximates the evaluation' in line]
   assert len(near) == is_near and all("'fast'" in line for line in near)
-  told = json.loads((tmp_path / 'preprocessor_config.json').read_text())
-  assert told['resample'] == (2 if is_near else 3)  # as Pillow numbers them
+  settings = json.loads((tmp_path / 'preprocessor_config.json').read_text())
+  assert settings['resample'] == (2 if is_near else 3)  # as Pillow numbers them
 
 
 def test_command_of_a_resnet(tmp_path, capsys, monkeypatch):

@@ -98,19 +98,21 @@ def _last_scores(workdir):
 
 def test_top1_count_is_that_of_the_evaluation(run, capfd):
   workdir, tree = run
-  found, err = _named(capfd, f'--checkpoint={workdir}', tree, '--top=5')
-  best = [row for row in found if row['rank'] == '1']
-  assert len(best) == 50 == len({row['file'] for row in found})
+  records, err = _named(capfd, f'--checkpoint={workdir}', tree, '--top=5')
+  best = [row for row in records if row['rank'] == '1']
+  assert len(best) == 50 == len({row['file'] for row in records})
   scores = _last_scores(workdir)
   hits = sum(row['anp'] == pathlib.Path(row['file']).parent.name
              for row in best)  # fmt: skip
   assert hits == round(scores['anp_top1'] * scores['examples'])
   assert 10 < hits < 50  # it learned something, and is not always right
   # The loss that evaluation reports is of the same probabilities.
-  own = [float(row['probability']) for row in found
+  probabilities = [float(row['probability']) for row in records
          if row['anp'] == pathlib.Path(row['file']).parent.name]  # fmt: skip
   # Written with five digits.
-  assert -np.log(own).mean() == pytest.approx(scores['loss'], rel=1e-4)
+  assert -np.log(probabilities).mean() == pytest.approx(
+    scores['loss'], rel=1e-4
+  )
   assert err[-1].startswith('50 named in ')
 
 
@@ -118,12 +120,12 @@ def test_words_are_sums_over_their_pairs(run, capfd):
   """Probabilities add up to 1; those of words are sums, for head joint."""
   workdir, tree = run
   flags = (f'--checkpoint={workdir}', tree / 'old_dog', '--top=9', '--explain')
-  found, _ = _named(capfd, *flags)
-  assert len(found) == 5 * 11
-  for start in range(0, len(found), 5):
-    own = found[start : start + 5]
-    assert [row['rank'] for row in own] == list('12345')
-    pairs = {row['anp']: float(row['probability']) for row in own}
+  records, _ = _named(capfd, *flags)
+  assert len(records) == 5 * 11
+  for start in range(0, len(records), 5):
+    file_rows = records[start : start + 5]
+    assert [row['rank'] for row in file_rows] == list('12345')
+    pairs = {row['anp']: float(row['probability']) for row in file_rows}
     assert sorted(pairs.values(), reverse=True) == list(pairs.values())
     assert sum(pairs.values()) == pytest.approx(1, abs=1e-4)
     for part, place in (('adjective', 0), ('noun', 1)):
@@ -132,13 +134,13 @@ def test_words_are_sums_over_their_pairs(run, capfd):
         word = name.split('_')[place]
         sums[word] = sums.get(word, 0) + value
       ranked = sorted(sums, key=sums.get, reverse=True)
-      got = [row[f'best_{part}'] for row in own]
+      got = [row[f'best_{part}'] for row in file_rows]
       assert got == ranked + [''] * (5 - len(ranked))
-      for row in own:
+      for row in file_rows:
         assert row[part] == row['anp'].split('_')[place]
         got = float(row[f'{part}_probability'])
         assert got == pytest.approx(sums[row[part]], rel=1e-3)
-      for row, word in zip(own, ranked):
+      for row, word in zip(ranked, ranked):
         got = float(row[f'best_{part}_probability'])
         assert got == pytest.approx(sums[word], rel=1e-3)
 
@@ -150,11 +152,11 @@ def test_names_stand_beside_their_files_over_several_batches(
   (tmp_path / 'text.jpg').write_text('no image')
   paths = sorted(str(p) for p in tree.glob('*/*.jpg'))[::-1]
   paths.insert(20, str(tmp_path / 'text.jpg'))
-  found, err = _named(
+  records, err = _named(
     capfd, f'--checkpoint={workdir}', *paths, '--top=1', '--batch_size=16'
   )
   del paths[20]
-  assert [row['file'] for row in found] == paths and len(paths) == 50
+  assert [row['file'] for row in records] == paths and len(paths) == 50
   assert len(err) == 2 and err[0].startswith('unreadable: ')
   # By hand: the network alone on all of them, then the softmax in float64.
   trained = trained_lib.load(str(workdir))
@@ -167,10 +169,12 @@ def test_names_stand_beside_their_files_over_several_batches(
   )  # fmt: skip
   shares = np.exp(np.float64(logits))
   shares /= shares.sum(1, keepdims=True)
-  assert [row['anp'] for row in found] == [_PAIRS[i] for i in shares.argmax(1)]
+  assert [row['anp'] for row in records] == [
+    _PAIRS[i] for i in shares.argmax(1)
+  ]
   # Written with five digits.
   np.testing.assert_allclose(
-    [float(row['probability']) for row in found], shares.max(1), rtol=1e-4
+    [float(row['probability']) for row in records], shares.max(1), rtol=1e-4
   )
 
 
@@ -219,9 +223,9 @@ def test_find(tmp_path):
   (tmp_path / 'empty').mkdir()
   strange = os.path.join(os.fsencode(tmp_path), b'\xff.jpg')
   lines = [f'{tmp_path}/plain\n'.encode(), b'\n', strange + b'\r\n']
-  given = [f'{tmp_path}/{p}' for p in ('a.jpg', 'b', 'empty', 'gone', 'a.jpg')]
-  found = list(files.find([given[0], '-', *given[1:]], lines))
-  assert [(p.removeprefix(f'{tmp_path}/'), bool(why)) for p, why in found] == [
+  paths = [f'{tmp_path}/{p}' for p in ('a.jpg', 'b', 'empty', 'gone', 'a.jpg')]
+  matches = files.find([paths[0], '-', *paths[1:]], lines)
+  assert [(p.removeprefix(f'{tmp_path}/'), bool(f)) for p, f in matches] == [
     ('a.jpg', False), ('plain', False), ('\udcff.jpg', False),
     ('b/1.png', False), ('b/2.JPG', False), ('b/c/0.webp', False),
     ('empty', True), ('gone', False), ('a.jpg', False),
@@ -235,7 +239,7 @@ def test_find_counts_what_it_leaves_out(tmp_path):
     path.write_bytes(b'')
   counts = skipped_files.SkippedFiles()
   paths = [f'{tmp_path}/a', f'{tmp_path}/a/2.svg']  # a file is not left out
-  assert len([*files.find(paths, left_out=counts)]) == 2
+  assert len([*files.find(paths, skipped=counts)]) == 2
   assert counts.text({}) == (
     f'2 .svg (first {tmp_path}/a/2.svg), '
     f'1 without a suffix (first {tmp_path}/a/b/4)'
@@ -246,11 +250,11 @@ def test_batches_keep_the_order_and_read_ahead_within_bounds(tmp_path):
   """Slow files, faulty files, and far more files than may wait."""
   for i in range(60):
     (tmp_path / f'{i:02}').write_bytes(bytes([i]))
-  taken, most = [], 0
+  requests, most = [], 0
 
   def paths():
     for i in range(60):
-      taken.append(i)
+      requests.append(i)
       yield str(tmp_path / f'{i:02}'), 'bad' if i == 20 else ''
 
   def read(data):
@@ -259,7 +263,7 @@ def test_batches_keep_the_order_and_read_ahead_within_bounds(tmp_path):
     time.sleep(0.004 * (data[0] % 4 == 0))
     return np.full((2, 2, 3), data[0], np.uint8)
 
-  seen, bad = [], []
+  numbers_read, bad = [], []
   for batch in files.batches(paths(), read, 8, 2, threads=3):
     assert batch.images.shape == (8, 2, 2, 3)
     numbers = batch.images[: len(batch.files), 0, 0, 0].tolist()
@@ -267,17 +271,17 @@ def test_batches_keep_the_order_and_read_ahead_within_bounds(tmp_path):
       f'{n:02}' for n in numbers
     ]
     assert not batch.images[len(batch.files) :].any()
-    seen += numbers
+    numbers_read += numbers
     bad += [(int(os.path.basename(f)), why) for f, why in batch.unreadable]
-    most = max(most, len(taken) - len(seen) - len(bad))
+    most = max(most, len(requests) - len(numbers_read) - len(bad))
   wrong = [i for i in range(60) if i % 7 == 3]
-  assert seen == [i for i in range(60) if i not in (*wrong, 20)]
+  assert numbers_read == [i for i in range(60) if i not in (*wrong, 20)]
   assert bad == sorted([(i, 'odd') for i in wrong] + [(20, 'bad')])
   assert most <= 2 * 8 + 3
 
 
 def test_memory_does_not_grow_with_the_files(tmp_path):
-  """Of what Python and NumPy allocate: 300 files and 6,000 the same."""
+  """Python and NumPy allocate the same for 300 files and for 6,000."""
   (tmp_path / 'one').write_bytes(b'x')
 
   def held(count):
@@ -304,14 +308,14 @@ def test_unreadable_files_are_listed_and_do_not_stop_it(run, tmp_path, capfd):
   (tmp_path / 'empty').mkdir()
   (tmp_path / 'empty' / 'x.svg').write_text('<svg/>')
   os.mkfifo(tmp_path / 'pipe.jpg')
-  given = [tmp_path / 'gone.jpg', good, tmp_path / 'cut.jpg',
+  paths = [tmp_path / 'gone.jpg', good, tmp_path / 'cut.jpg',
            tmp_path / 'text.png', tmp_path / 'empty', tmp_path / 'pipe.jpg',
            good]  # fmt: skip
-  found, err = _named(capfd, f'--checkpoint={workdir}', *given, '--top=1')
-  assert [row['file'] for row in found] == [str(good)] * 2
-  assert found[0]['anp'] == found[1]['anp']
+  records, err = _named(capfd, f'--checkpoint={workdir}', *paths, '--top=1')
+  assert [row['file'] for row in records] == [str(good)] * 2
+  assert records[0]['anp'] == records[1]['anp']
   for line, path, reason in zip(
-    err, [given[0], *given[2:6]],
+    err, [paths[0], *paths[2:6]],
     ['no such file', 'truncated', 'not an image', 'without image files',
      'neither a file nor a folder'],
   ):  # fmt: skip
@@ -319,8 +323,8 @@ def test_unreadable_files_are_listed_and_do_not_stop_it(run, tmp_path, capfd):
     assert reason in line.lower(), line
   assert err[5] == f'left out: 1 .svg (first {tmp_path}/empty/x.svg)'
   assert err[-1].endswith(', 5 unreadable') and len(err) == 7
-  found, err = _named(capfd, f'--checkpoint={workdir}', given[0], status=1)
-  assert not found and err[-1].startswith('0 named in ')
+  records, err = _named(capfd, f'--checkpoint={workdir}', paths[0], status=1)
+  assert not records and err[-1].startswith('0 named in ')
 
 
 def test_names_that_are_not_utf8(run, tmp_path, capfdbinary):
@@ -371,7 +375,7 @@ def test_rows_with_tables(tmp_path):
     _vocabulary(), True, str(tmp_path / 'mood.csv'), str(tmp_path / 'felt.csv')
   )
   assert len(table.notes) == 2 and "'big_cat'" in table.notes[0]
-  first, second = table.of('x.jpg', _names(), 0)
+  first, second = table.file_rows('x.jpg', _names(), 0)
   assert list(first) == table.columns
   assert first == {
     'file': 'x.jpg', 'rank': 1, 'anp': 'old_dog', 'adjective': 'old',
@@ -389,29 +393,29 @@ def test_rows_with_tables(tmp_path):
 
 def test_csv_and_json_lines():
   table = rows.Rows(_vocabulary())
-  found = table.of('a, "b".jpg', _names(), 0)
+  result = table.file_rows('a, "b".jpg', _names(), 0)
   stream = io.BytesIO()
   write = rows.writer('csv', stream, table.columns)
   assert stream.getvalue() == b'file,rank,anp,adjective,noun,probability\n'
-  write(found)
+  write(result)
   assert stream.getvalue().splitlines()[1:] == [
     b'"a, ""b"".jpg",1,old_dog,old,dog,0.75',
     b'"a, ""b"".jpg",2,big_cat,big,cat,0.25',
   ]
   stream = io.BytesIO()
-  rows.writer('jsonl', stream, table.columns)(found)
-  assert [json.loads(line) for line in stream.getvalue().splitlines()] == found
+  rows.writer('jsonl', stream, table.columns)(result)
+  assert [json.loads(line) for line in stream.getvalue().splitlines()] == result
 
 
 def test_plain_classes():
   plain = vocabulary.Vocabulary(('t_shirt', 'dress'))
   table = rows.Rows(plain)
   assert table.columns == ['file', 'rank', 'class', 'probability']
-  found = table.of('x', _names(), 0)
-  assert found[0] == {
+  result = table.file_rows('x', _names(), 0)
+  assert result[0] == {
     'file': 'x', 'rank': 1, 'class': 'dress', 'probability': 0.75
   }  # fmt: skip
-  assert [bar.name for bar in sheet.bars(found)] == ['dress', 't_shirt']
+  assert [bar.name for bar in sheet.bars(result)] == ['dress', 't_shirt']
   with pytest.raises(ValueError, match='--explain.*plain'):
     rows.Rows(plain, True)
 
@@ -426,13 +430,13 @@ def test_sheet(run, tmp_path, capfd, monkeypatch):
   )
   path = tmp_path / 'names.png'
   flags = (f'--checkpoint={workdir}', tree / 'red_car', f'--sheet={path}')
-  found, _ = _named(capfd, *flags, '--explain')
+  records, _ = _named(capfd, *flags, '--explain')
   image = np.asarray(Image.open(path).convert('RGB'))
   assert 'the first 5 of 12 images; 7 left out' in titles[0]
   # The first thumbnail, enlarged nine times, and the bar of its best pair.
   config = trained_lib.load(str(workdir)).config
   want = decode_pillow.eval_decoder(config)(
-    pathlib.Path(found[0]['file']).read_bytes()
+    pathlib.Path(records[0]['file']).read_bytes()
   )
   want = want.repeat(9, 0).repeat(9, 1)
   places = np.argwhere((image[:, :, :] == want[0, 0]).all(-1))
@@ -469,18 +473,18 @@ def test_progress(monkeypatch):
   monkeypatch.setenv('COLUMNS', '80')
   now = [0.0]
   stream = _Terminal()
-  shown = progress.NamingProgress(stream, lambda: now[0])
-  shown._set_total(range(100))
+  naming = progress.NamingProgress(stream, lambda: now[0])
+  naming._set_total(range(100))
   now[0] = 10.0  # the first batch compiles: no part of the rate
-  shown.add_batch(10, [])
+  naming.add_batch(10, [])
   now[0] = 15.0
-  shown.add_batch(20, [('a\udcff.jpg', 'odd')])
+  naming.add_batch(20, [('a\udcff.jpg', 'odd')])
   text = stream.getvalue()
   assert 'unreadable: a\\udcff.jpg: odd\n' in text
   assert text.endswith(
     'naming: 31/100 files, 4/s, 1 unreadable, 16.4 s left'
   )  # fmt: skip
-  shown.finish()
+  naming.finish()
   assert '30 named in 15.0 s (2.0 a second, start' in stream.getvalue()
 
 

@@ -65,16 +65,19 @@ def _rows(seed=0, lost=3):
 
 
 @pytest.fixture(scope='module')
-def made():
+def evaluated():
   rows, scores = _rows()
   sizes = np.arange(len(NAMES)) * 10
   return results_lib.Results(KNOWN, rows, sizes), scores
 
 
-def test_classes_are_scikit_learns(made):
-  results, scores = made
-  seen = results.seen
-  labels, predicted = results.rows['label'][seen], scores[seen].argmax(1)
+def test_classes_are_scikit_learns(evaluated):
+  results, scores = evaluated
+  readable = results.seen
+  labels, predicted = (
+    results.rows['label'][readable],
+    scores[readable].argmax(1),
+  )
   report = metrics.classification_report(
     labels, predicted, labels=range(len(NAMES)), target_names=NAMES,
     output_dict=True, zero_division=0,
@@ -92,21 +95,21 @@ def test_classes_are_scikit_learns(made):
   assert (last['images'], last['recall'], last['f1']) == (0, None, None)
   assert last['training_images'] == 110
   assert results.classes()[-2]['precision'] is None
-  found = results.scores()
+  totals = results.scores()
   want = metrics.balanced_accuracy_score(labels, predicted)
-  assert found['macro_accuracy'] == pytest.approx(want, abs=1e-12)
+  assert totals['macro_accuracy'] == pytest.approx(want, abs=1e-12)
   part = results.parts[0]
   assert part.hits.mean() == metrics.accuracy_score(labels, predicted)
   images = np.array([row['images'] for row in results.classes()])
   top5 = np.array([row['top5'] or 0 for row in results.classes()])
   want = metrics.top_k_accuracy_score(
-    labels, scores[seen], k=5, labels=range(len(NAMES))
+    labels, scores[readable], k=5, labels=range(len(NAMES))
   )
   assert (images * top5).sum() / images.sum() == pytest.approx(want)
 
 
-def test_confusions_are_scikit_learns(made):
-  results, _ = made
+def test_confusions_are_scikit_learns(evaluated):
+  results, _ = evaluated
   for part in results.parts:
     everything = np.arange(len(part.names))
     want = metrics.confusion_matrix(
@@ -131,24 +134,26 @@ def test_held_out_classes_by_hand():
   held_out = (2, 5)
   chosen = scores[:, held_out]
   rows['held_out'] = np.array(held_out)[chosen.argmax(1)]
-  found = results_lib.Results(KNOWN, rows, None, held_out).scores()
+  totals = results_lib.Results(KNOWN, rows, None, held_out).scores()
   labels, predicted = rows['label'], scores.argmax(1)
-  ours = (labels == 2) | (labels == 5)
-  assert found['seen_classes'] == (labels == predicted)[~ours].mean()
-  assert found['held_out_classes'] == (labels == predicted)[ours].mean()
+  is_held_out = (labels == 2) | (labels == 5)
+  assert totals['seen_classes'] == (labels == predicted)[~is_held_out].mean()
+  assert totals['held_out_classes'] == (labels == predicted)[is_held_out].mean()
   best = np.where(chosen[:, 0] > chosen[:, 1], 2, 5)
-  assert found['held_out_among_themselves'] == (labels == best)[ours].mean()
+  assert (
+    totals['held_out_among_themselves'] == (labels == best)[is_held_out].mean()
+  )
 
 
 def test_calibration_error_in_closed_form():
   # Four of 90 %, half right; one of 60 %, right; one of exactly 3/15, wrong.
   confidence = [0.9, 0.9, 0.9, 0.9, 0.6, 0.2]
   hits = np.array([1, 0, 1, 0, 1, 0], bool)
-  found = results_lib.calibration(confidence, hits)
-  assert found.error == pytest.approx((4 * 0.4 + 0.4 + 0.2) / 6, abs=1e-12)
+  result = results_lib.calibration(confidence, hits)
+  assert result.error == pytest.approx((4 * 0.4 + 0.4 + 0.2) / 6, abs=1e-12)
   # Bins are open below: 0.2 is the end of the third, 0.9 in the fourteenth.
-  assert np.flatnonzero(found.counts).tolist() == [2, 8, 13]
-  assert found.counts.sum() == 6 and found.accuracies[13] == 0.5
+  assert np.flatnonzero(result.counts).tolist() == [2, 8, 13]
+  assert result.counts.sum() == 6 and result.accuracies[13] == 0.5
   assert results_lib.calibration([0.3, 1.0], [0, 1]).counts[14] == 1
   certain = results_lib.calibration(np.full(10, 1.0), np.arange(10) < 7)
   assert certain.error == pytest.approx(0.3, abs=1e-12)
@@ -156,7 +161,7 @@ def test_calibration_error_in_closed_form():
 
 
 def test_words_that_are_confused_stand_side_by_side():
-  """Of 500 words, the forty with the most errors, in their couples."""
+  """The forty of 500 words with the most errors, in their couples."""
   random = np.random.default_rng(0)
   labels = np.repeat(np.arange(500), 10)
   predicted = labels.copy()
@@ -204,21 +209,21 @@ def _table(path):
 
 
 @pytest.fixture(scope='module')
-def folder(made, tmp_path_factory):
-  results, _ = made
+def folder(evaluated, tmp_path_factory):
+  results, _ = evaluated
   config = command_line.load('configs/resnet_anp.py:tiny', {})
   config.data.image_size = config.data.resize = 20
   place = str(tmp_path_factory.mktemp('evaluation'))
   source = _Source(results.rows['label'])
   facts = {'step': 7, 'data': source.name, 'damaged': 3,
            'scores': {'examples': 397, 'anp_top1': 0.5}}  # fmt: skip
-  said = files.write(place, config, source, results, facts)
-  return place, said
+  evaluation = files.write(place, config, source, results, facts)
+  return place, evaluation
 
 
-def test_files_hold_what_the_rows_hold(made, folder):
-  results, scores = made
-  place, said = folder
+def test_files_hold_what_the_rows_hold(evaluated, folder):
+  results, scores = evaluated
+  place, evaluation = folder
   path = pathlib.Path(place)
   lines = _table(path / 'predictions.csv')
   assert len(lines) == COUNT
@@ -241,16 +246,16 @@ def test_files_hold_what_the_rows_hold(made, folder):
   classes = _table(path / 'classes.csv')
   assert [row['class'] for row in classes] == list(NAMES)
   assert classes[0]['noun'] == 'cat' and classes[-1]['recall'] == ''
-  assert json.loads((path / 'scores.json').read_text()) == said
+  assert json.loads((path / 'scores.json').read_text()) == evaluation
   page = (path / 'evaluation.md').read_text()
   assert 'Checkpoint of step 7, 397 images; 3 of them' in page
-  for file in said['files'].values():
+  for file in evaluation['files'].values():
     assert f'({file})' in page and (path / file).exists()
 
 
 def test_figures_are_pictures_of_a_sane_size(folder):
-  place, said = folder
-  drawn = [f for f in said['files'].values() if f.endswith('.png')]
+  place, evaluation = folder
+  drawn = [f for f in evaluation['files'].values() if f.endswith('.png')]
   assert sorted(drawn) == [
     'calibration.png', 'class_sizes.png', 'confused_pairs.png',
     'confusion_adjectives.png', 'confusion_nouns.png',
@@ -262,13 +267,15 @@ def test_figures_are_pictures_of_a_sane_size(folder):
       assert len(set(image.convert('L').tobytes())) > 20
 
 
-def test_examples_are_right_and_wrong_as_the_network_sees_them(made, folder):
-  results, scores = made
-  place, said = folder
-  right = [e for e in said['examples'] if e['right']]
-  wrong = [e for e in said['examples'] if not e['right']]
+def test_examples_are_right_and_wrong_as_the_network_sees_them(
+  evaluated, folder
+):
+  results, scores = evaluated
+  place, evaluation = folder
+  right = [e for e in evaluation['examples'] if e['right']]
+  wrong = [e for e in evaluation['examples'] if not e['right']]
   assert len(right) == len(wrong) == 12
-  for example in said['examples']:
+  for example in evaluation['examples']:
     index = int(example['file'].removesuffix('.png'))
     assert (scores[index].argmax() == results.rows['label'][index]) == (
       example['right']
@@ -279,17 +286,17 @@ def test_examples_are_right_and_wrong_as_the_network_sees_them(made, folder):
   sure = [e['probability'] for e in wrong]
   assert sure == sorted(sure, reverse=True)
   choice = pictures.choose(results)
-  label, predicted, times, confused, others = choice.pairs[0]
+  label, predicted, times, confused, examples = choice.pairs[0]
   for index in confused:
     assert results.rows['label'][index] == label
     assert scores[index].argmax() == predicted
-  assert all(results.rows['label'][i] == predicted for i in others)
+  assert all(results.rows['label'][i] == predicted for i in examples)
   assert len(confused) == min(times, 5)
 
 
 @pytest.mark.parametrize('sizes', [np.full(12, 7), np.arange(12)])
-def test_accuracy_by_class_size_is_drawn(made, tmp_path, sizes):
-  results, _ = made
+def test_accuracy_by_class_size_is_drawn(evaluated, tmp_path, sizes):
+  results, _ = evaluated
   figures.sizes(str(tmp_path / 'a.png'), results.parts[0], sizes)
   assert Image.open(tmp_path / 'a.png').size[0] > 600
 
@@ -303,10 +310,13 @@ def test_labels_are_found_by_the_names_of_classes():
       return self._labels
 
   source = Other(np.array([0, 1, 1], np.int32))
-  found = label_mapping.map_labels(source, KNOWN)
-  assert found.labels().tolist() == [NAMES.index('red_sun'), 0, 0]
-  assert found.read(np.array([2, 0]))[1].tolist() == [0, NAMES.index('red_sun')]
-  assert (len(found), found.vocabulary, found.name) == (3, KNOWN, 'other')
+  mapped = label_mapping.map_labels(source, KNOWN)
+  assert mapped.labels().tolist() == [NAMES.index('red_sun'), 0, 0]
+  assert mapped.read(np.array([2, 0]))[1].tolist() == [
+    0,
+    NAMES.index('red_sun'),
+  ]
+  assert (len(mapped), mapped.vocabulary, mapped.name) == (3, KNOWN, 'other')
   assert label_mapping.map_labels(_Source(None), KNOWN).vocabulary is KNOWN
   # The run's classes are pairs, whatever the names alone would tell.
   Other.vocabulary = KNOWN.with_pairs('no')
@@ -370,9 +380,9 @@ def run(tmp_path_factory, quick_compiles):
 def test_a_training_ends_with_an_evaluation_and_a_page(run):
   place, _, scores = run
   folder = place / 'work' / 'evaluation' / '6-validation'
-  said = json.loads((folder / 'scores.json').read_text())
-  assert said['step'] == 6 and said['scores']['examples'] == 50
-  assert said['scores']['anp_top1'] == scores['anp_top1']
+  evaluation = json.loads((folder / 'scores.json').read_text())
+  assert evaluation['step'] == 6 and evaluation['scores']['examples'] == 50
+  assert evaluation['scores']['anp_top1'] == scores['anp_top1']
   rows = _table(folder / 'predictions.csv')
   right = sum(row['label'] == row['predicted'] for row in rows)
   assert right / 50 == pytest.approx(scores['anp_top1'], abs=1e-6)
@@ -381,8 +391,10 @@ def test_a_training_ends_with_an_evaluation_and_a_page(run):
     assert int(row['training_images']) == count
   ours = [row for row in rows if row['label'] in HELD_OUT]
   right = sum(row['label'] == row['predicted'] for row in ours)
-  assert said['scores']['held_out_classes'] == right / len(ours)
-  assert 0 <= right / len(ours) <= said['scores']['held_out_among_themselves']
+  assert evaluation['scores']['held_out_classes'] == right / len(ours)
+  assert (
+    0 <= right / len(ours) <= evaluation['scores']['held_out_among_themselves']
+  )
   page = (place / 'work' / 'report' / 'index.html').read_text()
   assert page.count('data:image/png') >= 6 + 12
 
@@ -415,10 +427,10 @@ def test_other_data_of_the_runs_classes_on_any_devices(
   assert 'checkpoint of step 6, 21 images' in text
   assert 'macro_accuracy' in text and str(output) in text
   # The first one's file is the others' too.
-  kept = place / 'first.csv'
-  if not kept.exists():
-    kept.write_bytes((output / 'predictions.csv').read_bytes())
-  for row, want in zip(rows, _table(kept)):
+  copy = place / 'first.csv'
+  if not copy.exists():
+    copy.write_bytes((output / 'predictions.csv').read_bytes())
+  for row, want in zip(rows, _table(copy)):
     assert row['predicted'] == want['predicted']
     # Six digits of float32, whose sums are in another order.
     assert float(row['probability']) == pytest.approx(
@@ -429,8 +441,8 @@ def test_other_data_of_the_runs_classes_on_any_devices(
 def test_a_class_that_the_run_does_not_know_is_one_line(run, tmp_path):
   place, config, _ = run
   _save(tmp_path / 'a.npz', NAMES[:2], 8, 0)
-  with np.load(tmp_path / 'a.npz') as found:
-    arrays = dict(found, class_names=np.array(['big_cat', 'old_sunn']))
+  with np.load(tmp_path / 'a.npz') as arrays:
+    arrays = dict(arrays, class_names=np.array(['big_cat', 'old_sunn']))
   np.savez(tmp_path / 'a.npz', **arrays)
   config = config.copy_and_resolve_references()
   config.data.path = str(tmp_path / 'a.npz')
@@ -461,11 +473,11 @@ def test_the_config_of_a_run_is_in_its_workdir(run, tmp_path):
   flags = _Flags()
   flags.workdir = str(place / 'work')
   path = str(tmp_path / 'a.npz')
-  found, workdir = command_line.from_flags(flags, {'data.path': path})
+  config, workdir = command_line.from_flags(flags, {'data.path': path})
   assert workdir == str(place / 'work')
   want = config.copy_and_resolve_references()
   want.data.path = path
-  assert config_lib.flat(found) == config_lib.flat(want)
+  assert config_lib.flat(config) == config_lib.flat(want)
   with pytest.raises(config_lib.ConfigError, match='data.path'):
     command_line.from_flags(flags, {})  # the data are gone
   flags.mode = 'train'
@@ -504,10 +516,10 @@ def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
     [f'--workdir={work}', '--mode=evaluate', f'--output={tmp_path / "two"}'],
   )  # fmt: skip
   assert 'checkpoint of step 12, 70 images' in texts[0]
-  one = _table(tmp_path / 'work/evaluation/12-validation/predictions.csv')
+  single = _table(tmp_path / 'work/evaluation/12-validation/predictions.csv')
   two = _table(tmp_path / 'two/predictions.csv')
-  assert len(one) == len(two) == 70
-  for a, b in zip(one, two):
+  assert len(single) == len(two) == 70
+  for a, b in zip(single, two):
     assert a['label'] == b['label']
     # A device has other rows: float32 sums may be in another order.
     assert float(a['loss']) == pytest.approx(float(b['loss']), rel=1e-4)

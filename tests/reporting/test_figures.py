@@ -35,9 +35,9 @@ def _faults(function, *arguments):
     lines += figure_text.faults(figure.bbox.size, texts)
     lines += figure_text.repeated_ticks(figure)
     count += len(texts)
-  for one in sheets:
-    lines += figure_text.faults(*one)
-    count += len(one[1])
+  for sheet_text in sheets:
+    lines += figure_text.faults(*sheet_text)
+    count += len(sheet_text[1])
   assert count  # else nothing was read back
   return lines
 
@@ -55,7 +55,7 @@ def _part(classes, examples, name='class', long=False):
 
 
 def test_what_is_wrong_with_a_figure_is_told():
-  """As drawn with matplotlib's own formatter, of which nothing is read."""
+  """The figure has matplotlib's own formatter, whose labels are not read."""
   with (
     matplotlib.rc_context(drawing.STYLE),
     figure_text.matplotlib_figures() as drawn,
@@ -74,8 +74,8 @@ def test_what_is_wrong_with_a_figure_is_told():
     assert any(line.startswith(f'{word}: ') for line in lines)
   assert figure_text.repeated_ticks(drawn[0]) == ["repeated: ['1', '1']"]
   box = 'over', (5, 0, 15, 9)
-  told = ["over the edge of a bar: 'over'"]
-  assert figure_text.faults((99, 99), [box], [(0, 0, 10, 9)]) == told
+  lines_told = ["over the edge of a bar: 'over'"]
+  assert figure_text.faults((99, 99), [box], [(0, 0, 10, 9)]) == lines_told
   assert not figure_text.faults((99, 99), [box], [(0, 0, 20, 9)])
 
 
@@ -113,11 +113,11 @@ def test_sizes_that_are_far_apart_are_on_a_log_axis():
     (axis,) = drawn[0].axes
     assert axis.get_xscale() == scale
     low, high = axis.get_xlim()
-    shown = [
+    labels_shown = [
       tick.label1.get_text() for tick in axis.xaxis.get_major_ticks()
       if low <= tick.get_loc() <= high
     ]  # fmt: skip
-    assert shown == labels
+    assert labels_shown == labels
     assert low < max(sizes[0], 0.5) and max(sizes) < high
 
 
@@ -178,7 +178,7 @@ def test_a_single_point_is_seen():
 
 
 @pytest.mark.parametrize(
-  'names, train, held',
+  'names, train, validation',
   [
     (['only'], [1], [0]),
     (['a', 'b', 'c'], [0, 0, 0], [0, 0, 0]),
@@ -189,27 +189,27 @@ def test_a_single_point_is_seen():
     (['red_car', 'old_car', 'red_cat'], [1, 2, 3], [1, 1, 1]),
   ],
 )  # fmt: skip
-def test_class_balance(names, train, held):
-  known = vocabulary_lib.Vocabulary(tuple(names))
+def test_class_balance(names, train, validation):
+  vocabulary = vocabulary_lib.Vocabulary(tuple(names))
   counts = []
-  for images in (train, held):
+  for images in (train, validation):
     images = np.array(images)
     parts = [
       np.int64(np.bincount(ids, images[: len(ids)], len(words)))
-      for ids, words in ((known.adjective_ids(), known.adjectives),
-                         (known.noun_ids(), known.nouns))
+      for ids, words in ((vocabulary.adjective_ids(), vocabulary.adjectives),
+                         (vocabulary.noun_ids(), vocabulary.nouns))
     ]  # fmt: skip
-    counts.append(stats.Counts('set', known, images.sum(), images, *parts))
+    counts.append(stats.Counts('set', vocabulary, images.sum(), images, *parts))
   assert _faults(draw.balance, 'a.png', counts) == []
 
 
 def test_one_is_no_plural():
-  known = vocabulary_lib.Vocabulary(('red_car', 'red_cat'))
-  one, two = np.array([1]), np.array([1, 1])
-  counts = stats.Counts('set', known, 2, two, np.array([2]), two)
+  vocabulary = vocabulary_lib.Vocabulary(('red_car', 'red_cat'))
+  single, two = np.array([1]), np.array([1, 1])
+  counts = stats.Counts('set', vocabulary, 2, two, np.array([2]), two)
   alone = vocabulary_lib.Vocabulary(('bag',))
   none = np.zeros(0, np.int64)
-  single = stats.Counts('set', alone, 1, one, none, none)
+  single = stats.Counts('set', alone, 1, single, none, none)
   with figure_text.matplotlib_figures() as drawn:
     draw.balance('a.png', [single, single])
     draw.balance('a.png', [counts, counts])
@@ -240,8 +240,8 @@ def test_confused_pairs(tmp_path, names, side):
   classes = np.tile(np.int32([1, 0]), (99, 1))
   rows = {'label': labels, 'weight': np.ones(99), 'classes': classes,
           'probabilities': np.full((99, 2), 0.5)}  # fmt: skip
-  known = vocabulary_lib.Vocabulary(tuple(names))
-  results = results_lib.Results(known, rows)
+  vocabulary = vocabulary_lib.Vocabulary(tuple(names))
+  results = results_lib.Results(vocabulary, rows)
   choice = pictures.choose(results)
   images = {i: np.zeros((side, side, 3), np.uint8) for i in range(99)}
   path = str(tmp_path / 'a.png')

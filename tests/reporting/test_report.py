@@ -132,13 +132,13 @@ def test_the_figure_is_drawn(tmp_path):
 
 
 def test_the_same_run_gives_the_same_files(tmp_path):
-  found = []
+  contents = []
   for _ in range(2):
     _write(tmp_path, _records(), {'b': 1, 'a': 2})
     folder = tmp_path / 'report'
-    found.append({p.name: p.read_bytes() for p in sorted(folder.iterdir())})
-  assert found[0] == found[1]
-  assert list(found[0]) == [
+    contents.append({p.name: p.read_bytes() for p in sorted(folder.iterdir())})
+  assert contents[0] == contents[1]
+  assert list(contents[0]) == [
     'curves.png', 'index.html', 'report.md', 'run.json',
   ]  # fmt: skip
 
@@ -170,10 +170,10 @@ def test_a_run_that_recorded_nothing(tmp_path):
 
 def test_a_step_that_was_done_again_counts_once(tmp_path):
   first, again = _records(seed=1), _records(seed=2)
-  kept = [r for r in first if r['step'] < 40]
-  _, _, expected = _write(tmp_path / 'a', kept + again[len(kept) :])
+  before = [r for r in first if r['step'] < 40]
+  _, _, expected = _write(tmp_path / 'a', before + again[len(before) :])
   # What the first try left behind stands in the way and out of order.
-  resumed = first[: len(kept) - 1 : -1] + kept + again[len(kept) :]
+  resumed = first[: len(before) - 1 : -1] + before + again[len(before) :]
   _save(tmp_path / 'b', resumed)
   with open(tmp_path / 'b' / 'metrics.jsonl', 'a') as f:
     f.write('{"kind": "train", "step": 999, "loss"')  # torn
@@ -212,7 +212,7 @@ def test_matplotlib_is_loaded_only_to_write():
     'print([m for m in ("matplotlib", "jax", "tensorflow", "torch") '
     'if m in sys.modules])'
   )
-  found = subprocess.run(
+  process = subprocess.run(
     [sys.executable, '-c', code], capture_output=True, text=True, check=True
   )
-  assert found.stdout == '[]\n'
+  assert process.stdout == '[]\n'

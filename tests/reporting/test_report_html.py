@@ -55,12 +55,12 @@ def _png(path, side, seed=0):
 
 
 def _evaluation(folder):
-  """As `evaluation.files` leaves it."""
+  """Makes the folder that `analysis.files` writes."""
   _png(folder / 'confusion_nouns.png', 50)
   _png(folder / 'confused_pairs.png', 400)  # noise: above the bound for PNG
   for i, side in enumerate((16, 200)):
     _png(folder / 'examples' / f'{i}.png', side)
-  said = {
+  evaluation = {
     'step': 40, 'data': f'{_EVIL}: validation', 'damaged': 0,
     'scores': {'examples': 1234, 'anp_top1': 0.25, 'macro_accuracy': 0.125,
                'ece': None},
@@ -73,7 +73,7 @@ def _evaluation(folder):
       for i in range(2)
     ],
   }  # fmt: skip
-  (folder / 'scores.json').write_text(json.dumps(said))
+  (folder / 'scores.json').write_text(json.dumps(evaluation))
 
 
 def _lines(workdir):
@@ -158,13 +158,13 @@ def test_what_a_person_looks_for_is_there(page):
 
 
 def test_the_bar_says_where_the_time_went(page):
-  # 300 s: 200 of training, of which 20 waiting, and 100 beside.
+  # 300 s: 180 of steps, 20 of waiting for input, and 100 of pauses.
   shares = {}
   for _, attributes in page.tags:
-    found = re.match(r'flex: ([\d.]+);', attributes.get('style') or '')
-    if found:
+    share = re.match(r'flex: ([\d.]+);', attributes.get('style') or '')
+    if share:
       what = re.match(r'(\D+) ', attributes['title'])[1]
-      shares[what] = float(found[1])
+      shares[what] = float(share[1])
   assert shares == {
     'start': 3.333, 'compiling': 6.667, 'steps': 60, 'waiting for input': 6.667,
     'evaluating': 23.333,
@@ -175,9 +175,9 @@ def test_the_bar_says_where_the_time_went(page):
 def test_a_later_evaluation_takes_the_place_of_the_first(workdir, tmp_path):
   folder = tmp_path / 'other'
   _evaluation(folder)
-  said = json.loads((folder / 'scores.json').read_text())
-  said['data'] = 'another set'
-  (folder / 'scores.json').write_text(json.dumps(said))
+  evaluation = json.loads((folder / 'scores.json').read_text())
+  evaluation['data'] = 'another set'
+  (folder / 'scores.json').write_text(json.dumps(evaluation))
   before = (workdir / 'report' / 'report.md').read_text()
   assert run_page.rewrite(str(workdir), str(folder))
   text = ' '.join(_parsed(workdir / 'report' / 'index.html').text)
@@ -207,8 +207,8 @@ def test_the_newest_evaluation_is_shown(tmp_path):
     _evaluation(tmp_path / 'evaluation' / name)
     os.utime(tmp_path / 'evaluation' / name / 'scores.json', (i, i))
   (tmp_path / 'evaluation' / 'torn').mkdir()
-  found = html_lib.newest_evaluation(str(tmp_path))
-  assert found == str(tmp_path / 'evaluation' / 'a')
+  newest = html_lib.newest_evaluation(str(tmp_path))
+  assert newest == str(tmp_path / 'evaluation' / 'a')
 
 
 def test_what_is_torn_or_gone_costs_no_report(tmp_path):
@@ -219,8 +219,8 @@ def test_what_is_torn_or_gone_costs_no_report(tmp_path):
   (folder / 'examples' / '1.png').unlink()
   run_page.write(str(place), _CONFIG, {})
   parsed = _parsed(place / 'report' / 'index.html')
-  shown = [a['alt'] for tag, a in parsed.tags if tag == 'img']
-  assert len([t for t in shown if t.startswith('<script>')]) == 1  # of two
+  titles = [a['alt'] for tag, a in parsed.tags if tag == 'img']
+  assert len([t for t in titles if t.startswith('<script>')]) == 1  # of two
   (folder / 'scores.json').write_text('{"step": 4')
   run_page.write(str(place), _CONFIG, {})
   parsed = _parsed(place / 'report' / 'index.html')

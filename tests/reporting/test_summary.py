@@ -24,21 +24,21 @@ def test_cores_beside_the_devices(config, monkeypatch, cores, text):
       'vocabulary': vocabulary.Vocabulary(('a', 'b')), '__len__': lambda _: 9,
     },
   )()  # fmt: skip
-  said = []
+  lines = []
   summary.log_run_info(
-    said.append,
+    lines.append,
     config,
     types.SimpleNamespace(size=4, devices=devices),
     types.SimpleNamespace(params={'w': np.zeros(3)}),
     (source, source),
     np.array([0, 9]),
   )
-  assert said[-2:] == [
+  assert lines[-2:] == [
     *summary.cautions(config, source, 64, 9),
     'caution  without a training image: 1 of 2 classes, a',
   ]
-  assert 'a batch of 64 images' in said[-2]
-  assert f'devices  4 x NVIDIA H100, 64 images a step, {text}' in said
+  assert 'a batch of 64 images' in lines[-2]
+  assert f'devices  4 x NVIDIA H100, 64 images a step, {text}' in lines
 
 
 def _cautions(config, names, batch_size, examples, sizes=None):
@@ -94,7 +94,7 @@ def test_classes_without_training_images(config):
 
 
 def test_a_system_that_does_not_tell_of_cores(monkeypatch):
-  """As macOS."""
+  """macOS is one."""
   monkeypatch.delattr(os, 'sched_getaffinity')
   monkeypatch.setattr(os, 'cpu_count', lambda: 6)
   assert cores_lib.count() == 6
@@ -140,8 +140,8 @@ def test_the_report_names_the_network(config, tmp_path, monkeypatch, capsys):
   mesh = types.SimpleNamespace(
     size=1, devices=np.array([types.SimpleNamespace(device_kind='cpu')])
   )
-  like = types.SimpleNamespace(params={'w': np.zeros((1000, 1234))})
-  summary.report(config, str(tmp_path), mesh, like)
+  abstract_state = types.SimpleNamespace(params={'w': np.zeros((1000, 1234))})
+  summary.report(config, str(tmp_path), mesh, abstract_state)
   text = capsys.readouterr().out
   assert re.search(r'^network +lenet$', text, re.M)
   assert re.search(r'^parameters +1,234,000$', text, re.M)

@@ -173,11 +173,11 @@ def test_a_resume_cuts_back_to_the_restored_step(tmp_path):
     t.evaluation(step, {'loss': 0.1 * step})
   t.close()
   path = tmp_path / 'metrics.jsonl'
-  kept = b''.join(path.read_bytes().splitlines(keepends=True)[:4])
+  whole_lines = b''.join(path.read_bytes().splitlines(keepends=True)[:4])
   with open(path, 'ab') as f:
     f.write(b'{"kind": "train", "step": 15, "loss": 0.')  # killed while writing
   t = _telemetry(tmp_path, start_step=20)
-  assert path.read_bytes() == kept
+  assert path.read_bytes() == whole_lines
   t.train(30, {'loss': 9.0}, 0.0)
   t.close()
   assert [r['step'] for r in _lines(tmp_path)] == [10, 10, 20, 20, 30]

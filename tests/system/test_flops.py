@@ -63,8 +63,8 @@ def test_a_strided_convolution_and_its_gradients():
   ]
   once = 2 * 2 * (2 + 3 + 3 + 2) ** 2 * 3 * 4
   assert flops.count_call(_convolution(2, 'SAME'), *arguments) == once
-  both = jax.value_and_grad(loss, (0, 1))
-  assert flops.count_call(both, *arguments) == 3 * once
+  gradients = jax.value_and_grad(loss, (0, 1))
+  assert flops.count_call(gradients, *arguments) == 3 * once
 
 
 def test_gradients_by_groups_are_those_of_the_groups():

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings('ignore:builtin type .* __module__')
 
 
 @pytest.fixture
-def one(config, monkeypatch):
+def short_run(config, monkeypatch):
   """The tiny recipe, 12 steps on one device, quick to compile."""
   first = jax.devices()[:1]
   monkeypatch.setattr(jax, 'devices', lambda: first)
@@ -62,16 +62,16 @@ def _lines(capsys):
 
 
 @pytest.mark.slow
-def test_exactly_the_steps_that_were_asked_for(tmp_path, one, capsys):
-  one.batch_size = 256  # some 50 ms a step: long enough to be cut in two
-  one.profile.steps = '3:7'
+def test_exactly_the_steps_that_were_asked_for(tmp_path, short_run, capsys):
+  short_run.batch_size = 256  # some 50 ms a step: long enough to be cut in two
+  short_run.profile.steps = '3:7'
   with jax.transfer_guard('disallow'):
-    train.run(one, str(tmp_path))
+    train.run(short_run, str(tmp_path))
   assert _recorded(tmp_path) == [3, 4, 5, 6]
   # On the device: nothing of step 2 or 7, and step 6 to its last operation.
-  first, *others = _executed(_traces(tmp_path)[0])
+  first, *later = _executed(_traces(tmp_path)[0])
   assert len(first) > 10
-  assert others == [first] * 3
+  assert later == [first] * 3
   (line,) = _lines(capsys)
   assert 'steps 3 to 6' in line
   assert f'xprof --logdir={tmp_path}/profile' in line
@@ -79,41 +79,41 @@ def test_exactly_the_steps_that_were_asked_for(tmp_path, one, capsys):
 
 @pytest.mark.slow
 def test_the_host_waits_at_both_ends_of_the_window_only(
-  tmp_path, one, monkeypatch
+  tmp_path, short_run, monkeypatch
 ):
   waits = []
   real = jax.block_until_ready
   monkeypatch.setattr(
     jax, 'block_until_ready', lambda x: (waits.append(1), real(x))[1]
   )
-  train.run(one, str(tmp_path / 'without'))
+  train.run(short_run, str(tmp_path / 'without'))
   without = len(waits)
-  one.profile.steps = '3:9'
-  train.run(one, str(tmp_path / 'with'))
+  short_run.profile.steps = '3:9'
+  train.run(short_run, str(tmp_path / 'with'))
   assert len(waits) == 2 * without + 2
   assert not _traces(tmp_path / 'without')
   assert not (tmp_path / 'without' / 'profile').exists()
 
 
 @pytest.mark.slow
-def test_the_first_step_and_the_last(tmp_path, one):
-  one.profile.steps = '1:13'
-  train.run(one, str(tmp_path))
+def test_the_first_step_and_the_last(tmp_path, short_run):
+  short_run.profile.steps = '1:13'
+  train.run(short_run, str(tmp_path))
   assert _recorded(tmp_path) == list(range(1, 13))
 
 
 @pytest.mark.soak
-def test_a_resumed_run_may_ask_for_other_steps(tmp_path, one, capsys):
-  one.duration = '6 steps'
-  train.run(one, str(tmp_path))
-  one.duration = '12 steps'
-  one.profile.steps = '8:10'
-  train.run(one, str(tmp_path))
+def test_a_resumed_run_may_ask_for_other_steps(tmp_path, short_run, capsys):
+  short_run.duration = '6 steps'
+  train.run(short_run, str(tmp_path))
+  short_run.duration = '12 steps'
+  short_run.profile.steps = '8:10'
+  train.run(short_run, str(tmp_path))
   assert _recorded(tmp_path) == [8, 9]
   # Past them there is nothing more to record, and it says so.
   capsys.readouterr()
-  one.duration = '14 steps'
-  train.run(one, str(tmp_path))
+  short_run.duration = '14 steps'
+  train.run(short_run, str(tmp_path))
   assert len(_traces(tmp_path)) == 1
   (line,) = _lines(capsys)
   for words in ('no step', 'steps 8 to 9', 'steps 13 to 14'):
@@ -129,9 +129,11 @@ def test_a_resumed_run_may_ask_for_other_steps(tmp_path, one, capsys):
     ('13:20', None, ['of no step:', 'steps 13 to 19', 'steps 1 to 12']),
   ],
 )
-def test_steps_after_the_end(tmp_path, one, capsys, steps, recorded, words):
-  one.profile.steps = steps
-  train.run(one, str(tmp_path))
+def test_steps_after_the_end(
+  tmp_path, short_run, capsys, steps, recorded, words
+):
+  short_run.profile.steps = steps
+  train.run(short_run, str(tmp_path))
   assert (_recorded(tmp_path) if _traces(tmp_path) else None) == recorded
   line = _lines(capsys)[0]
   for word in words:
@@ -140,9 +142,9 @@ def test_steps_after_the_end(tmp_path, one, capsys, steps, recorded, words):
 
 @pytest.mark.slow
 def test_a_run_that_is_stopped_inside_closes_the_trace(
-  tmp_path, one, monkeypatch, capsys
+  tmp_path, short_run, monkeypatch, capsys
 ):
-  one.profile.steps = '3:12'
+  short_run.profile.steps = '3:12'
   real = delayed_metrics.TrainingLog.push
 
   def push(self, step, values):
@@ -151,7 +153,7 @@ def test_a_run_that_is_stopped_inside_closes_the_trace(
     return real(self, step, values)
 
   monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
-  train.run(one, str(tmp_path))
+  train.run(short_run, str(tmp_path))
   stopped = max(int(p.name) for p in (tmp_path / 'checkpoints').glob('[0-9]*'))
   assert 4 <= stopped < 11
   assert _recorded(tmp_path) == list(range(3, stopped + 1))
@@ -159,21 +161,21 @@ def test_a_run_that_is_stopped_inside_closes_the_trace(
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_inside_closes_the_trace(tmp_path, one):
-  one.optimizer.name = 'sgd'
-  one.optimizer.learning_rate = 1e30
-  one.profile.steps = '2:13'
+def test_a_run_that_fails_inside_closes_the_trace(tmp_path, short_run):
+  short_run.optimizer.name = 'sgd'
+  short_run.optimizer.learning_rate = 1e30
+  short_run.profile.steps = '2:13'
   with pytest.raises(delayed_metrics.NotFinite):
-    train.run(one, str(tmp_path))
+    train.run(short_run, str(tmp_path))
   assert _recorded(tmp_path)[:2] == [2, 3]
 
 
 @pytest.mark.soak
-def test_a_run_goes_on_where_no_trace_can_be_taken(tmp_path, one, capsys):
-  one.profile.steps = '3:5'
+def test_a_run_goes_on_where_no_trace_can_be_taken(tmp_path, short_run, capsys):
+  short_run.profile.steps = '3:5'
   jax.profiler.start_trace(str(tmp_path / 'other'))
   try:
-    scores = train.run(one, str(tmp_path / 'run'))
+    scores = train.run(short_run, str(tmp_path / 'run'))
   finally:
     jax.profiler.stop_trace()
   assert scores['examples'] == 64

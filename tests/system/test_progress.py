@@ -115,30 +115,30 @@ def test_a_lost_reader_ends_nothing():
 
 def test_progress_in_a_terminal():
   clock, stream = Clock(), Terminal()
-  shown = progress.Progress('naming', line=progress.LiveLine(stream, clock))
-  shown._set_total(range(100))
+  naming = progress.Progress('naming', line=progress.LiveLine(stream, clock))
+  naming._set_total(range(100))
   clock.now = 10.0
-  shown.add(10)
-  shown.start_timing()  # the first batch compiled: no part of the rate
+  naming.add(10)
+  naming.start_timing()  # the first batch compiled: no part of the rate
   clock.now = 10.1
-  shown.add(1)
+  naming.add(1)
   assert '11/100' not in stream.getvalue()  # too soon to draw again
   clock.now = 15.0
-  shown.add(20, 1)
+  naming.add(20, 1)
   last = stream.getvalue().rpartition(_ERASE)[2]
   assert last == 'naming: 31/100 files, 4/s, 1 damaged, 16.4 s left'
-  shown.close()
+  naming.close()
   assert stream.getvalue().endswith(f'{_ERASE}{last}\n')
 
 
 def test_progress_in_a_log():
   clock, stream = Clock(), io.StringIO()
   line = progress.LiveLine(stream, clock)
-  shown = progress.Progress('a', 2000, 1000, 'unreadable', 10, line)
+  counting = progress.Progress('a', 2000, 1000, 'unreadable', 10, line)
   for now in (1, 9, 10, 11, 20):
     clock.now = now
-    shown.add(10, now == 9)
-  shown.close()
+    counting.add(10, now == 9)
+  counting.close()
   assert stream.getvalue().splitlines() == [
     'a: 1,030/2,000 files, 3/s, 1 unreadable, 5 min 23 s left',
     'a: 1,050/2,000 files, 2/s, 1 unreadable, 6 min 20 s left',
@@ -148,10 +148,10 @@ def test_progress_in_a_log():
 
 def test_progress_without_log_lines_is_silent():
   clock, stream = Clock(), io.StringIO()
-  shown = progress.Progress('a', line=progress.LiveLine(stream, clock))
+  counting = progress.Progress('a', line=progress.LiveLine(stream, clock))
   clock.now = 99
-  shown.add(10)
-  shown.close()
+  counting.add(10)
+  counting.close()
   assert stream.getvalue() == ''
 
 
