@@ -7,7 +7,6 @@ import pathlib
 import platform as platform_lib
 import re
 import socket
-import subprocess
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
@@ -151,16 +150,10 @@ def gpus(environment=os.environ) -> list[str]:
 
   Empty where NVIDIA's tool is missing.
   """
-  try:
-    text = subprocess.run(
-      ['nvidia-smi', '--query-gpu=uuid', '--format=csv,noheader'],
-      capture_output=True, text=True, timeout=30, check=True,
-    ).stdout  # fmt: skip
-  except (OSError, subprocess.SubprocessError):
-    return []
+  text = xla_flags.nvidia_smi('--query-gpu=uuid', '--format=csv,noheader')
   uuids = [line.strip() for line in text.splitlines() if line.strip()]
   visible = environment.get('CUDA_VISIBLE_DEVICES')
-  if visible is None:
+  if visible is None or not uuids:
     return uuids
   result = []
   for word in (w.strip() for w in visible.split(',')):

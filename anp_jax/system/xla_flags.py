@@ -216,6 +216,17 @@ def named_threads(environment: MutableMapping[str, str] = os.environ) -> str:
   return next((environment[n] for n in _THREADS if n in environment), '')
 
 
+def nvidia_smi(*arguments: str) -> str:
+  """Returns what NVIDIA's tool prints; '' where it is missing or fails."""
+  try:
+    return subprocess.run(
+      ['nvidia-smi', *arguments],
+      capture_output=True, text=True, timeout=30, check=True,
+    ).stdout  # fmt: skip
+  except (OSError, subprocess.SubprocessError):
+    return ''
+
+
 def missing_plugin(
   environment: MutableMapping[str, str] = os.environ, root: str = '/'
 ) -> str:
@@ -273,14 +284,7 @@ def _nvidia(root):
 
 def _listed_by_nvidia_smi():
   """The first GPU that NVIDIA's tool lists; all that WSL shows of one."""
-  try:
-    text = subprocess.run(
-      ['nvidia-smi', '--list-gpus'],
-      capture_output=True, text=True, timeout=30, check=True,
-    ).stdout  # fmt: skip
-  except (OSError, subprocess.SubprocessError):
-    return ''
-  line = text.partition('\n')[0]
+  line = nvidia_smi('--list-gpus').partition('\n')[0]
   return line.partition(' (UUID')[0] if line.startswith('GPU ') else ''
 
 

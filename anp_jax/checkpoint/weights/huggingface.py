@@ -43,9 +43,10 @@ def write(trained, folder: str) -> list[str]:
     The names of the files.
   """
   weights, config, processor = (os.path.join(folder, name) for name in FILES)
-  safetensors_numpy.save_file(
-    tensors(trained), weights, metadata={'format': 'pt'}
-  )
+  with files.atomic_path(weights) as draft:
+    safetensors_numpy.save_file(
+      tensors(trained), draft, metadata={'format': 'pt'}
+    )
   files.write_json(config, architecture(trained))
   files.write_json(processor, preprocessor(trained.config))
   return list(FILES)
