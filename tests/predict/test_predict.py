@@ -140,7 +140,7 @@ def test_words_are_sums_over_their_pairs(run, capfd):
         assert row[part] == row['anp'].split('_')[place]
         got = float(row[f'{part}_probability'])
         assert got == pytest.approx(sums[row[part]], rel=1e-3)
-      for row, word in zip(ranked, ranked):
+      for row, word in zip(file_rows, ranked):
         got = float(row[f'best_{part}_probability'])
         assert got == pytest.approx(sums[word], rel=1e-3)
 
