@@ -84,21 +84,23 @@ def resolve_accelerator(
   return detect()
 
 
-def must_recreate(found, named, recorded: str | None, wanted: str) -> bool:
-  """Whether an existing `.venv` has to be made anew.
+def must_recreate(
+  python_version, named, recorded: str | None, expected: str
+) -> bool:
+  """Whether an existing `.venv` has to be made again.
 
   Args:
-    found: (major, minor) of the Python in it; None if it is broken or missing.
+    python_version: (major, minor) of its Python; None if that is broken.
     named: (major, minor) that the person asked for, or None.
     recorded: the accelerator it was set up for, if known.
-    wanted: the accelerator to set up for.
+    expected: the accelerator to set up for.
   """
-  if found is None or not python_supported(found):
+  if python_version is None or not python_supported(python_version):
     return True
-  if named is not None and found != named:
+  if named is not None and python_version != named:
     return True
   # Two CUDA plugins side by side confuse JAX, and pip removes neither.
-  return recorded not in (None, 'cpu', wanted)
+  return recorded not in (None, 'cpu', expected)
 
 
 def check_wheelhouse(manifest: dict, python: str, accelerator: str) -> None:
@@ -123,8 +125,8 @@ def check_wheelhouse(manifest: dict, python: str, accelerator: str) -> None:
 
 def folder(accelerator: str) -> pathlib.Path:
   """The environment of an accelerator: one for all that are run on."""
-  own = '-portability' if accelerator == 'portability' else ''
-  return ROOT / f'.venv{own}'
+  suffix = '-portability' if accelerator == 'portability' else ''
+  return ROOT / f'.venv{suffix}'
 
 
 def requirements(accelerator: str, dev: bool) -> list[str]:
@@ -204,17 +206,17 @@ def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
       accelerator, had, manifest.get('accelerator'), hardware.detect
     )
     _say(f'{accelerator} ({reason})')
-    found = _venv_python(venv)
+    python_version = _venv_python(venv)
     named = sys.version_info[:2] if pin_python else None
-    fresh = must_recreate(found, named, had, accelerator)
-    python = hardware.dotted(sys.version_info[:2] if fresh else found)
+    fresh = must_recreate(python_version, named, had, accelerator)
+    python = hardware.dotted(sys.version_info[:2] if fresh else python_version)
     listed = requirements(accelerator, dev)
-    wanted = {
+    expected = {
       'accelerator': accelerator,
       'python': python,
       'requirements': digest(listed),
     }
-    if not fresh and recorded == wanted:
+    if not fresh and recorded == expected:
       os.utime(stamp)  # make compares times.
       return
     offline = wheelhouse.is_dir()
@@ -234,7 +236,7 @@ def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
     arguments = ['--no-index', f'--find-links={wheelhouse}'] if offline else []
     _pip(venv, 'install', *arguments, *listed)
     _make_importable(venv)
-    write_json(stamp, wanted)
+    write_json(stamp, expected)
     _say(f'{venv.name} is ready')
 
 
@@ -267,7 +269,7 @@ def pack(accelerator: str, dev: bool) -> None:
   shutil.rmtree(target, ignore_errors=True)
   os.replace(fresh, target)
   size = sum(path.stat().st_size for path in target.iterdir())
-  _say(f'./wheelhouse holds {size / 1e9:.1f} GB; copy it beside Makefile')
+  _say(f'./wheelhouse holds {size / 1e9:.1f} GB; copy it next to Makefile')
 
 
 def _venv_python(venv: pathlib.Path):
@@ -333,7 +335,7 @@ def main(arguments: list[str]) -> int:
   parser.add_argument(
     '--pin-python',
     action='store_true',
-    help='make .venv anew if it has another Python than the one running this',
+    help='make .venv again if it has another Python than the one running this',
   )
   parser.add_argument(
     '--wheelhouse', action='store_true', help='pack wheels, set nothing up'

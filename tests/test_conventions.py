@@ -15,7 +15,7 @@ _LAYERS = (
 )  # fmt: skip
 # Places that may break a rule, and why.
 _EXCEPTIONS = {}
-_MOST_LINES = {'anp_jax': 400, 'scripts': 420, 'tests': 500}
+_MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
 
 
 def _files(folder):

@@ -68,8 +68,8 @@ def our_maker(cache: str) -> Callable:
       init=lambda keys, x, train: net.init(keys, x[..., : case.channels], train)
     )
     init = state_lib.Init(channels, optimizer, config)
-    like = state_lib.abstract(init, config, mesh)
-    specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
+    abstract_state = state_lib.abstract(init, config, mesh)
+    specs = jax.tree.map(lambda s: s.sharding.spec, abstract_state.params)
     step = step_lib.TrainStep(
       config=config,
       mesh=mesh,
@@ -78,14 +78,14 @@ def our_maker(cache: str) -> Callable:
       optimizer=optimizer,
       schedule=optimizer_lib.schedule(*schedule_of),
       strategy=strategy_lib.find(config).build(config, specs),
-      abstract_single=like,
+      abstract_single=abstract_state,
     ).jitted()
     stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
     feed = stream.train(source, case.batch, 0)
     batch = next(feed)
     feed.close()
     batch['image'] = batch['image'][..., : case.channels]
-    state = state_lib.create(init, like)
+    state = state_lib.create(init, abstract_state)
     return jax_contestant(_ahead(step), state, batch)
 
   return make
@@ -190,12 +190,12 @@ def jax_contestant(step, state, *batch) -> Contestant:
   import jax
 
   device = jax.devices()[0]
-  kept = [state]
+  states = [state]
 
   def run(steps):
     for _ in range(steps):
-      kept[0], values = step(kept[0], *batch)
-    jax.block_until_ready((kept[0], values))
+      states[0], values = step(states[0], *batch)
+    jax.block_until_ready((states[0], values))
 
   def device_memory():
     return (device.memory_stats() or {}).get('peak_bytes_in_use', 0)
@@ -291,9 +291,9 @@ def torch_step(case, compiled: bool, on_gpu: bool) -> Contestant:
     for c in (_MEAN, _STD)
   )
   kernels = [p for p in net.parameters() if p.ndim > 1]
-  others = [p for p in net.parameters() if p.ndim == 1]
+  vectors = [p for p in net.parameters() if p.ndim == 1]
   optimizer = torch.optim.SGD(
-    [{'params': kernels, 'weight_decay': DECAY}, {'params': others}],
+    [{'params': kernels, 'weight_decay': DECAY}, {'params': vectors}],
     RATE, MOMENTUM, fused=True,
   )  # fmt: skip
 

@@ -16,7 +16,7 @@ class Layer:
 
   Attributes:
     kind: such as '3x3 convolution'.
-    flops: of a forward pass, as of each gradient; 0 for a norm.
+    flops: of a forward pass, and of each gradient; 0 for a norm.
     kernel, inputs: elements of the kernel and of the input.
     learned_input: whether the loss has a gradient for the input.
   """
@@ -46,14 +46,14 @@ def shapes(model, images, variables) -> dict[str, Layer]:
   Returns:
     Path, such as 'stage1_block1/conv1', to layer.
   """
-  found = {}
+  layers = {}
 
   def note(call, args, kwargs, context):
     out = call(*args, **kwargs)
-    own = context.module.variables.get('params', {})
-    kernel = own.get('kernel', own.get('scale'))
+    params = context.module.variables.get('params', {})
+    kernel = params.get('kernel', params.get('scale'))
     if context.method_name == '__call__' and hasattr(kernel, 'shape'):
-      found['/'.join(context.module.path)] = Layer(
+      layers['/'.join(context.module.path)] = Layer(
         kernel.shape,
         args[0].shape,
         out.shape,
@@ -63,13 +63,13 @@ def shapes(model, images, variables) -> dict[str, Layer]:
 
   with nn.intercept_methods(note):
     jax.eval_shape(lambda v, x: model.apply(v, x, False), variables, images)
-  return found
+  return layers
 
 
-def flops(found: dict[str, Layer]) -> dict[tuple[str, str], int]:
+def flops(layers: dict[str, Layer]) -> dict[tuple[str, str], int]:
   """Operations of a step by kind and pass, in closed form."""
   result = {}
-  for layer in found.values():
+  for layer in layers.values():
     for direction in PASSES[:3]:
       counts = layer.learned_input or direction != 'input gradient'
       if layer.flops and counts:
@@ -82,14 +82,14 @@ def flops(found: dict[str, Layer]) -> dict[tuple[str, str], int]:
   return result
 
 
-def place(program, instruction, model: str, found) -> tuple[str, str]:
+def place(program, instruction, model: str, layers) -> tuple[str, str]:
   """The kind of layer and the pass that an instruction works for.
 
   Args:
     program: `_program.Program`.
     instruction: `_program.Instruction` of it.
     model: the class of the network, such as 'ResNet'.
-    found: from `shapes`.
+    layers: from `shapes`.
 
   Returns:
     Kind and pass; ('update', '') and the like have none.
@@ -103,13 +103,13 @@ def place(program, instruction, model: str, found) -> tuple[str, str]:
     if 'jvp(' not in origin:
       return 'update', ''
     return ('input', '') if '/input/' in origin else ('loss', direction)
-  layer = _layer(path, found)
+  layer = _layer(path, layers)
   if layer is None:
     return _without_weights(path), direction
   if direction == 'backward' and not layer.learned_input:
     direction = 'weight gradient'
   elif direction == 'backward' and layer.kind.endswith('convolution'):
-    direction = _gradient(program, instruction, layer, model, found)
+    direction = _gradient(program, instruction, layer, model, layers)
   return layer.kind, direction
 
 
@@ -122,11 +122,11 @@ def _inside(origin, model):
   return path if inside else None
 
 
-def _layer(path, found):
+def _layer(path, layers):
   """The deepest layer with weights that a path is in, or None."""
   parts = path.split('/')
   for end in range(len(parts), 0, -1):
-    layer = found.get('/'.join(parts[:end]))
+    layer = layers.get('/'.join(parts[:end]))
     if layer:
       return layer
   return None
@@ -140,7 +140,7 @@ def _without_weights(path):
   return 'head' if path.startswith(mean) else 'activation and add'
 
 
-def _gradient(program, instruction, layer, model, found):
+def _gradient(program, instruction, layer, model, layers):
   """Which gradient of a convolution an instruction works for.
 
   What is no matrix product works for the product of the layer that it leads
@@ -151,7 +151,7 @@ def _gradient(program, instruction, layer, model, found):
   def same(i):
     origin = program.origin(i)
     path = _inside(origin, model) if 'transpose(' in origin else None
-    return path is not None and _layer(path, found) is layer
+    return path is not None and _layer(path, layers) is layer
 
   def sized(i):
     weight, inputs = layer.kernel in i.elements, layer.inputs in i.elements

@@ -71,10 +71,10 @@ class Program:
       header = _COMPUTATION.match(line)
       if header:
         computation = header[1]
-      elif found := _INSTRUCTION.match(line):
-        lines.append((computation, found[1], found[2]))
-    known = {computation for computation, *_ in lines}
-    parsed = [_parse(*line, known) for line in lines]
+      elif match := _INSTRUCTION.match(line):
+        lines.append((computation, match[1], match[2]))
+    computations = {computation for computation, *_ in lines}
+    parsed = [_parse(*line, computations) for line in lines]
     self.instructions = {i.name: i for i in parsed}
     self._members, self._users, self._callers = {}, {}, {}
     for i in parsed:
@@ -139,23 +139,23 @@ class Program:
     Returns:
       An op_name, or '' where no neighbour has one.
     """
-    if own := self._own_origin(instruction):
-      return own
+    if origin := self._own_origin(instruction):
+      return origin
     for user in self.users(instruction):
       # In a fusion what reads the result comes before what follows it.
       inside = map(_scope, (*self.inside(user), user))
       if first := next(filter(None, inside), ''):
         return first
     for operand in self.operands(instruction):
-      if own := self._own_origin(operand):
-        return own
+      if origin := self._own_origin(operand):
+        return origin
     caller = self.caller(instruction)
     return self.origin(caller) if caller else ''
 
   def traffic(self, instruction: Instruction) -> int:
     """Bytes of operands and results, each once: the least to be moved.
 
-    An operand of which a fusion reads slices only counts for what they hold,
+    An operand whose slices alone a fusion reads counts for what they hold,
     and a result written in place into a larger one for what is written.
     """
     operands = [self.instructions[o] for o in instruction.operands]
@@ -200,7 +200,7 @@ class Program:
     return next(filter(None, scopes), '')
 
 
-def _parse(computation, name, rest, known):
+def _parse(computation, name, rest, computations):
   """An instruction from what follows its ' = '."""
   if rest.startswith('('):
     close = _closing(rest, 0)
@@ -215,7 +215,7 @@ def _parse(computation, name, rest, known):
   op_name = _OP_NAME.search(attributes)
   target = _TARGET.search(attributes)
   attributes = attributes.partition(', metadata=')[0]
-  called = [r for r in _REFERENCE.findall(attributes) if r in known]
+  called = [r for r in _REFERENCE.findall(attributes) if r in computations]
   return Instruction(
     name,
     opcode,
@@ -254,10 +254,10 @@ def _bytes(dtype, shape):
 
 def _walk(instruction, neighbours):
   """Breadth first, without the instruction itself."""
-  seen, queue = {instruction.name}, [instruction]
+  visited, queue = {instruction.name}, [instruction]
   for i in queue:
     for near in neighbours(i):
-      if near.name not in seen:
-        seen.add(near.name)
+      if near.name not in visited:
+        visited.add(near.name)
         queue.append(near)
         yield near

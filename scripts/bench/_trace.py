@@ -1,7 +1,7 @@
 """How long each instruction of a program took, from a profile.
 
 On a CPU an instruction's own event covers only the call that starts it. The
-rest is done in tasks that the call gives to a pool, beside other instructions,
+rest is done in tasks that the call gives to a pool, in parallel with others,
 so an event's duration is no measure of its cost. The profile has a number for
 each task, at the moment it is given away and again where it is done: so what a
 thread works for is always known.
@@ -128,8 +128,8 @@ def _instruction(event, program):
   """The instruction of a program that an event is a run of, or None."""
   name = event.stats.get('hlo_op', event.name)
   module = event.stats.get('hlo_module', program.name).partition('(')[0]
-  known = name in program.instructions and module == program.name
-  return name if known else None
+  is_ours = name in program.instructions and module == program.name
+  return name if is_ours else None
 
 
 def _points(events, spans):

@@ -39,9 +39,9 @@ def main():
   model = models.create(config, objective.outputs, mesh_lib.platform(mesh))
   optimizer = optimizer_lib.create(*schedule_of)
   init = state_lib.Init(model, optimizer, config)
-  like = state_lib.abstract(init, config, mesh)
-  state = state_lib.create(init, like)
-  specs = jax.tree.map(lambda s: s.sharding.spec, like.params)
+  abstract_state = state_lib.abstract(init, config, mesh)
+  state = state_lib.create(init, abstract_state)
+  specs = jax.tree.map(lambda s: s.sharding.spec, abstract_state.params)
   step = step_lib.TrainStep(
     config=config,
     mesh=mesh,
@@ -50,7 +50,7 @@ def main():
     optimizer=optimizer,
     schedule=optimizer_lib.schedule(*schedule_of),
     strategy=strategy_lib.find(config).build(config, specs),
-    abstract_single=like,
+    abstract_single=abstract_state,
   ).jitted()
   sharding = mesh_lib.batch_sharding(mesh)
   files = stream_lib.Stream(config, sharding).train(source, size, 0)

@@ -2,7 +2,7 @@
 
   python scripts/bench/input.py [--photographs=DIR] [--seconds=4] [--rounds=5]
 
-DIR is a tree of class folders (default: the clothing photographs beside the
+DIR is a tree of class folders (default: the clothing photographs next to the
 project, skipped where they are not there); the embedded set is measured too.
 All contestants read the same images with as many threads or processes as there
 are cores, in turn, each started afresh; a ratio is of one round, and the
@@ -281,17 +281,19 @@ def _start(overrides, rows, ratios):
 def _memory(overrides, flags, rows, ratios):
   """The process's memory over epochs of 512 images."""
   config = _load(overrides)
-  whole = sources.open_source(config, training=True)
+  full_source = sources.open_source(config, training=True)
   config.data.source = 'folder'
   sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
-  feed = stream_lib.Stream(config, sharding).train(_Part(whole), _BATCH, 0)
-  held = []
+  feed = stream_lib.Stream(config, sharding).train(
+    _Part(full_source), _BATCH, 0
+  )
+  loaded_batches = []
   for _ in range(flags.epochs):
-    for _ in range(len(_Part(whole)) // _BATCH):
+    for _ in range(len(_Part(full_source)) // _BATCH):
       next(feed)
-    held.append(_resident())
+    loaded_batches.append(_resident())
   feed.close()
-  settled = held[flags.epochs // 10 :]
+  settled = loaded_batches[flags.epochs // 10 :]
   rows.append((f'memory over {flags.epochs} epochs, most over least',
                '', '', f'{max(settled) / min(settled):.3f}', ''))  # fmt: skip
   ratios['memory_most_over_least'] = max(settled) / min(settled)

@@ -125,7 +125,7 @@ def main():
 
 @dataclasses.dataclass(frozen=True)
 class _Cost:
-  """Of an instruction: its share of a step, and a step's bytes."""
+  """An instruction's share of a step, and its bytes in a step."""
 
   instruction: _program.Instruction
   where: tuple[str, str]
@@ -172,20 +172,22 @@ def _step(config, device):
   parts = build.create(
     run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source))
   )
-  model, like = parts.model, parts.abstract_state
+  model, abstract_state = parts.model, parts.abstract_state
   feed = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh)).train(
     source, config.batch_size, 0
   )
   batch = next(feed)
   feed.close()
-  state = state_lib.create(parts.init_fn, like)
+  state = state_lib.create(parts.init_fn, abstract_state)
   # Or the cache answers with a program that has another's op_names.
   jax.config.update('jax_compilation_cache_include_metadata_in_key', True)
   with _scopes():
     compiled = parts.train_step.lower(state, batch).compile()
   images = batch['image']
   images = jax.ShapeDtypeStruct(images.shape, config.model.dtype)
-  found = _places.shapes(model, images, {'params': like.params, **like.stats})
+  layer_shapes = _places.shapes(
+    model, images, {'params': abstract_state.params, **abstract_state.stats}
+  )
 
   def run():
     nonlocal state
@@ -194,7 +196,7 @@ def _step(config, device):
     jax.block_until_ready((state, values))
     return time.perf_counter() - start
 
-  return model, run, compiled, found
+  return model, run, compiled, layer_shapes
 
 
 @contextlib.contextmanager

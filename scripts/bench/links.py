@@ -16,7 +16,7 @@ timed over whole periods. Of the bytes that a process sends in a step:
 
 The bytes of one device a process and one process a host are meant. --rate is of
 the link, in tc's words (1gbit, 100mbit); with it, the time that the bound takes
-there stands beside the step's.
+there stands next to the step's.
 """
 
 import argparse
@@ -177,7 +177,7 @@ def main():
   names = flags.strategies.split(',')
   config = _load(flags, names[0], place.count)
   with cluster.start(config, place, {}) as processes:
-    found = {
+    results = {
       name: _measure(flags, name, processes, place.count) for name in names
     }
   if place.index:
@@ -187,24 +187,24 @@ def main():
      'images/s', 'seconds'),
   ]  # fmt: skip
   ratios, images = {}, flags.batch * place.count
-  bound = found[names[0]]['bound']
-  for name, mine in found.items():
-    over = mine['interface'] / bound
+  bound = results[names[0]]['bound']
+  for name, result in results.items():
+    over = result['interface'] / bound
     rows.append(
-      (name, f'{mine["program"]:.2f}', f'{mine["interface"]:.2f}',
-       f'{over:.3f}', f'{images / mine["seconds"]:.1f}',
-       f'{mine["seconds"]:.3f}')
+      (name, f'{result["program"]:.2f}', f'{result["interface"]:.2f}',
+       f'{over:.3f}', f'{images / result["seconds"]:.1f}',
+       f'{result["seconds"]:.3f}')
     )  # fmt: skip
-    own = '' if name == 'sync' else f'{name}_'
-    ratios[f'{own}program_over_bound'] = mine['program'] / bound
-    ratios[f'{own}interface_over_bound'] = over
-    if name != 'sync' and 'sync' in found:
+    prefix = '' if name == 'sync' else f'{name}_'
+    ratios[f'{prefix}program_over_bound'] = result['program'] / bound
+    ratios[f'{prefix}interface_over_bound'] = over
+    if name != 'sync' and 'sync' in results:
       ratios[f'{name}_rate_over_sync'] = (
-        found['sync']['seconds'] / mine['seconds']
+        results['sync']['seconds'] / result['seconds']
       )
     if flags.rate:
       needed = bound * 8e6 / flags.rate
-      ratios[f'{own}step_over_bound'] = mine['seconds'] / needed
+      ratios[f'{prefix}step_over_bound'] = result['seconds'] / needed
   title = f'{flags.model}, {place.count} processes; the bound: {bound:.1f} MB'
   if flags.rate:
     title += f', {needed:.3f} s at this rate'

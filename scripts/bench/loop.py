@@ -42,9 +42,8 @@ class _OneBatch:
     pass
 
 
-def main():
-  """Times the loop around a step that does nothing."""
-  config = command_line.load(
+def _config():
+  return command_line.load(
     'configs/resnet_anp.py',
     {
       'data.source': 'synthetic',
@@ -57,7 +56,12 @@ def main():
       'checkpoint.keep_best': '0',
     },
   )
-  kept = {}
+
+
+def main():
+  """Times the loop around a step that does nothing."""
+  config = _config()
+  captured = {}
 
   def identity_step(train_step):
     names = step_lib.metric_names(train_step.objective)
@@ -70,21 +74,21 @@ def main():
       ),
       donate_argnums=0,
     )
-    kept['step'] = step
+    captured['step'] = step
     return step
 
   real = stream_lib.Stream.train
 
   def one_batch(self, *arguments):
     feed = real(self, *arguments)
-    kept['batch'] = next(feed)
+    captured['batch'] = next(feed)
     feed.close()
-    return _OneBatch(kept['batch'])
+    return _OneBatch(captured['batch'])
 
-  def keep_state(init, like, given, create=state_lib.create):
-    kept['state'] = create(init, like, given)
+  def keep_state(init, abstract_state, weights, create=state_lib.create):
+    captured['state'] = create(init, abstract_state, weights)
     # The loop donates its own; this one is for the calls without a loop.
-    return jax.tree.map(lambda x: x.copy(), kept['state'])
+    return jax.tree.map(lambda x: x.copy(), captured['state'])
 
   loop, alone = [], []
   for _ in range(_ROUNDS):
@@ -98,13 +102,18 @@ def main():
       train.run(config, folder)
       lines = [r for r in telemetry.read(folder) if r['kind'] == 'train'][1:]
     loop.append(sum(r['seconds'] for r in lines) / (_STEPS - 1))
-    state, batch, step = kept['state'], kept['batch'], kept['step']
+    state, batch, step = captured['state'], captured['batch'], captured['step']
     state, values = step(state, batch)
     start = time.perf_counter()
     for _ in range(_STEPS):
       state, values = step(state, batch)
     jax.block_until_ready((state, values))
     alone.append((time.perf_counter() - start) / _STEPS)
+  _show(loop, alone)
+
+
+def _show(loop, alone):
+  """Prints the table and the ratios of seconds a step."""
   cost = _common.median([a - b for a, b in zip(loop, alone)])
   rows = [
     ('a step', 'median ms', 'max ms'),

@@ -1,4 +1,4 @@
-"""Naming image files on this computer beside PyTorch, in one run.
+"""Times naming image files here and in PyTorch, in one run.
 
   python scripts/bench/predict.py [--rounds=5] [--files=64] [--side=224]
   python scripts/bench/predict.py --memory
@@ -67,7 +67,7 @@ def _write_files(folder, count, size):
   from PIL import Image
 
   # Few pictures under many names, of about 50 KB at 500 x 375.
-  made = []
+  photographs = []
   for _ in range(min(count, 16)):
     coarse = rng.integers(0, 256, (size[1] // 12, size[0] // 12, 3), np.uint8)
     picture = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
@@ -75,10 +75,10 @@ def _write_files(folder, count, size):
     picture = np.clip(np.asarray(picture) + noise, 0, 255).astype(np.uint8)
     data = io.BytesIO()
     Image.fromarray(picture).save(data, 'JPEG', quality=85)
-    made.append(data.getvalue())
+    photographs.append(data.getvalue())
   for i in range(count):
     with open(os.path.join(folder, f'{i:05}.jpg'), 'wb') as f:
-      f.write(made[i % len(made)])
+      f.write(photographs[i % len(photographs)])
 
 
 def _speed(flags, folder):
@@ -185,22 +185,11 @@ def _work(name, folder, side, model):
     print(time.perf_counter() - start, file=answers, flush=True)
 
 
-def _ours(side, model):
-  import jax
-  import jax.numpy as jnp
-
-  from anp_jax import models
-  from anp_jax.checkpoint import trained as trained_lib
+def _config(side, model):
   from anp_jax.config import command_line
-  from anp_jax.data import vocabulary
-  from anp_jax.data.input import decode_pillow
-  from anp_jax.predict import __main__ as predict
-  from anp_jax.predict import files
-  from anp_jax.predict import network as network_lib
-  from anp_jax.predict import rows
 
   root = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-  config = command_line.load(
+  return command_line.load(
     os.path.join(root, 'configs', 'resnet_anp.py'),
     {
       'data.image_size': str(side),
@@ -208,16 +197,34 @@ def _ours(side, model):
       'model.name': model,
     },
   )
-  known = vocabulary.Vocabulary(tuple(f'class{i:03}' for i in range(_CLASSES)))
+
+
+def _ours(side, model):
+  import jax
+  import jax.numpy as jnp
+
+  from anp_jax import models
+  from anp_jax.checkpoint import trained as trained_lib
+  from anp_jax.data import vocabulary
+  from anp_jax.data.input import decode_pillow
+  from anp_jax.predict import __main__ as predict
+  from anp_jax.predict import files
+  from anp_jax.predict import network as network_lib
+  from anp_jax.predict import rows
+
+  config = _config(side, model)
+  classes = vocabulary.Vocabulary(
+    tuple(f'class{i:03}' for i in range(_CLASSES))
+  )
   images = jnp.zeros((1, side, side, 3))
   net = models.create(config, _CLASSES, 'cpu')
   variables = dict(
     jax.jit(lambda key: net.init(key, images, False))(jax.random.key(0))
   )
   params = variables.pop('params')
-  trained = trained_lib.Trained('', config, known, 0, params, variables)
+  trained = trained_lib.Trained('', config, classes, 0, params, variables)
   network_of = {}
-  table = rows.Rows(known)
+  table = rows.Rows(classes)
 
   def network(size):
     if size not in network_of:
@@ -230,10 +237,10 @@ def _ours(side, model):
       files.find(paths), decode_pillow.eval_decoder(config),
       net.batch_size, side, len(os.sched_getaffinity(0)),
     )  # fmt: skip
-    found = []
+    predictions = []
     for batch, names in predict.named(net, batches):
-      found += [table.of(f, names, i) for i, f in enumerate(batch.files)]
-    return len(found)
+      predictions += [table.of(f, names, i) for i, f in enumerate(batch.files)]
+    return len(predictions)
 
   def run(size, count):
     net = network(size)
@@ -279,22 +286,22 @@ def _torch(side, model):
   @torch.inference_mode()
   def names(pixels):
     images = pixels.permute(0, 3, 1, 2)  # channels last, without a copy
-    found = net((images.float() - mean) / std).softmax(-1).topk(_TOP)
-    return found.indices.numpy(), found.values.numpy()
+    predictions = net((images.float() - mean) / std).softmax(-1).topk(_TOP)
+    return predictions.indices.numpy(), predictions.values.numpy()
 
   def name_files(paths, size):
     threads = len(os.sched_getaffinity(0))
-    found = []
+    predictions = []
     with futures.ThreadPoolExecutor(threads) as pool:
       waiting, paths = collections.deque(), iter(paths)
       while True:
         for path in itertools.islice(paths, 2 * size + threads - len(waiting)):
           waiting.append(pool.submit(decode, path))
         if not waiting:
-          return len(found)
+          return len(predictions)
         some = [waiting.popleft() for _ in range(min(size, len(waiting)))]
         labels, _ = names(torch.stack([f.result() for f in some]))
-        found += labels.tolist()
+        predictions += labels.tolist()
 
   def run(size, count):
     batch = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8)
@@ -332,9 +339,9 @@ def _memory(counts):
          f'--output={os.path.join(folder, "names.csv")}'],
         check=True, cwd=root, stderr=subprocess.PIPE, text=True,
       )  # fmt: skip
-      *_, told, kilobytes = done.stderr.strip().splitlines()
+      *_, last_seconds, kilobytes = done.stderr.strip().splitlines()
       most[count] = int(kilobytes) / 1024
-      print(told, flush=True)
+      print(last_seconds, flush=True)
   few, many = counts
   del most[10]
   ratio = most[many] / most[few]

@@ -32,12 +32,12 @@ def _times(ema):
   model = models.create(config, 1000, mesh_lib.platform(mesh))
   optimizer = optimizer_lib.create(config, 64, 9600, 10000)
   init = state_lib.Init(model, optimizer, config)
-  like = state_lib.abstract(init, config, mesh)
-  state = jax.block_until_ready(state_lib.create(init, like))
+  abstract_state = state_lib.abstract(init, config, mesh)
+  state = jax.block_until_ready(state_lib.create(init, abstract_state))
   size = sum(x.nbytes for x in jax.tree.leaves(state)) / 1e6
-  blocked, whole = [], []
+  blocked, complete = [], []
   with tempfile.TemporaryDirectory() as folder:
-    saves = manager.Checkpoints(folder, config, {}, like)
+    saves = manager.Checkpoints(folder, config, {}, abstract_state)
     for i in range(_SAVES + 1):
       start = time.perf_counter()
       saves.save(i, state)
@@ -45,9 +45,9 @@ def _times(ema):
       saves.wait()
       if i:  # the first one compiles the checksums
         blocked.append(returned - start)
-        whole.append(time.perf_counter() - start)
+        complete.append(time.perf_counter() - start)
     saves.close()
-  return size, blocked, whole
+  return size, blocked, complete
 
 
 def main():
@@ -55,14 +55,14 @@ def main():
   rows = [('state', 'blocked: median ms', 'max ms', 'whole save: median ms')]
   ratios = {}
   for name, ema in (('momentum', '0'), ('momentum, averages', '0.999')):
-    size, blocked, whole = _times(ema)
+    size, blocked, complete = _times(ema)
     median = _common.median(blocked)
     rows.append((
       f'{name}, {size:.0f} MB', f'{1e3 * median:.0f}',
-      f'{1e3 * max(blocked):.0f}', f'{1e3 * _common.median(whole):.0f}',
+      f'{1e3 * max(blocked):.0f}', f'{1e3 * _common.median(complete):.0f}',
     ))  # fmt: skip
     key = f'{size:.0f}_mb'
-    ratios[f'{key}_blocked_over_whole'] = median / _common.median(whole)
+    ratios[f'{key}_blocked_over_whole'] = median / _common.median(complete)
     ratios[f'{key}_blocked_over_100_ms'] = median / 0.1
   _common.show('how long a save keeps the loop', rows, ratios)
 

@@ -117,21 +117,21 @@ def _measure(flags):
   config, strategies = _config(flags), flags.strategies.split(',')
   place = cluster.detect(flags.coordinator, 2, flags.process_id)
   ways = ['one', 'apart', *strategies]
-  found = {way: [] for way in ways}
+  measured = {way: [] for way in ways}
   with cluster.start(config, place, {}) as processes:
     import jax
 
     from anp_jax.parallel import mesh as mesh_lib
 
-    own = mesh_lib.create(config, jax.local_devices())
-    both = mesh_lib.create(config, hosts=processes.hosts)
+    local_mesh = mesh_lib.create(config, jax.local_devices())
+    global_mesh = mesh_lib.create(config, hosts=processes.hosts)
     run = {
-      name: _stepper(_config(flags, name), both, 2 * flags.batch)
+      name: _stepper(_config(flags, name), global_mesh, 2 * flags.batch)
       for name in strategies
     }
-    run['apart'] = _stepper(config, own, flags.batch)
+    run['apart'] = _stepper(config, local_mesh, flags.batch)
     if place.index == 0:
-      run['one'] = _stepper(config, own, 2 * flags.batch)
+      run['one'] = _stepper(config, local_mesh, 2 * flags.batch)
 
     def timed(way, count):
       start = time.perf_counter()
@@ -139,7 +139,7 @@ def _measure(flags):
         run[way](count)
       return time.perf_counter() - start
 
-    found['lockstep'] = []
+    measured['lockstep'] = []
     for i in range(flags.rounds):
       # Each way is first as often as another.
       first = i % len(ways)
@@ -147,15 +147,15 @@ def _measure(flags):
         processes.gather(None)
         images = flags.steps * flags.batch
         if way == 'apart':
-          mine = [timed(way, 1) for _ in range(flags.steps)]
-          times = processes.gather(mine)
-          found[way].append(sum(images / sum(t) for t in times))
+          local_times = [timed(way, 1) for _ in range(flags.steps)]
+          times = processes.gather(local_times)
+          measured[way].append(sum(images / sum(t) for t in times))
           slower = sum(map(max, *times))
-          found['lockstep'].append(2 * images / slower)
+          measured['lockstep'].append(2 * images / slower)
         else:
           seconds = max(processes.gather(timed(way, flags.steps)))
-          found[way].append(2 * images / seconds)
-  return found
+          measured[way].append(2 * images / seconds)
+  return measured
 
 
 def _start(coordinator, rank):
@@ -180,7 +180,7 @@ def main():
       raise SystemExit('error: a process failed, see above')
     return
   output = _common.unmarked()
-  found = _measure(flags)
+  measured = _measure(flags)
   if flags.process_id:
     return
   rows = [('two processes', 'over', 'ours', 'lowest', 'goal', '')]
@@ -191,7 +191,7 @@ def main():
       ('lockstep', 'the slower of them at each step', None),
       ('one', 'one on one core', None),
     ):
-      over = [t / o for t, o in zip(found[strategy], found[way])]
+      over = [t / o for t, o in zip(measured[strategy], measured[way])]
       ratio = _common.median(over)
       rows.append(
         (strategy, label, f'{ratio:.3f}', f'{min(over):.3f}',

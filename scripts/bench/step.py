@@ -1,4 +1,4 @@
-"""The whole training step beside the same step in stock Flax and PyTorch.
+"""Times the training step, and the same in stock Flax and PyTorch.
 
   python scripts/bench/step.py [--cases=resnet50_64,lenet] [--rounds=5]
 
@@ -87,6 +87,16 @@ _ENVIRONMENT = {
 }
 
 
+@dataclasses.dataclass
+class _Report:
+  """The table of a run, and the ratios of its last line."""
+
+  rows: list = dataclasses.field(
+    default_factory=lambda: [('training step', 'ours', 'lowest', 'goal', '')]
+  )
+  ratios: dict = dataclasses.field(default_factory=dict)
+
+
 def main():
   """Runs the cases, each with its contestants in turn."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -108,35 +118,34 @@ def main():
   if importlib.util.find_spec('torch') is None:
     print('skipped: no PyTorch here')
     peers = [p for p in peers if not p.startswith('torch')]
-  rows = [('training step', 'ours', 'lowest', 'goal', '')]
-  ratios = {}
+  report = _Report()
   with tempfile.TemporaryDirectory() as cache:
     for name in cases:
       start = functools.partial(_Worker, case=name, cache=cache, on=platform)
       # The first ResNet finds an empty compilation cache.
       compiles = CASES[name].model == 'resnet50' and not os.listdir(cache)
-      _measure(name, peers, flags, start, rows, ratios, compiles)
+      _measure(name, peers, flags, start, report, compiles)
       if flags.profile:
         _show_profile(name, flags.profile, start)
-  _common.show('ours over its peers', rows, ratios)
+  _common.show('ours over its peers', report.rows, report.ratios)
 
 
-def _chosen(flag, text, known):
+def _chosen(flag, text, valid_names):
   names = [n for n in text.split(',') if n]
   for name in names:
-    if name not in known:
-      sys.exit(f'{flag}={name}: expected some of {", ".join(known)}')
+    if name not in valid_names:
+      sys.exit(f'{flag}={name}: expected some of {", ".join(valid_names)}')
   return names
 
 
 def _platform() -> str:
   """What JAX computes on; asked in a process that does not stay on it."""
   code = 'import jax; print(jax.default_backend())'
-  told = subprocess.check_output([sys.executable, '-c', code], text=True)
-  return told.strip()
+  reply = subprocess.check_output([sys.executable, '-c', code], text=True)
+  return reply.strip()
 
 
-def _measure(name, peers, flags, start, rows, ratios, compiles=False):
+def _measure(name, peers, flags, start, report, compiles):
   """One case: starts, rounds, memory, and its lines of the table."""
   workers = {}
   try:
@@ -144,29 +153,29 @@ def _measure(name, peers, flags, start, rows, ratios, compiles=False):
     if compiles:
       again = start('ours')
       again.close()
-      _compiling(workers['ours'].ready, again.ready, rows, ratios)
+      _compiling(workers['ours'].ready, again.ready, report)
     for peer in peers:
       try:
         workers[peer] = start(peer)
       except Lost as e:
         print(f'skipped: {name}: {peer}: {e}')
     seconds = _rounds(workers, flags)
-    told = {c: w.ask(what='memory') for c, w in workers.items()}
+    reply = {c: w.ask(what='memory') for c, w in workers.items()}
   finally:
     for worker in workers.values():
       worker.close()
-  _speeds(name, seconds, rows, ratios)
-  _memories(name, seconds, told, rows, ratios)
+  _speeds(name, seconds, report)
+  _memories(name, seconds, reply, report)
   device = workers['ours'].ready['device']
   if device != 'cpu':
-    _absolutes(name, device, seconds, rows, ratios)
+    _absolutes(name, device, seconds, report)
 
 
-def _compiling(cold, cached, rows, ratios):
+def _compiling(cold, cached, report):
   for key, ready, goal in (('cold', cold, 15), ('cached', cached, 3)):
     ratio = (ready['first'] - ready['step']) / goal
-    ratios[f'compile_{key}_over_{goal}_s'] = ratio
-    _row(rows, f'compiling, {key}, over {goal} s', ratio, -1)
+    report.ratios[f'compile_{key}_over_{goal}_s'] = ratio
+    _row(report.rows, f'compiling, {key}, over {goal} s', ratio, -1)
 
 
 def _rounds(workers, flags) -> dict[str, list[float]]:
@@ -179,54 +188,56 @@ def _rounds(workers, flags) -> dict[str, list[float]]:
       steps = flags.steps or min(
         max(2, math.ceil(1 / worker.ready['step'])), 2000
       )
-      told = worker.ask(what='steps', steps=steps)
-      seconds[contestant].append(told['seconds'] / steps)
+      reply = worker.ask(what='steps', steps=steps)
+      seconds[contestant].append(reply['seconds'] / steps)
   return seconds
 
 
 def _faster_torch(seconds):
-  both = [c for c in seconds if c.startswith('torch')]
-  return min(both, key=lambda c: _common.median(seconds[c]), default='')
+  peers = [c for c in seconds if c.startswith('torch')]
+  return min(peers, key=lambda c: _common.median(seconds[c]), default='')
 
 
-def _speeds(name, seconds, rows, ratios):
+def _speeds(name, seconds, report):
   faster = _faster_torch(seconds)
-  for contestant, theirs in seconds.items():
+  for contestant, other_seconds in seconds.items():
     if contestant == 'ours':
       continue
-    over = [b / a for a, b in zip(seconds['ours'], theirs)]
+    over = [b / a for a, b in zip(seconds['ours'], other_seconds)]
     ratio = _common.median(over)
-    ratios[f'{name}_over_{contestant}'] = ratio
+    report.ratios[f'{name}_over_{contestant}'] = ratio
     goal = CASES[name].flax_goal if contestant == 'flax' else 0
     label = f'{name}: times as fast as {contestant}'
     if contestant == faster:
-      ratios[f'{name}_over_torch'] = ratio
+      report.ratios[f'{name}_over_torch'] = ratio
       goal, label = _TORCH_GOAL, f'{label}, the faster torch'
-    _row(rows, label, ratio, goal, lowest=min(over))
+    _row(report.rows, label, ratio, goal, lowest=min(over))
 
 
-def _memories(name, seconds, told, rows, ratios):
+def _memories(name, seconds, reply, report):
   peer = _faster_torch(seconds)
   for key in ('memory', 'stepping_memory'):
-    if peer and told[peer].get(key, 0) > 0:
-      ratio = told['ours'][key] / told[peer][key]
-      ratios[f'{name}_{key}_over_torch'] = ratio
+    if peer and reply[peer].get(key, 0) > 0:
+      ratio = reply['ours'][key] / reply[peer][key]
+      report.ratios[f'{name}_{key}_over_torch'] = ratio
       label = key.replace('_', ' ')
-      _row(rows, f'{name}: {label} over {peer}', ratio, -_MEMORY_GOAL)
+      _row(report.rows, f'{name}: {label} over {peer}', ratio, -_MEMORY_GOAL)
 
 
-def _absolutes(name, device, seconds, rows, ratios):
+def _absolutes(name, device, seconds, report):
   """Images a second, and the share of the peak that is dense arithmetic."""
   case = CASES[name]
   for contestant, times in seconds.items():
     rate, lowest = (case.batch / f(times) for f in (_common.median, max))
-    ratios[f'{name}_{contestant}_images_per_second'] = rate
+    report.ratios[f'{name}_{contestant}_images_per_second'] = rate
     label = f'{name}: {contestant}, images/s, {device}'
-    rows.append((label, f'{rate:.0f}', f'{lowest:.0f}', '', ''))
+    report.rows.append((label, f'{rate:.0f}', f'{lowest:.0f}', '', ''))
     share = mfu(case, rate, device)
     if share:
-      ratios[f'{name}_{contestant}_mfu'] = share
-      rows.append((f'{name}: {contestant}, MFU', f'{share:.3f}', '', '', ''))
+      report.ratios[f'{name}_{contestant}_mfu'] = share
+      report.rows.append(
+        (f'{name}: {contestant}, MFU', f'{share:.3f}', '', '', '')
+      )
 
 
 def mfu(case: Case, rate: float, device: str) -> float:
@@ -255,11 +266,11 @@ def _show_profile(name, folder, start):
   flags = os.environ.get('XLA_FLAGS', '') + ' --xla_gpu_enable_command_buffer='
   worker = start('ours', XLA_FLAGS=flags)
   try:
-    told = worker.ask(what='profile', to=folder)
+    reply = worker.ask(what='profile', to=folder)
   finally:
     worker.close()
   print(f'{name}: top operations of ours, share of all ({folder})')
-  for operation, share in told['operations']:
+  for operation, share in reply['operations']:
     print(f'  {100 * share:5.1f}%  {operation}')
 
 
@@ -326,26 +337,27 @@ def _work(contestant, case, cache, on):
 
   make = _maker(contestant, cache, on)
   before = _memory('VmRSS')
-  made = make(CASES[case])
-  first = _seconds(made, 1)
-  made.run(1)
-  step = min(_seconds(made, 1) for _ in range(2))
-  whole = _memory('VmHWM')
+  candidate = make(CASES[case])
+  first = _seconds(candidate, 1)
+  candidate.run(1)
+  step = min(_seconds(candidate, 1) for _ in range(2))
+  peak_memory = _memory('VmHWM')
   with open('/proc/self/clear_refs', 'w') as f:
     f.write('5')  # forgets VmHWM
-  answer(first=first, step=step, device=made.device)
+  answer(first=first, step=step, device=candidate.device)
   for line in sys.stdin:
     question = json.loads(line)
     if question['what'] == 'steps':
-      answer(seconds=_seconds(made, question['steps']))
+      answer(seconds=_seconds(candidate, question['steps']))
     elif question['what'] == 'memory':
       now = _memory('VmHWM')
       if on == 'cpu':
-        answer(memory=max(whole, now) - before, stepping_memory=now - before)
+        most = max(peak_memory, now)
+        answer(memory=most - before, stepping_memory=now - before)
       else:
-        answer(memory=made.device_memory())
+        answer(memory=candidate.device_memory())
     else:
-      answer(operations=_profile(made, question['to']))
+      answer(operations=_profile(candidate, question['to']))
 
 
 def _maker(contestant, cache, on) -> Callable:
@@ -365,9 +377,9 @@ def _maker(contestant, cache, on) -> Callable:
   return _peers.our_maker(cache)
 
 
-def _seconds(made, steps):
+def _seconds(candidate, steps):
   start = time.perf_counter()
-  made.run(steps)
+  candidate.run(steps)
   return time.perf_counter() - start
 
 
@@ -381,12 +393,12 @@ def _memory(field) -> int:
   return int(line.split()[1]) * 1024
 
 
-def _profile(made, folder):
+def _profile(candidate, folder):
   """Records a trace; the operations that took longest, with their shares."""
   import jax
 
   with jax.profiler.trace(folder):
-    made.run(3)
+    candidate.run(3)
   files = glob.glob(os.path.join(folder, '**', '*.xplane.pb'), recursive=True)
   data = jax.profiler.ProfileData.from_file(max(files, key=os.path.getmtime))
   totals = collections.Counter()

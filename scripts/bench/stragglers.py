@@ -7,7 +7,7 @@
 Computing is emulated by a sleep, since four workers would fight for the cores:
 0.2 s a gradient, and 0.6 s on the slow one. Each worker has equally many images
 at a time in all modes. In `server` an update's gradient is real, and always the
-same one; in `sync` each is computed besides, which takes milliseconds.
+same one; in `sync` each is computed too, which takes milliseconds.
 """
 
 import argparse
@@ -157,8 +157,8 @@ def _rate(workdir, updates, images):
   from anp_jax.reporting import telemetry
 
   lines = [r for r in telemetry.read(workdir) if r['kind'] == 'train']
-  kept = [r for r in lines if r['step'] > updates // 3]
-  return len(kept) * images / sum(r['seconds'] for r in kept)
+  late = [r for r in lines if r['step'] > updates // 3]
+  return len(late) * images / sum(r['seconds'] for r in late)
 
 
 def _run(keys, shards, updates, workdir):

@@ -32,18 +32,18 @@ def main():
   parser.add_argument('--megabytes', type=int, default=100)
   parser.add_argument('--rounds', type=int, default=7)
   parser.add_argument('--serve', action='store_true', help=argparse.SUPPRESS)
-  given = parser.parse_args()
-  size = given.megabytes * 10**6
-  if given.serve:
+  flags = parser.parse_args()
+  size = flags.megabytes * 10**6
+  if flags.serve:
     _serve(size)
     return
   child = subprocess.Popen(
-    [sys.executable, __file__, '--serve', f'--megabytes={given.megabytes}'],
+    [sys.executable, __file__, '--serve', f'--megabytes={flags.megabytes}'],
     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
   )  # fmt: skip
   try:
     ports = json.loads(child.stdout.readline())
-    times = _rounds(ports, size, given.rounds)
+    times = _rounds(ports, size, flags.rounds)
   finally:
     child.stdin.close()
     child.wait()
@@ -61,7 +61,7 @@ def main():
       name, f'{middle[name]:.2f}', f'{min(values):.2f}', f'{max(values):.2f}',
     ))  # fmt: skip
   _common.show(
-    f'{given.megabytes} MB pushed and as much pulled, both together',
+    f'{flags.megabytes} MB pushed and as much pulled, both together',
     rows,
     {
       'flight_gigabytes_per_second': middle['flight'],
@@ -95,9 +95,9 @@ def _rounds(ports, size, rounds):
   times = {name: [] for name in kinds}
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     for i in range(rounds + 1):
-      for name, both in kinds.items():
+      for name, pair in kinds.items():
         start = time.perf_counter()
-        for job in [pool.submit(one) for one in both]:
+        for job in [pool.submit(job_function) for job_function in pair]:
           job.result()
         if i:
           times[name].append(time.perf_counter() - start)

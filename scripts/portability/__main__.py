@@ -47,33 +47,33 @@ def main(arguments: list[str]) -> int:
   if flags.worker:
     print(json.dumps(_inspected(config, chosen[0], flags.dump)))
     return 0
-  found = {t.text: _in_a_process(t, flags, overrides) for t in chosen}
-  reasons = list(_reasons(found))
+  reports = {t.text: _in_a_process(t, flags, overrides) for t in chosen}
+  reasons = list(_reasons(reports))
   for where, reason in reasons:
     print(f'error: {where}: {reason}', file=sys.stderr)
   title = f'{config.model.name}, {config.model.dtype}, {config.strategy.name}'
-  shown = {name: r for name, r in found.items() if 'why_not' not in r}
-  rows = table.rows(shown)
-  if shown:
-    print('\n'.join(table.lines(title, rows, list(shown))))
+  compiled = {name: r for name, r in reports.items() if 'why_not' not in r}
+  rows = table.rows(compiled)
+  if compiled:
+    print('\n'.join(table.lines(title, rows, list(compiled))))
   differs = [name for name, *cells in rows if len(set(cells)) > 1]
-  print(json.dumps({'targets': found, 'differs': differs}))
+  print(json.dumps({'targets': reports, 'differs': differs}))
   return 1 if reasons else 0
 
 
-def _reasons(found):
+def _reasons(reports):
   """Pairs of what is not as it has to be, as text, and why."""
-  for name, result in found.items():
+  for name, result in reports.items():
     for step in ('', 'train', 'eval'):
       part = result.get(step, {}) if step else result
       if 'why_not' in part:
         yield f'{name} {step}'.strip(), part['why_not']
-      asked = part.get('gradients_asked')
-      if asked and part.get('gradients_compiled') == []:
+      dtypes = part.get('gradients_asked')
+      if dtypes and part.get('gradients_compiled') == []:
         yield (
           f'{name} {step}',
           (
-            f'gradients are to be summed in {", ".join(asked)}, and the '
+            f'gradients are to be summed in {", ".join(dtypes)}, and the '
             'compiled program has no such sum'
           ),
         )
@@ -122,8 +122,8 @@ def _in_a_process(target, flags, overrides) -> dict:
   )
   last = (done.stdout.splitlines() or [''])[-1]
   if done.returncode or not last.startswith('{'):
-    said = (done.stderr.strip().splitlines() or [''])[-1]
-    return {'why_not': f'ended with status {done.returncode}: {said}'}
+    last_line = (done.stderr.strip().splitlines() or [''])[-1]
+    return {'why_not': f'ended with status {done.returncode}: {last_line}'}
   return json.loads(last)
 
 

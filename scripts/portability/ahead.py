@@ -56,7 +56,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   parts = build.create(
     run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source))
   )
-  found = {
+  report = {
     'device': mesh.devices.flat[0].device_kind,
     'devices': mesh.size,
     'parameters': sum(
@@ -70,24 +70,24 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     keep = functools.partial(_keep, folder, f'{target.text}-{step}')
     return _compile(function, arguments, keep)
 
-  found['train'] = train = compile_as(
+  report['train'] = train = compile_as(
     'train', parts.train_step, parts.abstract_state, batch
   )
   # All that JAX asks to be summed, less the gradients.
-  asked = sum(collectives.sums(train['asked']).values())
+  summed = sum(collectives.sums(train['asked']).values())
   alone = mesh.shape[mesh_lib.DATA] == 1
-  others = asked if alone else asked - found['parameters']
+  rest = summed if alone else summed - report['parameters']
   for text in ('asked', 'compiled'):
     if text in train:
       train[f'gradients_{text}'] = collectives.gradient_dtypes(
-        train[text], others
+        train[text], rest
       )
   examples = len(sources.open_source(config, training=False))
   size = stream_lib.evaluation_batch(config, examples, mesh.size)
   batch = build.abstract_batch(config, mesh, size)
-  like = parts.abstract_single.evaluated()
-  found['eval'] = compile_as('eval', parts.eval_step, *like, batch)
-  return found
+  evaluated = parts.abstract_single.evaluated()
+  report['eval'] = compile_as('eval', parts.eval_step, *evaluated, batch)
+  return report
 
 
 def _compile(function, arguments, keep) -> dict:
@@ -107,7 +107,7 @@ def _compile(function, arguments, keep) -> dict:
   lowered = function.lower(*arguments)
   text = lowered.as_text()
   keep('.mlir', text)
-  found = {
+  report = {
     'images': batch['image'].shape[0],
     'flops': flops.count_call(function, *arguments),
     'asked': collectives.totals(collectives.asked(text)),
@@ -116,11 +116,11 @@ def _compile(function, arguments, keep) -> dict:
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as e:  # such as out of memory
-    return found | {'why_not': table.one_line(e)}
-  found['seconds'] = round(time.monotonic() - start, 1)
+    return report | {'why_not': table.one_line(e)}
+  report['seconds'] = round(time.monotonic() - start, 1)
   text = compiled.as_text()
   keep('.hlo', text)
-  found['compiled'] = collectives.totals(collectives.compiled(text))
+  report['compiled'] = collectives.totals(collectives.compiled(text))
   sizes = compiled.memory_analysis()
   memory = {name: getattr(sizes, key) for name, key in _MEMORY.items()}
   # What is updated in place is an argument and a result, but there once.
@@ -128,7 +128,7 @@ def _compile(function, arguments, keep) -> dict:
     memory['arguments'] + memory['results'] - memory['in_place']
     + memory['temporary']
   )  # fmt: skip
-  return found | {'memory': memory}
+  return report | {'memory': memory}
 
 
 def _keep(folder, name, ending, text):

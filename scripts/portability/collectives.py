@@ -48,8 +48,8 @@ class Collective:
       array, which is an all-gather's result and a reduce-scatter's operand.
     size: bytes of all arrays.
     conditional: whether it stands in a branch, which not every run takes.
-    beside: instructions that compute between its beginning and its end; None
-      for one that is synchronous.
+    overlapping: instructions that compute between its beginning and its end;
+      None for one that is synchronous.
     products: matrix products and convolutions among them, or within.
   """
 
@@ -57,13 +57,13 @@ class Collective:
   elements: tuple[tuple[str, int], ...]
   size: int
   conditional: bool = False
-  beside: int | None = None
+  overlapping: int | None = None
   products: int = 0
 
 
 def asked(text: str) -> list[Collective]:
   """Those that JAX's StableHLO names; what XLA will insert is not there yet."""
-  found, kind, branch = [], None, None
+  collectives, kind, branch = [], None, None
   for line in text.splitlines():
     indent = len(line) - len(line.lstrip())
     if branch is None and _BRANCHES.search(line):
@@ -80,9 +80,9 @@ def asked(text: str) -> list[Collective]:
         ]
         for side in types.groups()
       ]
-      found.append(_collective(kind, *sides, branch is not None))
+      collectives.append(_collective(kind, *sides, branch is not None))
       kind = None
-  return found
+  return collectives
 
 
 def compiled(text: str) -> list[Collective]:
@@ -95,7 +95,7 @@ def compiled(text: str) -> list[Collective]:
   schedule = list(program.instructions.values())
   place = {i.name: n for n, i in enumerate(schedule)}
   scheduled = 'is_scheduled=true' in text.partition('\n')[0]
-  found = []
+  collectives = []
   for i in schedule:
     kind = i.opcode.removesuffix('-start')
     if kind not in KINDS:
@@ -108,43 +108,43 @@ def compiled(text: str) -> list[Collective]:
     operands = [a for o in i.operands for a in program.instructions[o].arrays]
     # The result of a start repeats its operands, among other things.
     results = (done or i).arrays
-    beside, products = None, 0
+    overlapping, products = None, 0
     if done and scheduled:
       between = schedule[place[start.name] + 1 : place[done.name]]
       working = [b for b in between if _computes(b)]
-      beside = len(working)
+      overlapping = len(working)
       products = sum(program.product(b) is not None for b in working)
-    found.append(
-      _collective(kind, operands, results, conditional, beside, products)
+    collectives.append(
+      _collective(kind, operands, results, conditional, overlapping, products)
     )
-  return found
+  return collectives
 
 
-def totals(found: Iterable[Collective]) -> list[dict]:
+def totals(collectives: Iterable[Collective]) -> list[dict]:
   """Sums by kind, dtype and whether conditional, the most bytes first.
 
   Returns:
     Dicts of kind, dtype, conditional, operations, elements, bytes and, of the
     bytes: asynchronous, which the program does not wait for at once;
-    beside_compute and beside_products, which travel while something, or a
-    matrix product or convolution, is computed.
+    overlapping_compute and overlapping_products, which travel while something,
+    or a matrix product or convolution, is computed.
   """
   rows = {}
-  for c in found:
+  for c in collectives:
     for dtype in dict.fromkeys(d for d, _ in c.elements):
       row = rows.setdefault((c.kind, dtype, c.conditional), dict(
         kind=c.kind, dtype=dtype, conditional=c.conditional, operations=0,
-        elements=0, bytes=0, asynchronous=0, beside_compute=0,
-        beside_products=0,
+        elements=0, bytes=0, asynchronous=0, overlapping_compute=0,
+        overlapping_products=0,
       ))  # fmt: skip
       elements = sum(n for d, n in c.elements if d == dtype)
       size = elements * width(dtype) // 8
       row['operations'] += 1
       row['elements'] += elements
       row['bytes'] += size
-      row['asynchronous'] += size * (c.beside is not None)
-      row['beside_compute'] += size * bool(c.beside)
-      row['beside_products'] += size * (c.products > 0)
+      row['asynchronous'] += size * (c.overlapping is not None)
+      row['overlapping_compute'] += size * bool(c.overlapping)
+      row['overlapping_products'] += size * (c.products > 0)
   return sorted(rows.values(), key=lambda r: (-r['bytes'], r['dtype']))
 
 
@@ -161,7 +161,7 @@ def sums(rows: list[dict]) -> dict[str, int]:
   return result
 
 
-def gradient_dtypes(rows: list[dict], others: int) -> list[str]:
+def gradient_dtypes(rows: list[dict], rest: int) -> list[str]:
   """The dtypes in which a training step sums its gradients.
 
   What XLA makes of a step has no names to go by, and of equal gradients it
@@ -170,10 +170,10 @@ def gradient_dtypes(rows: list[dict], others: int) -> list[str]:
 
   Args:
     rows: from `totals`.
-    others: how many numbers beside gradients the step sums: statistics and
+    rest: how many numbers the step sums that are not gradients: statistics and
       metrics.
   """
-  return [dtype for dtype, n in sums(rows).items() if n > others]
+  return [dtype for dtype, n in sums(rows).items() if n > rest]
 
 
 def width(dtype: str) -> int:
@@ -183,7 +183,7 @@ def width(dtype: str) -> int:
 
 
 def _collective(
-  kind, operands, results, conditional, beside=None, products=0
+  kind, operands, results, conditional, overlapping=None, products=0
 ):  # fmt: skip
   """Counts the larger side: the whole array, also where each has a part."""
   arrays = max(operands, results, key=_size)
@@ -192,7 +192,7 @@ def _collective(
     tuple((_dtype(name), math.prod(shape)) for name, shape in arrays),
     _size(arrays),
     conditional,
-    beside,
+    overlapping,
     products,
   )
 

@@ -3,17 +3,17 @@
 _STEPS = {'train': 'training', 'eval': 'evaluation'}
 
 
-def rows(found: dict[str, dict]) -> list[tuple[str, ...]]:
+def rows(reports: dict[str, dict]) -> list[tuple[str, ...]]:
   """One quantity a row, one target a column.
 
   Args:
-    found: target's name to what `ahead.inspect` gave.
+    reports: target's name to what `ahead.inspect` gave.
 
   Returns:
     Tuples of a quantity's name and its text for each target; '-' where a
     target has none, because it did not compile or sends no such thing.
   """
-  results = list(found.values())
+  results = list(reports.values())
   result = [_row('device', results, lambda r: r['device'].replace(' ', '-')),
             _row('devices', results, lambda r: f'{r["devices"]}')]  # fmt: skip
   for step, title in _STEPS.items():
@@ -31,17 +31,19 @@ def rows(found: dict[str, dict]) -> list[tuple[str, ...]]:
 
 def lines(title: str, table: list[tuple], names: list[str]) -> list[str]:
   """The table as text; what differs between targets is marked."""
-  whole, step = [('', *names, '')], ''
+  all_rows, step = [('', *names, '')], ''
   for name, *cells in table:
-    group, _, own = name.rpartition(': ')
+    group, _, label = name.rpartition(': ')
     if group != step:
-      whole.append((group, *[''] * len(cells), ''))
+      all_rows.append((group, *[''] * len(cells), ''))
       step = group
     mark = 'differs' if len(set(cells)) > 1 else ''
-    whole.append(('  ' * bool(group) + own, *cells, mark))
-  widths = [max(len(row[i]) for row in whole) for i in range(len(whole[0]))]
+    all_rows.append(('  ' * bool(group) + label, *cells, mark))
+  widths = [
+    max(len(row[i]) for row in all_rows) for i in range(len(all_rows[0]))
+  ]
   text = [title]
-  for first, *cells, mark in whole:
+  for first, *cells, mark in all_rows:
     padded = [c.rjust(w) for c, w in zip(cells, widths[1:])]
     text.append('  '.join([first.ljust(widths[0]), *padded, mark]).rstrip())
   return text
@@ -49,8 +51,8 @@ def lines(title: str, table: list[tuple], names: list[str]) -> list[str]:
 
 def one_line(error: BaseException) -> str:
   """An error's text, without the lines that only explain, in one line."""
-  said = str(error).split('\n\n')[0].split()
-  return ' '.join(said)[:500] or type(error).__name__
+  words = str(error).split('\n\n')[0].split()
+  return ' '.join(words)[:500] or type(error).__name__
 
 
 def _row(name, parts, cell):
@@ -86,7 +88,7 @@ _CELLS = (
 
 
 def _collectives(parts):
-  """Names and cells of what is asked for, sent, and sent beside compute."""
+  """Names and cells of what is asked for, sent, and sent during compute."""
   result = []
   for text in ('asked', 'compiled'):
     keys = dict.fromkeys(
@@ -98,7 +100,7 @@ def _collectives(parts):
       name = f'{text} {kind} {dtype}' + ' now and then' * conditional
       result.append((name, _sent(text, (kind, dtype, conditional))))
   names = ('compute', 'products')
-  result += [(f'MB sent beside {n}', _beside(n)) for n in names]
+  result += [(f'MB sent during {n}', _overlapping(n)) for n in names]
   return result
 
 
@@ -115,13 +117,13 @@ def _sent(text, key):
   return cell
 
 
-def _beside(what):
+def _overlapping(what):
   def cell(part):
     sent = sum(r['bytes'] for r in part['compiled'])
-    beside = sum(r[f'beside_{what}'] for r in part['compiled'])
+    overlapping = sum(r[f'overlapping_{what}'] for r in part['compiled'])
     if not any(r['asynchronous'] for r in part['compiled']):
       return 'synchronous'
-    return f'{_megabytes(beside)} of {_megabytes(sent)}'
+    return f'{_megabytes(overlapping)} of {_megabytes(sent)}'
 
   return cell
 

@@ -66,11 +66,11 @@ def parse(text: str) -> Target:
       f'{config_lib.nearest(text, _EXAMPLES)}'
     )
   kind = rest.pop(0) if platform != 'cpu' and rest else ''
-  known = {'cpu': ('',), 'gpu': cards(), 'tpu': GENERATIONS}[platform]
-  if kind not in known:
+  kinds = {'cpu': ('',), 'gpu': cards(), 'tpu': GENERATIONS}[platform]
+  if kind not in kinds:
     raise config_lib.ConfigError(
-      f'--target={text!r}: {kind!r} is not one of {", ".join(known)}'
-      f'{config_lib.nearest(kind, known)}'
+      f'--target={text!r}: {kind!r} is not one of {", ".join(kinds)}'
+      f'{config_lib.nearest(kind, kinds)}'
     )
   axes = {'cpu': '1', 'gpu': '2', 'tpu': '2,3'}[platform]
   sizes = rest[0] if len(rest) == 1 else ''
@@ -89,7 +89,7 @@ def parse(text: str) -> Target:
 
 
 def cards() -> tuple[str, ...]:
-  """The GPUs whose facts lie beside this file."""
+  """The GPUs whose facts lie next to this file."""
   return tuple(sorted(p.stem for p in _HERE.glob('*.txtpb')))
 
 
@@ -147,12 +147,12 @@ def devices(target: Target) -> list:
   from jax.experimental import topologies
 
   if target.platform == 'cpu':
-    found = jax.devices('cpu')[: target.counts[0]]
-    if len(found) < target.counts[0]:
+    cpus = jax.devices('cpu')[: target.counts[0]]
+    if len(cpus) < target.counts[0]:
       raise config_lib.ConfigError(
-        f'{target.text}: JAX was started with {len(found)} CPU devices'
+        f'{target.text}: JAX was started with {len(cpus)} CPU devices'
       )
-    return found
+    return cpus
   if target.platform == 'tpu':
     sizes = 'x'.join(str(n) for n in target.counts)
     return topologies.get_topology_desc(

@@ -161,10 +161,9 @@ def _written(study, cells, failures, flags, arguments) -> str:
     study.folder,
     f'Strategies, {flags.config}',
     shlex.join(['python', '-m', 'scripts.study', *arguments]),
-    cells,
-    runs,
-    failures,
-    min((n for n in cores if n), default=None),
+    page.Outcome(
+      cells, runs, failures, min((n for n in cores if n), default=None)
+    ),
     flags.target_accuracy,
   )
 

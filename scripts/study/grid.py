@@ -41,11 +41,11 @@ class Cell:
 
   @property
   def name(self) -> str:
-    """Of its folder."""
+    """The name of its folder."""
     rate = self.learning_rate
-    own = '' if rate is None else f'rate{rate!r}-'
+    keys = '' if rate is None else f'rate{rate!r}-'
     strategy = re.sub(r'[^\w.]+', '-', self.strategy)
-    return f'{strategy}-{self.nodes}x{self.devices}-{own}seed{self.seed}'
+    return f'{strategy}-{self.nodes}x{self.devices}-{keys}seed{self.seed}'
 
   @property
   def workers(self) -> int:
@@ -55,10 +55,10 @@ class Cell:
   @property
   def overrides(self) -> dict[str, str]:
     """What its config says of its own, by dotted key."""
-    own = {'strategy.name': self.strategy, 'seed': str(self.seed)}
+    keys = {'strategy.name': self.strategy, 'seed': str(self.seed)}
     if self.learning_rate is not None:
-      own[RATE] = repr(self.learning_rate)
-    return own
+      keys[RATE] = repr(self.learning_rate)
+    return keys
 
 
 def expand(

@@ -47,8 +47,8 @@ def _command(study, cell, cores):
     '--bind', *study.arguments(cell),
   ]  # fmt: skip
   if shutil.which('taskset'):
-    mine = ','.join(str(c) for c in cores[: cell.workers])
-    command = ['taskset', '-c', mine, *command]
+    core_list = ','.join(str(c) for c in cores[: cell.workers])
+    command = ['taskset', '-c', core_list, *command]
   return command
 
 

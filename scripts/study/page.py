@@ -1,5 +1,6 @@
 """The page of a study: its tables and figures, in its folder."""
 
+import dataclasses
 import os
 
 from scripts.study import grid
@@ -10,15 +11,25 @@ from scripts.study import table
 PAGE = 'study.md'
 
 
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What became of a study's cells.
+
+  Attributes:
+    cells: of the study.
+    runs: finished ones, by cell.
+    failures: for each other cell, the line that says why.
+    cores: of the one machine where all ran; None: of hosts of their own.
+  """
+
+  cells: list[grid.Cell]
+  runs: dict[grid.Cell, results.Run]
+  failures: dict[grid.Cell, str]
+  cores: int | None
+
+
 def write(
-  folder: str,
-  title: str,
-  command: str,
-  cells: list[grid.Cell],
-  runs: dict[grid.Cell, results.Run],
-  failures: dict[grid.Cell, str],
-  cores: int | None,
-  target: float | None,
+  folder: str, title: str, command: str, outcome: Outcome, target: float | None
 ) -> str:
   """Writes study.md, cells.csv, curves.csv and the figures.
 
@@ -26,17 +37,15 @@ def write(
     folder: of the study.
     title: of the page.
     command: that made it.
-    cells: of the study.
-    runs: of those that are finished.
-    failures: of the others, the line that says why.
-    cores: of the one machine where all ran; None: of hosts of their own.
+    outcome: of the study.
     target: accuracy from 0 to 1 to which the time is shown; None: none is.
 
   Returns:
     The table and its notes, as text for the terminal.
   """
-  points = results.points(cells, runs, failures)
-  rows, notes = table.rows(points, target), table.notes(points, cores)
+  cells, runs = outcome.cells, outcome.runs
+  points = results.points(cells, runs, outcome.failures)
+  rows, notes = table.rows(points, target), table.notes(points, outcome.cores)
   figures = {}
   if runs:
     figures = {
@@ -58,10 +67,10 @@ def write(
   with open(os.path.join(folder, PAGE), 'w', encoding='utf-8') as f:
     f.write('\n\n'.join(p for p in parts if p) + '\n')
   table.write_cells(
-    os.path.join(folder, 'cells.csv'), cells, runs, failures, target
+    os.path.join(folder, 'cells.csv'), cells, runs, outcome.failures, target
   )
   table.write_curves(os.path.join(folder, 'curves.csv'), runs)
-  said = [*table.lines(rows), '']
+  lines = [*table.lines(rows), '']
   if tried:
-    said += [*table.lines(tried), '']
-  return '\n'.join([*said, *notes]).rstrip()
+    lines += [*table.lines(tried), '']
+  return '\n'.join([*lines, *notes]).rstrip()

@@ -22,14 +22,14 @@ def speed(points: list[results.Point]) -> matplotlib.figure.Figure:
   Within a node: devices of one node over one device. Across nodes: nodes with
   all their devices over one of them. Hollow: more devices than cores.
   """
-  whole = max(p.devices for p in points)
-  plural = 's' if whole > 1 else ''
+  most = max(p.devices for p in points)
+  plural = 's' if most > 1 else ''
   levels = (
     ('Within a node', 'devices of one node, over one device',
      [p for p in points if p.nodes == 1], lambda p: p.devices,
      lambda p: p.over_device),
-    ('Across nodes', f'nodes of {whole} device{plural}, over one node',
-     [p for p in points if p.devices == whole], lambda p: p.nodes,
+    ('Across nodes', f'nodes of {most} device{plural}, over one node',
+     [p for p in points if p.devices == most], lambda p: p.nodes,
      lambda p: p.over_node),
   )  # fmt: skip
   # A level of one size has nothing to compare.
@@ -91,15 +91,15 @@ def accuracy(
 @matplotlib.rc_context(_STYLE)
 def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
   """Share of updates by staleness, of each cell that has any; None if none."""
-  found = []
+  series = []
   for p in points:
     counts = {}
     for run in p.runs.values():
       for key, count in run.staleness.items():
         counts[key] = counts.get(key, 0) + count
     if counts:
-      found.append((p, counts))
-  if not found:
+      series.append((p, counts))
+  if not series:
     return None
   figure, (axis,) = _figure(1)
   axis.set(
@@ -107,18 +107,18 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
   )
   drawing.percent(axis.yaxis)
   drawing.counts(axis.xaxis)
-  width = 0.8 / len(found)
+  width = 0.8 / len(series)
   looks = _looks(points)
-  for i, (p, counts) in enumerate(found):
+  for i, (p, counts) in enumerate(series):
     keys = np.array(list(counts))
     shares = np.array(list(counts.values())) / sum(counts.values())
     axis.bar(
-      keys + (i - (len(found) - 1) / 2) * width, shares, width,
-      color=looks[p.strategy][0], alpha=(i + 1) / len(found),
+      keys + (i - (len(series) - 1) / 2) * width, shares, width,
+      color=looks[p.strategy][0], alpha=(i + 1) / len(series),
       label=f'{p.strategy}, {p.nodes} x {p.devices}',
     )  # fmt: skip
   # Of many cells the names are more than the panel has room for.
-  columns = -(-len(found) // 12)
+  columns = -(-len(series) // 12)
   figure.set_figwidth(figure.get_figwidth() + 1.9 * columns)
   figure.legend(loc='outside right upper', ncols=columns)
   return figure
@@ -153,7 +153,7 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
   )
   axis = figure.subplots()
   begin = min(s['start'] for s in spans if s['what'] == 'train')
-  shown = set()
+  labels_shown = set()
   for s in spans:
     left, width = s['start'] - begin, s['end'] - s['start']
     if left + width < 0:
@@ -163,9 +163,9 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
     axis.barh(
       s['station'], width, left=left, height=0.8 if label else 0.45,
       color=colour if label else 'white', edgecolor=colour, linewidth=0.8,
-      label=label if label not in shown else None,
+      label=label if label not in labels_shown else None,
     )  # fmt: skip
-    shown.add(label)
+    labels_shown.add(label)
   axis.set(
     title='The ring: training (full), scoring (hollow)',
     xlabel='seconds since the first step',
@@ -192,9 +192,10 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
   for config, colour, marker in zip(
     configs, itertools.cycle(drawing.COLOURS), itertools.cycle(_MARKERS)
   ):
-    mine = [p for p in points if p['config'] == config]
+    chosen_points = [p for p in points if p['config'] == config]
     left.plot(
-      [p['measured'] for p in mine], [p['predicted'] for p in mine], marker,
+      [p['measured'] for p in chosen_points],
+      [p['predicted'] for p in chosen_points], marker,
       color=colour, label=config, markersize=4,
     )  # fmt: skip
   times = [t for p in points for t in (p['measured'], p['predicted'])]
@@ -281,8 +282,8 @@ def _workers(point):
 
 def _both_levels(points):
   """One node's devices, and whole nodes: so much is on one line a strategy."""
-  whole = max(p.devices for p in points)
-  return [p for p in points if p.nodes == 1 or p.devices == whole]
+  most = max(p.devices for p in points)
+  return [p for p in points if p.nodes == 1 or p.devices == most]
 
 
 def _looks(points):
@@ -304,16 +305,17 @@ def _apart(sizes):
 def _series(axis, points, size, value):
   """One line a strategy, with the deviation over seeds."""
   for strategy, (colour, marker) in _looks(points).items():
-    mine = [p for p in points if p.strategy == strategy and value(p)]
-    if not mine:
+    chosen_points = [p for p in points if p.strategy == strategy and value(p)]
+    if not chosen_points:
       continue
-    mine.sort(key=size)
-    sizes = [size(p) for p in mine]
+    chosen_points.sort(key=size)
+    sizes = [size(p) for p in chosen_points]
     axis.errorbar(
-      sizes, [value(p).mean for p in mine], [value(p).deviation for p in mine],
+      sizes, [value(p).mean for p in chosen_points],
+      [value(p).deviation for p in chosen_points],
       color=colour, capsize=3, label=strategy,
     )  # fmt: skip
-    for p, x in zip(mine, sizes):
+    for p, x in zip(chosen_points, sizes):
       fill = 'white' if p.crowded else colour
       axis.plot(x, value(p).mean, marker, color=colour, markerfacecolor=fill)
   axis.set_xticks(_apart(sorted({size(p) for p in points})))

@@ -125,7 +125,7 @@ class Spread:
 
 
 def spread(values) -> Spread | None:
-  """Of numbers, those that are None left out; None if no number is left."""
+  """The spread of the numbers that are not None; None if there is none."""
   values = [v for v in values if v is not None]
   if not values:
     return None
@@ -202,19 +202,19 @@ def points(
   def place(cell):
     return cell.strategy, cell.nodes, cell.devices
 
-  def ratios(mine, nodes, devices):
+  def ratios(cells_of_group, nodes, devices):
     baselines = (dataclasses.replace(c, nodes=nodes, devices=devices)
-                 for c in mine)  # fmt: skip
+                 for c in cells_of_group)  # fmt: skip
     return spread(
       runs[c].images_per_second / runs[b].images_per_second
-      for c, b in zip(mine, baselines)
+      for c, b in zip(cells_of_group, baselines)
       if c in runs and b in runs
     )
 
   # Strategies in their order; `sorted` keeps it.
   order = {s: i for i, s in enumerate(dict.fromkeys(c.strategy for c in cells))}
   ordered = sorted(cells, key=lambda c: (order[c.strategy], c.nodes, c.devices))
-  found = []
+  summaries = []
   for (strategy, nodes, devices), group in itertools.groupby(ordered, place):
     every = list(group)
     rates = dict.fromkeys(c.learning_rate for c in every)
@@ -227,9 +227,9 @@ def points(
       for rate in rates
     }
     best = max(tried, key=lambda rate: _standing(tried[rate]))
-    mine = [c for c in every if c.learning_rate == best]
-    done = {c.seed: runs[c] for c in mine if c in runs}
-    found.append(
+    cells_of_group = [c for c in every if c.learning_rate == best]
+    done = {c.seed: runs[c] for c in cells_of_group if c in runs}
+    summaries.append(
       Point(
         strategy,
         nodes,
@@ -237,14 +237,14 @@ def points(
         done,
         {c.name: failures[c] for c in every if c in failures},
         rate=spread(r.images_per_second for r in done.values()),
-        over_device=ratios(mine, 1, 1),
-        over_node=ratios(mine, 1, devices),
+        over_device=ratios(cells_of_group, 1, 1),
+        over_node=ratios(cells_of_group, 1, devices),
         accuracy=tried[best],
         learning_rate=best,
         tried=tried,
       )
     )
-  return found
+  return summaries
 
 
 def _standing(accuracy):

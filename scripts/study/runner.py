@@ -1,6 +1,6 @@
 """What all launchers of a study's cells share: what a cell is, and its end.
 
-A cell's folder is the workdir of its run, and holds two files beside:
+A cell's folder is the workdir of its run, and holds two more files:
 `study.log`, all that the launcher and the processes said, and `study.json`,
 written when the run came to its end.
 """
@@ -36,7 +36,7 @@ class Study:
   folder: str
 
   def workdir(self, cell: grid.Cell) -> str:
-    """Of a cell's run."""
+    """The workdir of a cell's run."""
     return os.path.join(self.folder, 'runs', cell.name)
 
   def config(self, cell: grid.Cell):
@@ -44,7 +44,7 @@ class Study:
     return command_line.load(self.spec, self.overrides | cell.overrides)
 
   def arguments(self, cell: grid.Cell) -> list[str]:
-    """Of main.py, for a cell."""
+    """The arguments of main.py for a cell."""
     return [
       f'--config={self.spec}',
       f'--workdir={self.workdir(cell)}',
@@ -107,7 +107,7 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
 
 
 def environment(cell: grid.Cell) -> dict[str, str]:
-  """Of a cell's launcher: this Python, and as many CPU devices a process."""
+  """The environment of a cell's launcher: this Python, its CPU devices."""
   return {
     **os.environ,
     'PYTHON': sys.executable,

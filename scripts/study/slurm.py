@@ -105,6 +105,6 @@ def _slurm(*command, environment=None):
       f'--slurm: there is no {command[0]} on this machine'
     ) from None
   if done.returncode:
-    said = (done.stderr.strip().splitlines() or [''])[-1]
-    raise config_lib.ConfigError(f'{command[0]}: {said}')
+    last_line = (done.stderr.strip().splitlines() or [''])[-1]
+    raise config_lib.ConfigError(f'{command[0]}: {last_line}')
   return done.stdout.strip()

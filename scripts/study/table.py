@@ -41,11 +41,11 @@ def rows(
     row.append(_text(p.megabytes, '.2f'))
     failed = f', {len(p.failures)} failed' if p.failures else ''
     table.append((*row, f'{len(p.runs)}{failed}'))
-  kept = [
+  columns = [
     i for i, name in enumerate(head)
     if name in head[:3] or any(row[i] != '-' for row in table)
   ]  # fmt: skip
-  return [tuple(row[i] for i in kept) for row in (head, *table)]
+  return [tuple(row[i] for i in columns) for row in (head, *table)]
 
 
 def by_learning_rate(points: list[results.Point]) -> list[tuple[str, ...]]:
@@ -71,27 +71,27 @@ def by_learning_rate(points: list[results.Point]) -> list[tuple[str, ...]]:
 
 
 def notes(points: list[results.Point], cores: int | None) -> list[str]:
-  """What has to be said beside the table, one line each."""
-  found = []
+  """The notes below the table, one line each."""
+  notes = []
   if cores is not None:
-    found.append(
+    notes.append(
       f'All nodes are processes of one machine with {cores} cores, a core for '
       'each device.'
     )
   if any(p.crowded for p in points):
-    found.append(
+    notes.append(
       f'{_CROWDED} more devices than cores: they shared them, so these '
       'speed-ups mean nothing.'
     )
   if any(len(p.tried) > 1 for p in points):
-    found.append(
+    notes.append(
       'Of several learning rates the one with the best mean accuracy.'
     )
   if any(len(p.runs) > 1 for p in points):
-    found.append('Mean and standard deviation over seeds.')
+    notes.append('Mean and standard deviation over seeds.')
   for p in points:
-    found += [f'failed: {name}: {error}' for name, error in p.failures.items()]
-  return found
+    notes += [f'failed: {name}: {error}' for name, error in p.failures.items()]
+  return notes
 
 
 def lines(table: list[tuple[str, ...]]) -> list[str]:

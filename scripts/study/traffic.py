@@ -34,8 +34,8 @@ def megabytes(study: runner.Study, cell: grid.Cell) -> float | None:
     capture_output=True, text=True, check=False,
   )  # fmt: skip
   last = (done.stdout.splitlines() or ['{}'])[-1]
-  found = json.loads(last).get('targets', {}).get(f'cpu:{cell.workers}', {})
-  rows = found.get('train', {}).get('compiled')
+  report = json.loads(last).get('targets', {}).get(f'cpu:{cell.workers}', {})
+  rows = report.get('train', {}).get('compiled')
   if rows is None:
     return None
   s = study.config(cell).strategy
@@ -57,9 +57,12 @@ def sent(
       else within each.
     exchanges: share of the steps that take the branch.
   """
-  own = devices // groups
+  group_devices = devices // groups
   # Sums of (devices of a ring - 1) over all rings.
-  within, between = groups * (own - 1), own * (groups - 1) * exchanges
+  within, between = (
+    groups * (group_devices - 1),
+    group_devices * (groups - 1) * exchanges,
+  )
   size = 0.0
   for r in rows:
     rings = between if r['conditional'] else within

@@ -235,7 +235,7 @@ def test_instructions_that_overlap_share_the_time(program):
 
 def test_a_task_counts_for_the_instruction_that_gave_it_away(program):
   # The call ends at once; two tasks of 4 s follow, the second given by the
-  # first. Between 3 and 5 s another instruction runs beside them.
+  # first. Between 3 and 5 s another instruction overlaps them.
   seconds, spent = _seconds(
     program,
     _run('a', 'conv.1', 0, 1),

@@ -169,7 +169,7 @@ def _program(*lines):
       {'float32': (16, 64, 0, 0), 'bfloat16': (15, 30, 0, 0),
        'int32': (1, 4, 0, 0)},
     ),
-    # Begun and waited for at once: nothing is beside it but bookkeeping.
+    # Begun and waited for at once: nothing overlaps it but bookkeeping.
     (
       ['%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
        '%b = f32[64]{0} bitcast(%w)',
@@ -191,7 +191,7 @@ def _program(*lines):
        '%done = f32[16]{0} all-reduce-done(%r)'],
       {'float32': (16, 64, 64, 64)},
     ),
-    # Of two that overlap each other only, neither is beside compute.
+    # Of two that overlap each other only, neither overlaps compute.
     (
       ['%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
        '%s = bf16[3,5]{1,0} all-reduce-start(%y), to_apply=%sum',
@@ -213,8 +213,8 @@ def test_sums_of_a_compiled_program(lines, want):
   rows = collectives.totals(collectives.compiled(_program(*lines)))
   assert {r['kind'] for r in rows} == {'all-reduce'}
   found = {
-    r['dtype']: (r['elements'], r['bytes'], r['beside_compute'],
-                 r['beside_products'])
+    r['dtype']: (r['elements'], r['bytes'], r['overlapping_compute'],
+                 r['overlapping_products'])
     for r in rows
   }  # fmt: skip
   assert found == want
@@ -244,7 +244,7 @@ def test_bytes_are_those_of_the_whole_array(line, kind, elements):
   assert row['bytes'] == 4 * elements
 
 
-def test_without_a_schedule_nothing_is_beside_anything():
+def test_without_a_schedule_nothing_overlaps_anything():
   text = _program(
     '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
     '%n = f32[8,8]{1,0} negate(%w)',
@@ -252,7 +252,7 @@ def test_without_a_schedule_nothing_is_beside_anything():
   )
   text = text.replace(' is_scheduled=true,', '')
   (row,) = collectives.totals(collectives.compiled(text))
-  assert row['bytes'] == 64 and row['beside_compute'] == 0
+  assert row['bytes'] == 64 and row['overlapping_compute'] == 0
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_a_real_program_is_read_before_and_after_xla():
     assert rows['all-reduce']['bytes'] == 4 * (24 + 5)
     assert rows['reduce-scatter']['bytes'] == 4 * 24
     assert rows['all-gather']['bytes'] == 4 * 24
-    assert not any(r['beside_compute'] for r in rows.values())
+    assert not any(r['overlapping_compute'] for r in rows.values())
 
 
 def test_what_is_sent_now_and_then_is_told_apart():
@@ -395,7 +395,7 @@ def test_steps_of_the_small_networks_on_eight_cpus(config, name, side, count):
     # Loss, weight, and top 1 and 5.
     (row,) = found['eval'][text]
     assert row['bytes'] == 4 * 4
-  assert not any(r['beside_compute'] for r in train['compiled'])
+  assert not any(r['overlapping_compute'] for r in train['compiled'])
   # Two images a device: a forward and two backward products a weight at least.
   assert train['flops'] > 2 * 3 * 2 * count
   # Weights and momentum are there once; the batch is.
@@ -420,11 +420,12 @@ def test_a_batch_size_of_0_is_per_device(config):
   assert found['train']['images'] == 16 and config.batch_size == 0
 
 
-def _result(dtype='float32', flops=2e9, beside=0):
+def _result(dtype='float32', flops=2e9, overlapping=0):
   row = {
     'kind': 'all-reduce', 'dtype': dtype, 'conditional': False,
     'operations': 3, 'elements': 10**6, 'bytes': 4 * 10**6,
-    'asynchronous': beside, 'beside_compute': beside, 'beside_products': 0,
+    'asynchronous': overlapping, 'overlapping_compute': overlapping,
+    'overlapping_products': 0,
   }  # fmt: skip
   memory = dict.fromkeys(('arguments', 'temporary', 'together'), 10**7)
   part = {
@@ -438,15 +439,15 @@ def _result(dtype='float32', flops=2e9, beside=0):
 
 
 def test_what_differs_is_marked():
-  found = {'a': _result(), 'b': _result('bfloat16', beside=3 * 10**6)}
+  found = {'a': _result(), 'b': _result('bfloat16', overlapping=3 * 10**6)}
   rows = {name: cells for name, *cells in table.rows(found)}
   assert rows['training: gradients compiled'] == ['float32', 'bfloat16']
   assert rows['training: GFLOP a device'] == ['2.0', '2.0']
   assert rows['training: GFLOP an image'] == ['2.00', '2.00']
   sent = rows['training: compiled all-reduce float32']
   assert sent == ['3 x, 4.0 MB', '-']
-  beside = rows['training: MB sent beside compute']
-  assert beside == ['synchronous', '3.0 of 4.0']
+  overlapping = rows['training: MB sent during compute']
+  assert overlapping == ['synchronous', '3.0 of 4.0']
   lines = table.lines('title', table.rows(found), list(found))
   marked = [line.split('  ')[1] for line in lines if line.endswith('differs')]
   assert marked.count('gradients compiled') == 1
