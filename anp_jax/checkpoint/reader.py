@@ -40,8 +40,8 @@ class Reader:
       ConfigError: if it belongs to another run.
       Damaged: if it is not whole, or a process cannot read it.
     """
-    # Not by Orbax's manager, in which the others would wait for a process
-    # that cannot read.
+    # Orbax's manager would have the others wait for a process that cannot
+    # read.
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       self._on_all(self._check_run, handler, folder)
       restored = self._on_all(self._arrays, handler, folder)

@@ -177,7 +177,7 @@ class Processes:
         f'{text}, longer than config.cluster.stall_timeout allows: ending',
         stacks=True,
       )
-    # All print their stacks when they are told to end, this one too.
+    # All print their stacks when process 0 ends them, this one too.
     self._client.stalled()
     print(f'{text}: asking where the others are', file=sys.stderr, flush=True)
 
@@ -199,7 +199,7 @@ def start(
   Args:
     config: the run's config.
     env: of this process, from `detect`.
-    command: what else all must have been told alike, by name.
+    command: flags that must be the same in all processes, by name.
 
   Returns:
     The processes, to be used in a `with` block.
@@ -225,7 +225,7 @@ def start(
   log_prefix.install(f'[{env.index} {info["host"]}] ')
   # One process a host says it.
   if info['platform'] == 'gpu' and not info['gpus'] and env.local_index <= 0:
-    print('nvidia-smi lists no GPU here: none can be told to be shared')
+    print('nvidia-smi lists no GPU here: shared ones cannot be detected')
   if not env.index:
     coordinator.Coordinator(env, coordinator.Timeouts.of(settings))
   client = client_lib.CoordinatorClient(env, info, settings)

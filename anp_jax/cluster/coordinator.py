@@ -1,7 +1,7 @@
 """Process 0's coordinator: all processes connect to it and are watched by it.
 
 One line of JSON a message. It knows who has come, who has gone and who is late,
-so that the others can be told by name; gradients never pass here.
+and names them to the others; gradients never pass here.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ class Coordinator:
     self._sleep = sleep
     self._members: dict[int, _Member] = {}
     self._running = False
-    self._end_message = None  # what all were told
+    self._end_message = None  # what all processes were sent
     self._gathered: dict[str, dict] = {}
     self._leaving_since = 0.0
     self._tasks = set()

@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _ECHO = 5.0
 # A terminal sends Ctrl-C to all processes of a launcher, which passes it on.
 _PASSED_ON = 0.3  # seconds
-# Of the time that is left when a run begins to stop, on top of what it needs.
+# A run begins to stop this long before the end, on top of what a stop takes.
 _MARGIN = 15.0  # seconds
 # A signal this near to the end of the time is for that end, which then alone
 # bounds the stop.

@@ -21,7 +21,7 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
   Args:
     env: `cluster_env.ClusterEnv` of this process.
     config: the run's config.
-    command: what else all must have been told alike, by name.
+    command: flags that must be the same in all processes, by name.
     environment: variables.
   """
   platform = xla_flags.platform(environment)

@@ -8,8 +8,8 @@ Python code is unwound: whatever has to last is whole on disk at any moment, as
 `kill -9` needs it too. In the training loop `cluster.preemption` takes over,
 which saves first.
 
-A command imports this before all else. Before `install`, Ctrl-C still ends in a
-stack trace: so next to nothing is imported here.
+A command imports this first. Before `install`, Ctrl-C still ends in a stack
+trace: so next to nothing is imported here.
 """
 
 import atexit

@@ -389,7 +389,7 @@ def test_evaluation_is_that_of_transformers(tmp_path, photographs):
 
 
 def test_weights_for_a_trained_run_are_refused(tmp_path):
-  """Else its checkpoint would be scored, and not what was named."""
+  """Its checkpoint would be scored, and not what was named."""
   from anp_jax import cluster
   from anp_jax.reporting.analysis import run
 

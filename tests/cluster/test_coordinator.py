@@ -177,7 +177,7 @@ def test_a_pause_of_process_0_is_no_silence_of_the_others():
 
 
 def test_process_0_is_told_last(monkeypatch):
-  """It ends on being told, and the coordinator with it."""
+  """It ends as soon as it is told to, and the coordinator with it."""
   order, send = [], coordinator._send
 
   def noted(writer, message):

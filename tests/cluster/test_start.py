@@ -51,7 +51,7 @@ def starting(monkeypatch, config):
 
 
 def test_an_error_while_jax_starts_ends_all(starting, capsys):
-  """Else JAX's own exit handler would wait for the others, and they for it."""
+  """JAX's own exit handler would wait for the others, and they for it."""
   error = RuntimeError('CUDA_ERROR_NO_DEVICE: no\nmore')
   assert starting(error) == (1, 'RuntimeError: CUDA_ERROR_NO_DEVICE: no')
   assert 'Traceback' in capsys.readouterr().err
@@ -62,7 +62,7 @@ def test_an_error_while_jax_starts_ends_all(starting, capsys):
 def test_without_nvidias_tool_a_start_says_what_is_not_checked(
   starting, monkeypatch, capsys
 ):
-  says = 'nvidia-smi lists no GPU here: none can be told to be shared\n'
+  says = 'nvidia-smi lists no GPU here: shared ones cannot be detected\n'
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
   for uuids, want in (([], says), (['GPU-1a2b'], '')):
     monkeypatch.setattr(
@@ -83,7 +83,7 @@ def test_one_process_is_told_of_gpus_that_jax_does_not_see(monkeypatch, config):
 
 @pytest.mark.parametrize('name', ['gpu', 'tpu'])
 def test_an_accelerator_that_jax_drops_is_refused(monkeypatch, config, name):
-  """It warns of a plug-in that fails, and computes on the CPU."""
+  """JAX warns of a plug-in that fails, and computes on the CPU."""
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: name)
   with pytest.raises(
     config_lib.ConfigError, match=f'has a {name}, but JAX computes on cpu'
@@ -96,7 +96,7 @@ def test_an_accelerator_that_jax_drops_is_refused(monkeypatch, config, name):
 def test_a_worker_whose_accelerator_jax_drops_is_refused(
   monkeypatch, config, dedicated, rank
 ):
-  """But not a server that does nothing else: it may be on the CPU."""
+  """A server that does nothing else may compute on the CPU."""
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
   monkeypatch.setattr(cluster.log_prefix, 'install', lambda text: None)
   config.strategy.name, config.strategy.dedicated = 'server', dedicated

@@ -32,7 +32,7 @@ def test_exit_status(error, status):
 
 
 def test_stacks_of_all_threads(monkeypatch, capsys):
-  """Without a look at a file: the file system may be what hangs."""
+  """No file is read: the file system may be what hangs."""
   monkeypatch.setattr(linecache, 'checkcache', pytest.fail)
   monkeypatch.setattr(linecache, 'getlines', pytest.fail)
   done = threading.Event()

@@ -97,7 +97,7 @@ def _sizes(processor, path):
   """Pixels of the crop, of the shorter side before it, and notes."""
   size = processor.get('size')
   side = resize = min(_sides(path, 'size', size), default=224)
-  # Of two sides it makes an image of just these.
+  # A processor with two sides makes an image of just these.
   is_squeezed = isinstance(size, list) or (
     isinstance(size, dict) and 'shortest_edge' not in size
   )

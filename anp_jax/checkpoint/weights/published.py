@@ -149,7 +149,7 @@ def read(path: str) -> Published:
   classes = shapes[classifier][0]
   keys, notes = processors.images(
     *processors.read(os.path.dirname(path), saved_config),
-    # As torchvision's weights are evaluated, and transformers' own ResNets.
+    # With these torchvision's weights and transformers' ResNets are evaluated.
     'bilinear' if kind == naming_lib.TORCHVISION else 'bicubic',
   )
   keys = _network(path, shapes, kind, saved_config) | keys
