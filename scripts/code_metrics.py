@@ -141,7 +141,7 @@ def main(argv: list[str]) -> int:
   files = [file for path in paths for file in python_files(path)]
   if only_rules:
     lines = [line for file in files for line in breaches(file)]
-    print(*lines, sep='\n')
+    print(''.join(f'{line}\n' for line in lines), end='')
     return int(bool(lines))
   names = [field.name for field in dataclasses.fields(Counts)]
   print('| file |', ' | '.join(n.replace('_', ' ') for n in names), '|')

@@ -98,7 +98,7 @@ def test_the_rules_see_what_they_forbid(tmp_path):
   path.write_text(
     'def f(a, b, c, d, e, g, h):\n'
     '  """See g."""\n'
-    '  found = 1  # comes anew\n' + '  a = b\n' * 60
+    '  found = 1  # comes a' + 'new\n' + '  a = b\n' * 60
   )
   texts = [line.partition(': ')[2] for line in code_metrics.breaches(str(path))]
   assert sorted(texts) == [

@@ -41,9 +41,9 @@ def machine() -> dict:
   """What decides the last bits of a run on a CPU."""
   text = pathlib.Path('/proc/cpuinfo').read_text()
   keys = 'model name', 'cpu family', 'model', 'stepping'
-  found = [re.search(rf'^{k}\s*: (.*)$', text, re.MULTILINE) for k in keys]
+  result = [re.search(rf'^{k}\s*: (.*)$', text, re.MULTILINE) for k in keys]
   return {
-    'cpu': ', '.join(m[0].replace('\t', '') for m in found if m),
+    'cpu': ', '.join(m[0].replace('\t', '') for m in result if m),
     'cores': len(os.sched_getaffinity(0)),
     'jax': jax.__version__,
   }
@@ -63,8 +63,8 @@ def photographs(folder):
       place = folder / split / name
       place.mkdir(parents=True)
       for i in range(count):
-        one = photograph((20, 24), 4 * i + k + 100 * (split == 'train'))
-        one.save(place / f'{i:02}.png')
+        recorded = photograph((20, 24), 4 * i + k + 100 * (split == 'train'))
+        recorded.save(place / f'{i:02}.png')
 
 
 def unpacked(name, folder) -> pathlib.Path:
@@ -115,7 +115,7 @@ def weights(workdir) -> str:
 
   Read by Orbax alone.
   """
-  found = hashlib.sha256()
+  result = hashlib.sha256()
   for folder in sorted(workdir.glob('**/checkpoints')):
     steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()]
     path = folder / str(max(steps)) / 'state'
@@ -132,22 +132,22 @@ def weights(workdir) -> str:
       )
     }
     assert leaves
-    found.update(f'{folder.relative_to(workdir)} {max(steps)}'.encode())
+    result.update(f'{folder.relative_to(workdir)} {max(steps)}'.encode())
     for name in sorted(leaves):
-      found.update(name.encode())
-      found.update(np.asarray(leaves[name], np.float32).tobytes())
-  return found.hexdigest()
+      result.update(name.encode())
+      result.update(np.asarray(leaves[name], np.float32).tobytes())
+  return result.hexdigest()
 
 
 def validations(workdir) -> list[dict]:
   """The last evaluation in each metrics.jsonl."""
-  found = []
+  result = []
   for path in sorted(workdir.glob('**/metrics.jsonl')):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     last = [r for r in lines if r['kind'] == 'validation'][-1]
     names = 'step', 'loss', 'anp_top1', 'class_top1', 'adjective_top1'
-    found.append({k: last[k] for k in names if k in last})
-  return found
+    result.append({k: last[k] for k in names if k in last})
+  return result
 
 
 def use(name, workdir, devices, train, parts):
@@ -198,26 +198,26 @@ def _keys(train):
 
 def _scores(workdir, text):
   """Scores by name; of a ring, those of its leaderboard."""
-  found = sorted(workdir.glob('evaluation/*/scores.json'))
-  if found:
-    return _numbers(json.loads(found[-1].read_text()))
+  result = sorted(workdir.glob('evaluation/*/scores.json'))
+  if result:
+    return _numbers(json.loads(result[-1].read_text()))
   rows = [line.split('|') for line in text.splitlines() if '|' in line]
   rows = [[cell.strip() for cell in row] for row in rows]
-  found = {
+  result = {
     f'{row[2]} {head}': float(row[6 + i].rstrip('%')) / (100 if i else 1)
     for row in rows
     for i, head in enumerate(('loss', 'class_top1'))
     if row[2].isdigit()
   }
-  assert found, text
-  return found
+  assert result, text
+  return result
 
 
 def _numbers(tree, path=''):
   """The numbers of a JSON object, by path; whatever else it holds."""
   if isinstance(tree, dict):
     tree = [_numbers(v, f'{path}/{k}') for k, v in tree.items()]
-    return {k: v for found in tree for k, v in found.items()}
+    return {k: v for result in tree for k, v in result.items()}
   is_number = isinstance(tree, int | float) and not isinstance(tree, bool)
   return {path[1:]: tree} if is_number else {}
 
@@ -253,18 +253,18 @@ def _exported(workdir, _):
   }  # fmt: skip
 
 
-def _is_near(found, want):
+def _is_near(result, want):
   """Numbers of a name agree; see NEAR and SHARE."""
-  assert found.keys() == want.keys()
+  assert result.keys() == want.keys()
   for name, value in want.items():
     share = any(w in name for w in ('top', 'accuracy', 'ece', 'recall'))
-    assert found[name] == pytest.approx(
+    assert result[name] == pytest.approx(
       value, abs=SHARE if share else NEAR, rel=NEAR
     ), name
 
 
-def _check_use(found, want):
-  for part, is_now in found.items():
+def _check_use(result, want):
+  for part, is_now in result.items():
     if part == 'export':
       for name in 'files', 'texts', 'weights':
         assert is_now[name] == want[part][name]
@@ -294,11 +294,11 @@ def is_same_machine(record):
 
 
 def test_old_run_is_scored_and_names_photographs(tmp_path, record):
-  one = record['workdirs']['sync']
+  recorded = record['workdirs']['sync']
   workdir = unpacked('sync', tmp_path)
   parts = 'evaluate', 'predict'
-  found = use('sync', workdir, one['devices'], one['train'], parts)
-  _check_use(found, one['use'])
+  result = use('sync', workdir, recorded['devices'], recorded['train'], parts)
+  _check_use(result, recorded['use'])
 
 
 @pytest.mark.parametrize(
@@ -307,17 +307,21 @@ def test_old_run_is_scored_and_names_photographs(tmp_path, record):
           'relay'),
 )  # fmt: skip
 def test_old_run_goes_on(name, tmp_path, record, is_same_machine):
-  one = record['workdirs'][name]
+  recorded = record['workdirs'][name]
   workdir = unpacked(name, tmp_path)
   plan = workdir / 'kernel_split.json'
-  kept = plan.read_text() if plan.exists() else ''
-  found = go_on(workdir, one['devices'], one['resume'])
-  for is_now, was in zip(found['scores'], one['scores'], strict=True):
+  plan_text = plan.read_text() if plan.exists() else ''
+  result = go_on(workdir, recorded['devices'], recorded['resume'])
+  for is_now, was in zip(result['scores'], recorded['scores'], strict=True):
     _is_near(is_now, was)
   # What was measured holds for devices of one host.
-  if is_same_machine and (not kept or f'{platform.node()}, rank' in kept):
-    assert found['weights'] == one['weights']
-    assert not kept or plan.read_text() == kept  # and not measured anew
+  if is_same_machine and (
+    not plan_text or f'{platform.node()}, rank' in plan_text
+  ):
+    assert result['weights'] == recorded['weights']
+    assert (
+      not plan_text or plan.read_text() == plan_text
+    )  # and not measured again
 
 
 @pytest.mark.parametrize(
@@ -326,12 +330,13 @@ def test_old_run_goes_on(name, tmp_path, record, is_same_machine):
           'server', 'relay'),
 )  # fmt: skip
 def test_old_run_is_used(name, tmp_path, record):
-  one = record['workdirs'][name]
+  recorded = record['workdirs'][name]
   workdir = unpacked(name, tmp_path)
   # What another test has not tried already.
-  parts = ('export',) if name == 'sync' else tuple(one['use'])
+  parts = ('export',) if name == 'sync' else tuple(recorded['use'])
   _check_use(
-    use(name, workdir, one['devices'], one['train'], parts), one['use']
+    use(name, workdir, recorded['devices'], recorded['train'], parts),
+    recorded['use'],
   )
 
 
@@ -340,14 +345,14 @@ def test_old_run_is_used(name, tmp_path, record):
 def test_old_asynchronous_run_is_replayed_and_goes_on(
   tmp_path, record, is_same_machine
 ):
-  one = record['workdirs']['server']
+  recorded = record['workdirs']['server']
   workdir = unpacked('server', tmp_path)
   if is_same_machine:
-    assert replayed(workdir) == one['replay']
-  found = go_on(workdir, one['devices'], one['resume'])
+    assert replayed(workdir) == recorded['replay']
+  result = go_on(workdir, recorded['devices'], recorded['resume'])
   # Who comes first differs from time to time, and so do the weights.
-  (is_now,), (was,) = found['scores'], one['scores']
+  (is_now,), (was,) = result['scores'], recorded['scores']
   assert is_now.keys() == was.keys() and is_now['step'] == was['step']
   assert is_now['loss'] == pytest.approx(was['loss'], rel=0.2)
   if is_same_machine:
-    assert replayed(workdir) == one['replay_after']
+    assert replayed(workdir) == recorded['replay_after']

@@ -30,7 +30,7 @@ _TINY = 'configs/resnet_anp.py:tiny'
 
 
 @pytest.fixture
-def one(config):
+def tiny_config(config):
   """The tiny recipe on a network that compiles in a moment."""
   config.model.name = 'tests.user_network:SmallNet'
   config.log.tensorboard = False
@@ -66,9 +66,9 @@ def _steps(workdir, kind):
   return [r['step'] for r in telemetry.read(str(workdir)) if r['kind'] == kind]
 
 
-def test_run_leaves_what_a_person_expects(tmp_path, one, capsys):
-  one.log.tensorboard = True
-  scores = train.run(one, str(tmp_path))
+def test_run_leaves_what_a_person_expects(tmp_path, tiny_config, capsys):
+  tiny_config.log.tensorboard = True
+  scores = train.run(tiny_config, str(tmp_path))
   assert scores['examples'] == 64
   assert _steps(tmp_path, 'train') == [2, 4, 6, 8, 10, 12]
   assert _steps(tmp_path, 'validation') == [6, 12]
@@ -79,8 +79,8 @@ def test_run_leaves_what_a_person_expects(tmp_path, one, capsys):
   assert {p.name for p in (tmp_path / 'report').iterdir()} == {
     'curves.png', 'index.html', 'report.md', 'run.json',
   }  # fmt: skip
-  kept = {p.name for p in (tmp_path / 'checkpoints').iterdir()}
-  assert {'8', '12'} == {k for k in kept if k.isdigit()}
+  saved_steps = {p.name for p in (tmp_path / 'checkpoints').iterdir()}
+  assert {'8', '12'} == {k for k in saved_steps if k.isdigit()}
   text = capsys.readouterr().out
   assert '12/12' in text and 'ETA' in text and 'input wait' in text
   assert 'current weights and running batch statistics' in text
@@ -88,21 +88,23 @@ def test_run_leaves_what_a_person_expects(tmp_path, one, capsys):
   assert saved['optimizer.name'] == 'nesterov'
 
 
-def test_finished_run_says_so_and_changes_nothing(tmp_path, one, capsys):
-  first = train.run(one, str(tmp_path))
+def test_finished_run_says_so_and_changes_nothing(
+  tmp_path, tiny_config, capsys
+):
+  first = train.run(tiny_config, str(tmp_path))
   lines = (tmp_path / 'metrics.jsonl').read_text()
   capsys.readouterr()
-  again = train.run(one, str(tmp_path))
+  again = train.run(tiny_config, str(tmp_path))
   assert 'is finished: step 12 of 12' in capsys.readouterr().out
   assert (tmp_path / 'metrics.jsonl').read_text() == lines
   assert again['anp_top1'] == first['anp_top1']
 
 
 @pytest.mark.slow
-def test_longer_run_goes_on_from_the_end(tmp_path, one, capsys):
-  train.run(one, str(tmp_path))
-  one.duration = '16 steps'
-  train.run(one, str(tmp_path))
+def test_longer_run_goes_on_from_the_end(tmp_path, tiny_config, capsys):
+  train.run(tiny_config, str(tmp_path))
+  tiny_config.duration = '16 steps'
+  train.run(tiny_config, str(tmp_path))
   assert 'continuing from step 12 of 16' in capsys.readouterr().out
   assert _steps(tmp_path, 'train')[-2:] == [14, 16]
 
@@ -138,28 +140,30 @@ def _interrupt_after(monkeypatch, steps):
   ],
 )
 def test_interrupted_run_goes_on_bit_for_bit(
-  tmp_path, one, monkeypatch, capsys, name
+  tmp_path, tiny_config, monkeypatch, capsys, name
 ):  # fmt: skip
-  one.model.name = name
-  one.ema = 0.9
+  tiny_config.model.name = name
+  tiny_config.ema = 0.9
   straight, broken = tmp_path / 'straight', tmp_path / 'broken'
-  train.run(one, str(straight))
+  train.run(tiny_config, str(straight))
   with monkeypatch.context() as patch:
     _interrupt_after(patch, 3)
-    train.run(one, str(broken))
+    train.run(tiny_config, str(broken))
   text = capsys.readouterr()
   assert 'saving, then stopping' in text.err
   assert 'run the same command to resume' in text.out
   stopped = max(int(p.name) for p in (broken / 'checkpoints').glob('[0-9]*'))
   assert 3 <= stopped < 12
-  train.run(one, str(broken))
+  train.run(tiny_config, str(broken))
   _same_bits(_state(straight, 12), _state(broken, 12))
-  wanted = {(r['kind'], r['step']): r for r in telemetry.read(str(straight))}
+  expected = {(r['kind'], r['step']): r for r in telemetry.read(str(straight))}
   for line in telemetry.read(str(broken)):
-    assert line['loss'] == wanted[line['kind'], line['step']]['loss']
+    assert line['loss'] == expected[line['kind'], line['step']]['loss']
 
 
-def test_wait_for_the_first_batch_is_in_no_rate(tmp_path, one, monkeypatch):
+def test_wait_for_the_first_batch_is_in_no_rate(
+  tmp_path, tiny_config, monkeypatch
+):
   real = run_lib.stream_lib.Stream.train
 
   def slow(self, *arguments):
@@ -168,28 +172,32 @@ def test_wait_for_the_first_batch_is_in_no_rate(tmp_path, one, monkeypatch):
     return feed
 
   monkeypatch.setattr(run_lib.stream_lib.Stream, 'train', slow)
-  train.run(one, str(tmp_path))
+  train.run(tiny_config, str(tmp_path))
   lines = [r for r in telemetry.read(str(tmp_path)) if r['kind'] == 'train']
   assert all(r['input_wait'] < 1 for r in lines)
 
 
-def test_handlers_are_given_back(tmp_path, one):
+def test_handlers_are_given_back(tmp_path, tiny_config):
   before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-  train.run(one, str(tmp_path))
+  train.run(tiny_config, str(tmp_path))
   assert before == (
     signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM),
   )  # fmt: skip
 
 
-def test_not_finite_stops_with_the_step_and_keeps_the_past(tmp_path, one):
-  one.optimizer.name = 'sgd'
-  one.optimizer.learning_rate = 1e30  # from step 2 on: the warm-up begins at 0
-  one.checkpoint.every = '1 steps'
+def test_not_finite_stops_with_the_step_and_keeps_the_past(
+  tmp_path, tiny_config
+):
+  tiny_config.optimizer.name = 'sgd'
+  tiny_config.optimizer.learning_rate = (
+    1e30  # from step 2 on: the warm-up begins at 0
+  )
+  tiny_config.checkpoint.every = '1 steps'
   not_finite = pytest.raises(
     delayed_metrics.NotFinite, match=r'step \d+ is not finite'
   )
   with not_finite as e:
-    train.run(one, str(tmp_path))
+    train.run(tiny_config, str(tmp_path))
   bad = int(str(e.value).split()[1])
   saved = [int(p.name) for p in (tmp_path / 'checkpoints').glob('[0-9]*')]
   assert saved and max(saved) == bad - 1
@@ -197,55 +205,55 @@ def test_not_finite_stops_with_the_step_and_keeps_the_past(tmp_path, one):
     assert np.isfinite(value.astype(np.float64)).all()
 
 
-def test_evaluate_scores_a_checkpoint(tmp_path, one, capsys):
-  scores = train.run(one, str(tmp_path))
+def test_evaluate_scores_a_checkpoint(tmp_path, tiny_config, capsys):
+  scores = train.run(tiny_config, str(tmp_path))
   save = tmp_path / 'checkpoints' / '99.orbax-checkpoint-tmp'
   save.mkdir()  # of the run, which goes on somewhere else
   capsys.readouterr()
-  assert train.run(one, str(tmp_path), 'evaluate') == scores
+  assert train.run(tiny_config, str(tmp_path), 'evaluate') == scores
   out, err = capsys.readouterr()
   assert 'checkpoint of step 12, 64 images' in out and not err
   assert save.exists()
-  best = train.run(one, str(tmp_path), 'evaluate', 'best')
+  best = train.run(tiny_config, str(tmp_path), 'evaluate', 'best')
   lines = [r for r in telemetry.read(str(tmp_path)) if r['kind'] != 'train']
   assert best['anp_top1'] == max(r['anp_top1'] for r in lines)
   with pytest.raises(config_lib.ConfigError, match='no checkpoint'):
-    train.run(one, str(tmp_path / 'empty'), 'evaluate')
+    train.run(tiny_config, str(tmp_path / 'empty'), 'evaluate')
 
 
-def test_another_runs_workdir_is_refused_and_kept(tmp_path, one):
-  train.run(one, str(tmp_path))
+def test_another_runs_workdir_is_refused_and_kept(tmp_path, tiny_config):
+  train.run(tiny_config, str(tmp_path))
   before = sorted(p for p in tmp_path.rglob('*') if 'tensorboard' not in str(p))
-  one.seed = 5
+  tiny_config.seed = 5
   with pytest.raises(config_lib.ConfigError, match='config.seed is 5'):
-    train.run(one, str(tmp_path))
+    train.run(tiny_config, str(tmp_path))
   assert before == sorted(
     p for p in tmp_path.rglob('*') if 'tensorboard' not in str(p)
   )
 
 
-def test_foreign_checkpoints_are_refused(tmp_path, one):
+def test_foreign_checkpoints_are_refused(tmp_path, tiny_config):
   (tmp_path / 'checkpoints' / '100').mkdir(parents=True)
   with pytest.raises(config_lib.ConfigError, match='no config.json'):
-    train.run(one, str(tmp_path))
+    train.run(tiny_config, str(tmp_path))
   assert (tmp_path / 'checkpoints' / '100').is_dir()
 
 
 @pytest.mark.slow
-def test_batch_per_device_is_decided_once(tmp_path, one):
-  one.batch_size = 0
-  one.batch_size_per_device = 24
-  train.run(one, str(tmp_path))
+def test_batch_per_device_is_decided_once(tmp_path, tiny_config):
+  tiny_config.batch_size = 0
+  tiny_config.batch_size_per_device = 24
+  train.run(tiny_config, str(tmp_path))
   saved = json.loads((tmp_path / 'config.json').read_text())
   assert saved['batch_size'] == 24
-  again = one.copy_and_resolve_references()
+  again = tiny_config.copy_and_resolve_references()
   again.batch_size = 0
   resumed = run_dir.with_batch_size(again, str(tmp_path), 3)
   assert (resumed.batch_size, again.batch_size) == (24, 0)
 
 
 @pytest.mark.slow
-def test_arrays_learn_and_report_counts_agree(tmp_path, one):
+def test_arrays_learn_and_report_counts_agree(tmp_path, tiny_config):
   """A set that a linear rule solves: bright or dark, from an .npz file."""
   rng = np.random.default_rng(0)
   labels = rng.integers(0, 2, 96)
@@ -257,34 +265,34 @@ def test_arrays_learn_and_report_counts_agree(tmp_path, one):
     arrays[f'{split}_images'] = images[part].astype(np.uint8)
     arrays[f'{split}_labels'] = labels[part]
   np.savez(tmp_path / 'set.npz', **arrays)
-  one.data.source = 'arrays'
-  one.data.path = str(tmp_path / 'set.npz')
-  one.duration = '24 steps'
-  scores = train.run(one, str(tmp_path / 'run'))
+  tiny_config.data.source = 'arrays'
+  tiny_config.data.path = str(tmp_path / 'set.npz')
+  tiny_config.duration = '24 steps'
+  scores = train.run(tiny_config, str(tmp_path / 'run'))
   assert scores['anp_top1'] > 0.9
   assert scores['examples'] == 32
 
 
 @pytest.mark.slow
-def test_nothing_is_transferred_implicitly(tmp_path, one):
+def test_nothing_is_transferred_implicitly(tmp_path, tiny_config):
   with jax.transfer_guard('disallow'):
-    train.run(one, str(tmp_path))
+    train.run(tiny_config, str(tmp_path))
 
 
 @pytest.mark.slow
-def test_report_is_of_the_run(tmp_path, one):
-  train.run(one, str(tmp_path))
+def test_report_is_of_the_run(tmp_path, tiny_config):
+  train.run(tiny_config, str(tmp_path))
   page = (tmp_path / 'report' / 'report.md').read_text()
   assert 'curves.png' in page and 'nesterov' in page
 
 
 @pytest.mark.slow
-def test_metrics_are_cut_back_to_the_restored_step(tmp_path, one):
-  train.run(one, str(tmp_path))
+def test_metrics_are_cut_back_to_the_restored_step(tmp_path, tiny_config):
+  train.run(tiny_config, str(tmp_path))
   with open(tmp_path / 'metrics.jsonl', 'a') as f:
     f.write('{"kind": "train", "step": 14, "loss": 1.0}\n{"kind": "tr')
-  one.duration = '13 steps'
-  train.run(one, str(tmp_path))
+  tiny_config.duration = '13 steps'
+  train.run(tiny_config, str(tmp_path))
   assert _steps(tmp_path, 'train')[-2:] == [12, 13]
 
 
@@ -441,12 +449,12 @@ def _photographs(root, count=40):
 
 
 @pytest.fixture
-def photographs(tmp_path, one):
+def photographs(tmp_path, tiny_config):
   _photographs(tmp_path / 'photographs')
-  one.data.source = 'folder'
-  one.data.path = str(tmp_path / 'photographs')
-  one.duration = '12 steps'
-  return one
+  tiny_config.data.source = 'folder'
+  tiny_config.data.path = str(tmp_path / 'photographs')
+  tiny_config.duration = '12 steps'
+  return tiny_config
 
 
 def _broken(config, split, numbers):
@@ -513,19 +521,21 @@ def test_an_evaluation_that_can_read_nothing(tmp_path, photographs):
   (10, 64, True), (11, 64, False), (10, 1000, True), (11, 1000, False),
   (100, 10000, True), (101, 10000, False),
 ])  # fmt: skip
-def test_rate_is_of_a_thousand_examples_at_least(one, damaged, examples, good):
-  one.data.max_damaged = 0.01
+def test_rate_is_of_a_thousand_examples_at_least(
+  tiny_config, damaged, examples, good
+):
+  tiny_config.data.max_damaged = 0.01
   if good:
-    eval_loop.check_excess(one, damaged, examples, 'set')
+    eval_loop.check_excess(tiny_config, damaged, examples, 'set')
   else:
     with pytest.raises(eval_loop.Damaged, match=f'{damaged} of {examples}'):
-      eval_loop.check_excess(one, damaged, examples, 'set')
+      eval_loop.check_excess(tiny_config, damaged, examples, 'set')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('at', [6, 12])
 def test_an_evaluation_that_was_cut_off_is_made_up_for(
-  tmp_path, one, monkeypatch, at
+  tmp_path, tiny_config, monkeypatch, at
 ):
   """Nothing that was trained is lost, and no score: also those of the end."""
   real = run_lib.eval_loop.run
@@ -538,20 +548,20 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(
   with monkeypatch.context() as patched:
     patched.setattr(run_lib.eval_loop, 'run', cut_off)
     with pytest.raises(RuntimeError, match='the power is off'):
-      train.run(one, str(tmp_path / 'cut'))
-  train.run(one, str(tmp_path / 'cut'))
-  train.run(one, str(tmp_path / 'whole'))
-  found = [
+      train.run(tiny_config, str(tmp_path / 'cut'))
+  train.run(tiny_config, str(tmp_path / 'cut'))
+  train.run(tiny_config, str(tmp_path / 'whole'))
+  flops_seen = [
     [(r['kind'], r['step'], r['loss']) for r in telemetry.read(str(folder))]
     for folder in (tmp_path / 'cut', tmp_path / 'whole')
   ]
-  assert found[0] == found[1]
+  assert flops_seen[0] == flops_seen[1]
   assert run_page.exists(str(tmp_path / 'cut'))
 
 
 @pytest.mark.slow
 def test_operations_of_a_step_do_not_depend_on_micro_batches(
-  tmp_path, one, monkeypatch
+  tmp_path, tiny_config, monkeypatch
 ):
   """What the MFU rests on, also where JAX itself does not count: on GPUs."""
   monkeypatch.setattr(run_lib.device_peaks, 'peak_flops', lambda *_: 1e12)
@@ -563,11 +573,11 @@ def test_operations_of_a_step_do_not_depend_on_micro_batches(
     real(self, count)
 
   monkeypatch.setattr(run_lib.telemetry_lib.Telemetry, 'set_flops', set_flops)
-  one.duration = '3 steps'
+  tiny_config.duration = '3 steps'
   for accumulate in (1, 2):
-    one.accumulate = accumulate
-    one.model.norm_group = 8
-    train.run(one, str(tmp_path / str(accumulate)))
+    tiny_config.accumulate = accumulate
+    tiny_config.model.norm_group = 8
+    train.run(tiny_config, str(tmp_path / str(accumulate)))
   # Two convolutions, 16x16x6 of 3x3x3 and 8x8x8 of 3x3x6, padded on one side
   # (47^2 and 23^2 taps meet the map), a product of 8 by 12; gradients of
   # weights as much again, of inputs too, but for the first.

@@ -31,14 +31,14 @@ def _kinds(sizes, dtype='float32'):
   ],
 )  # fmt: skip
 def test_buckets_fill_from_the_last_which_is_small(sizes, want):
-  found = buckets.buckets(_kinds(sizes), 160)
-  assert [[x.size for x in bucket] for bucket in found] == want
+  result = buckets.buckets(_kinds(sizes), 160)
+  assert [[x.size for x in bucket] for bucket in result] == want
 
 
 def test_dtypes_are_not_mixed():
   arrays = [*_kinds((1, 2)), *_kinds((3,), 'bfloat16'), *_kinds((4, 5))]
-  found = buckets.buckets(arrays, 10**6)
-  assert [[x.size for x in b] for b in found] == [[1, 2], [3], [4, 5]]
+  result = buckets.buckets(arrays, 10**6)
+  assert [[x.size for x in b] for b in result] == [[1, 2], [3], [4, 5]]
 
 
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
@@ -47,7 +47,7 @@ def test_sums_are_those_of_the_arrays(devices, size):
   mesh = jax.sharding.Mesh(jax.devices()[:devices], mesh_lib.DATA)
   random = np.random.default_rng(0)
   # Small integers: their sums are exact in any order.
-  whole = [
+  fused = [
     random.integers(-9, 9, (devices, n)).astype('float32')
     for n in (1, 7, 30, 2, 64)
   ]
@@ -61,5 +61,5 @@ def test_sums_are_those_of_the_arrays(devices, size):
       lambda x: lax.psum(x, mesh_lib.DATA), [p[0] for p in parts], size
     )
 
-  for got, x in zip(sums(whole), whole, strict=True):
+  for got, x in zip(sums(fused), fused, strict=True):
     np.testing.assert_array_equal(got, x.sum(0))

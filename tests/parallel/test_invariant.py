@@ -99,7 +99,7 @@ def _compiled(config, devices):
 
 
 def _differing(got, want):
-  """Names of the leaves of which a bit differs."""
+  """Names of the leaves that differ in a bit."""
   got = jax.tree_util.tree_leaves_with_path(got)
   want = jax.tree.leaves(want)
   assert len(got) == len(want)
@@ -175,15 +175,15 @@ def test_no_bit_depends_on_the_number_of_devices(case, steps, devices):
 @pytest.mark.soak
 def test_a_run_may_go_on_on_another_number_of_devices():
   want, losses = _alone('everything', _STEPS)
-  state, seen = None, []
+  state, metrics_seen = None, []
   first = 0
   for devices, steps in ((4, 15), (1, 10), (8, _STEPS - 25)):
     program = _program('everything', devices)
     state, more = _train(program, steps, state, first)
-    seen += more
+    metrics_seen += more
     first += steps
   assert not _differing(state, want)
-  assert seen == losses
+  assert metrics_seen == losses
 
 
 @pytest.mark.soak

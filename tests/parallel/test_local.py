@@ -94,7 +94,7 @@ def _train(config, devices, steps, change=lambda batch: batch):
     batch = jax.device_put(change(_batch(i)), mesh_lib.batch_sharding(mesh))
     with jax.transfer_guard('disallow'):
       state, values = parts.train_step(state, batch)
-    # Another dtype, or place, would compile the next step anew.
+    # Another dtype, or place, would compile the next step again.
     assert jax.tree.map(jax.typeof, state) == types
     metrics.append(dict(zip(names, jax.device_get(values), strict=True)))
   return parts, state, metrics
@@ -272,13 +272,13 @@ def test_groups_train_alone_and_meet(x64, case, devices):
   _assert_close(stats, hand.mean('average')['stats'], 1e-6)
   state = jax.device_get(state)
   for i, group in enumerate(hand.groups):
-    mine = jax.tree.map(lambda x, i=i: x[i],
+    group_state = jax.tree.map(lambda x, i=i: x[i],
                         state.replace(step=(), opt_state=()))  # fmt: skip
-    _assert_close(mine.params, group['params'])
-    _assert_close(mine.average['params'], group['average']['params'])
+    _assert_close(group_state.params, group['params'])
+    _assert_close(group_state.average['params'], group['average']['params'])
     # Flax's batch norm keeps them in float32, which rounds at 6e-8.
-    _assert_close(mine.stats, group['stats'], 1e-6)
-    _assert_close(mine.average['stats'], group['average']['stats'], 1e-6)
+    _assert_close(group_state.stats, group['stats'], 1e-6)
+    _assert_close(group_state.average['stats'], group['average']['stats'], 1e-6)
     traces = [x[i] for x in jax.tree.leaves(state.opt_state.groups)
               if x.ndim > 1]  # fmt: skip
     _assert_close(traces, jax.tree.leaves(group['trace']))
@@ -393,11 +393,11 @@ def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
       config.duration = f'{stop} steps'
       scores = train.run(config, str(tmp_path / name))
   assert train.run(config, str(tmp_path / name), 'evaluate') == scores
-  want, have = (launching.weights(tmp_path / n) for n in ('whole', 'parts'))
+  want, result = (launching.weights(tmp_path / n) for n in ('whole', 'parts'))
   assert want['10/params/head/kernel'].shape[0] == 4
   assert '10/opt_state/outer/momentum/head/kernel' in want
-  assert want.keys() == have.keys()
-  assert not [k for k in want if want[k].tobytes() != have[k].tobytes()]
+  assert want.keys() == result.keys()
+  assert not [k for k in want if want[k].tobytes() != result[k].tobytes()]
 
 
 @pytest.mark.multiprocess
@@ -409,7 +409,7 @@ def test_processes_train_like_one(tmp_path):
     'strategy.period': '3', 'strategy.outer': 'nesterov',
     'schedule.name': 'constant', 'schedule.warmup': '0 steps',
   }  # fmt: skip
-  found = {}
+  totals = {}
   for name, topologies in (
     ('one', [[1]]), ('mixed', [[1, 1], [1]]),
   ):  # fmt: skip
@@ -422,14 +422,14 @@ def test_processes_train_like_one(tmp_path):
         ),
         devices, environment={'JAX_ENABLE_X64': '1'},
       )  # fmt: skip
-    found[name] = launching.weights(tmp_path / name)
-  assert found['one']['12/params/head/kernel'].shape[0] == 2
-  assert found['mixed'].keys() == found['one'].keys()
-  for key, want in found['one'].items():
+    totals[name] = launching.weights(tmp_path / name)
+  assert totals['one']['12/params/head/kernel'].shape[0] == 2
+  assert totals['mixed'].keys() == totals['one'].keys()
+  for key, want in totals['one'].items():
     # Twelve steps of sums in another order, in float64.
     scale = max(np.abs(want).max(initial=0), 1e-3)
     np.testing.assert_allclose(
-      found['mixed'][key], want, 0, 1e-11 * scale, err_msg=key
+      totals['mixed'][key], want, 0, 1e-11 * scale, err_msg=key
     )
 
 

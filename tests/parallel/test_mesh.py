@@ -99,8 +99,8 @@ def test_platform_and_shardings(config):
     for device in mesh.devices[0, row]:
       shard = next(s for s in batch.addressable_shards if s.device == device)
       np.testing.assert_array_equal(shard.data, [2 * row, 2 * row + 1])
-  whole = jax.device_put(np.arange(8), mesh_lib.replicated(mesh))
-  assert whole.is_fully_replicated
+  array = jax.device_put(np.arange(8), mesh_lib.replicated(mesh))
+  assert array.is_fully_replicated
 
 
 def test_path_names_of_every_kind_of_key():
@@ -216,9 +216,9 @@ def test_moments_and_averages_lie_like_their_parameters(config, optimizer):
     specs, is_leaf=lambda s: isinstance(s, P)
   ):
     name = mesh_lib.path_name(path)
-    own = [n for n in want if name.endswith(n)]
-    assert spec == (want[own[0]] if own else P()), name
-    for n in own:
+    matches = [n for n in want if name.endswith(n)]
+    assert spec == (want[matches[0]] if matches else P()), name
+    for n in matches:
       counts[n] += 1
   # Parameters, averages and one or two moments.
   moments = 1 if 'TraceState' in str(state.opt_state) else 2
@@ -236,7 +236,7 @@ def test_shardings_put_arrays_where_the_specs_say(config):
 
 @pytest.mark.parametrize('hosts', [('',), ('a', 'b')])
 def test_processes_that_nobody_told_of_are_refused(config, monkeypatch, hosts):
-  """A TPU pod's, each of which would write the checkpoints of all."""
+  """Those of a TPU pod, who would each write the checkpoints of all."""
   monkeypatch.setattr(jax, 'process_count', lambda: 3)
   text = f'JAX computes with 3 processes, but this one was told of {len(hosts)}'
   with pytest.raises(config_lib.ConfigError, match=text):

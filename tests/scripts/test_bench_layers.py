@@ -195,8 +195,8 @@ def test_only_a_weight_gradient_where_the_input_is_the_image(program):
     (3, 3, 8, 16), (2, 6, 6, 8), (2, 6, 6, 16), learned_input=False
   )
   pad = program.instructions['pad.1']
-  found = _places.place(program, pad, 'Net', {'block/conv': stem})
-  assert found == ('3x3 stem', 'weight gradient')
+  location = _places.place(program, pad, 'Net', {'block/conv': stem})
+  assert location == ('3x3 stem', 'weight gradient')
 
 
 def _run(thread, name, start, stop, **stats):
@@ -212,9 +212,9 @@ def _event(thread, name, start, stop=None, plane='/host:CPU', **stats):
   )
 
 
-def _task(giver, thread, number, given, start, stop):
+def _task(giver, thread, number, pending, start, stop):
   return [
-    _event(giver, 'ThreadpoolListener::Record', given, _p=number),
+    _event(giver, 'ThreadpoolListener::Record', pending, _p=number),
     _event(thread, 'ThreadpoolListener::StartRegion', start, _c=number),
     _event(thread, 'ThreadpoolListener::StopRegion', stop),
   ]

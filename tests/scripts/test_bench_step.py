@@ -40,8 +40,8 @@ class Worker:
 
   seconds = {}
   memory = {}
-  asked = []
-  made = []
+  requests = []
+  contestants = []
   device = 'cpu'
 
   def __init__(self, contestant):
@@ -161,9 +161,9 @@ def test_our_flags_are_ours_and_the_allocator_is_everyones(bench, monkeypatch):
   monkeypatch.setattr(bench.xla_flags, '_devices_are_open', lambda: False)
   monkeypatch.setattr(bench.xla_flags, '_read', lambda path: '[madvise]')
   monkeypatch.setattr(bench.xla_flags, '_can_start_anew', lambda: True)
-  ours, theirs = (bench._environment(c, {'A': '1'}) for c in ('ours', 'flax'))
+  ours, peer = (bench._environment(c, {'A': '1'}) for c in ('ours', 'flax'))
   assert 'xla_cpu' in ours.pop('XLA_FLAGS')
-  assert ours == theirs
+  assert ours == peer
   assert ours['GLIBC_TUNABLES'] == 'glibc.malloc.hugetlb=1' and ours['A'] == '1'
 
 

@@ -36,9 +36,9 @@ P = mesh_lib.P
   ],
 )
 def test_targets(text, want):
-  found = targets.parse(text)
-  assert (found.platform, found.kind, found.counts) == want
-  assert found.text == text
+  actual = targets.parse(text)
+  assert (actual.platform, actual.kind, actual.counts) == want
+  assert actual.text == text
 
 
 @pytest.mark.parametrize(
@@ -105,21 +105,21 @@ def test_a_missing_plugin_is_named(monkeypatch, capsys):
   tpu, gpu = err.splitlines()
   assert tpu.startswith('error: tpu:v5e:2x2: libtpu is not installed: pip ')
   assert "'jax[tpu]'" in tpu and "'jax[cuda13-local]'" in gpu
-  told = json.loads(out.splitlines()[-1])['targets']
-  assert told['gpu:h200:1x4']['why_not'] in gpu
+  report = json.loads(out.splitlines()[-1])['targets']
+  assert report['gpu:h200:1x4']['why_not'] in gpu
 
 
 def test_what_xla_is_told_is_what_a_run_tells_it(monkeypatch):
   monkeypatch.setattr(targets.xla_flags, '_devices_are_open', bool)
-  told = {}
+  report = {}
   for text in ('cpu:4', 'gpu:h200:1x4', 'tpu:v5e:2x2'):
-    told[text] = {}
-    targets.prepare(targets.parse(text), told[text])
-    assert told[text]['JAX_PLATFORMS'] == 'cpu'
-  assert 'latency_hiding' in told['gpu:h200:1x4']['XLA_FLAGS']
-  assert '--xla_cpu' in told['cpu:4']['XLA_FLAGS']
-  assert 'XLA_FLAGS' not in told['tpu:v5e:2x2']
-  assert told['cpu:4']['JAX_NUM_CPU_DEVICES'] == '4'
+    report[text] = {}
+    targets.prepare(targets.parse(text), report[text])
+    assert report[text]['JAX_PLATFORMS'] == 'cpu'
+  assert 'latency_hiding' in report['gpu:h200:1x4']['XLA_FLAGS']
+  assert '--xla_cpu' in report['cpu:4']['XLA_FLAGS']
+  assert 'XLA_FLAGS' not in report['tpu:v5e:2x2']
+  assert report['cpu:4']['JAX_NUM_CPU_DEVICES'] == '4'
 
 
 _HEAD = """HloModule jit_step, is_scheduled=true, entry_computation_layout={()->f32[]}
@@ -212,12 +212,12 @@ def _program(*lines):
 def test_sums_of_a_compiled_program(lines, want):
   rows = collectives.totals(collectives.compiled(_program(*lines)))
   assert {r['kind'] for r in rows} == {'all-reduce'}
-  found = {
+  actual = {
     r['dtype']: (r['elements'], r['bytes'], r['overlapping_compute'],
                  r['overlapping_products'])
     for r in rows
   }  # fmt: skip
-  assert found == want
+  assert actual == want
 
 
 @pytest.mark.parametrize(
@@ -290,20 +290,20 @@ def test_a_real_program_is_read_before_and_after_xla():
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
 
   def shard(x, y):
-    both = lax.psum((x, y.astype('float32')), 'data')
+    summed = lax.psum((x, y.astype('float32')), 'data')
     part = lax.psum_scatter(x, 'data', tiled=True)
-    return *both, lax.all_gather(part * 2, 'data', tiled=True)
+    return *summed, lax.all_gather(part * 2, 'data', tiled=True)
 
   lowered = jax.jit(
     jax.shard_map(
       shard, mesh=mesh, in_specs=P('data'), out_specs=P(), check_vma=False
     )
   ).lower(jnp.ones((48, 2)), jnp.ones((20,), 'bfloat16'))
-  for found in (
+  for actual in (
     collectives.asked(lowered.as_text()),
     collectives.compiled(lowered.compile().as_text()),
   ):
-    rows = {r['kind']: r for r in collectives.totals(found)}
+    rows = {r['kind']: r for r in collectives.totals(actual)}
     assert {r['dtype'] for r in rows.values()} == {'float32'}
     # A device's own 12 x 2 and 5 numbers are summed.
     assert rows['all-reduce']['bytes'] == 4 * (24 + 5)
@@ -326,11 +326,11 @@ def test_what_is_sent_now_and_then_is_told_apart():
       check_vma=False,
     )
   ).lower(jnp.ones((48, 3)), True)  # fmt: skip
-  for found in (
+  for actual in (
     collectives.asked(lowered.as_text()),
     collectives.compiled(lowered.compile().as_text()),
   ):
-    rows = collectives.totals(found)
+    rows = collectives.totals(actual)
     sent = {(r['conditional'], r['operations'], r['elements']) for r in rows}
     assert sent == {(True, 1, 6), (False, 2, 36 + 6)}
     assert collectives.sums(rows) == {'float32': 42}
@@ -381,28 +381,31 @@ def test_steps_of_the_small_networks_on_eight_cpus(config, name, side, count):
   config.model.name = name
   config.data.image_size = config.data.resize = side
   config.data.synthetic_classes = 10
-  found = ahead.inspect(config, targets.parse('cpu:8'))
-  assert (found['devices'], found['parameters']) == (8, count)
-  train = found['train']
-  assert train['images'] == 16 and found['eval']['images'] == 32
+  actual = ahead.inspect(config, targets.parse('cpu:8'))
+  assert (actual['devices'], actual['parameters']) == (8, count)
+  train = actual['train']
+  assert train['images'] == 16 and actual['eval']['images'] == 32
   for text in ('asked', 'compiled'):
-    assert train[f'gradients_{text}'] == ['float32'] == [found['named_dtype']]
+    assert train[f'gradients_{text}'] == ['float32'] == [actual['named_dtype']]
     rows = {(r['kind'], r['dtype']): r for r in train[text]}
     # The gradients, two sums of metrics, the weight, the rows without one and
     # the counts of three votes; nothing else.
     assert rows['all-reduce', 'float32']['bytes'] == 4 * (count + 7)
     assert len(rows) == 1
     # Loss, weight, and top 1 and 5.
-    (row,) = found['eval'][text]
+    (row,) = actual['eval'][text]
     assert row['bytes'] == 4 * 4
   assert not any(r['overlapping_compute'] for r in train['compiled'])
   # Two images a device: a forward and two backward products a weight at least.
   assert train['flops'] > 2 * 3 * 2 * count
   # Weights and momentum are there once; the batch is.
-  held = train['memory']
-  assert held['in_place'] >= 2 * 4 * count
-  assert held['arguments'] >= held['in_place'] + 2 * 3 * side**2
-  assert held['together'] < held['arguments'] + held['temporary'] + 1e4
+  memory_row = train['memory']
+  assert memory_row['in_place'] >= 2 * 4 * count
+  assert memory_row['arguments'] >= memory_row['in_place'] + 2 * 3 * side**2
+  assert (
+    memory_row['together']
+    < memory_row['arguments'] + memory_row['temporary'] + 1e4
+  )
 
 
 def test_what_does_not_fit_a_target_is_said(config):
@@ -416,8 +419,8 @@ def test_what_does_not_fit_a_target_is_said(config):
 def test_a_batch_size_of_0_is_per_device(config):
   config.model.name = 'lenet'
   config.batch_size, config.batch_size_per_device = 0, 8
-  found = ahead.inspect(config, targets.parse('cpu:2'))
-  assert found['train']['images'] == 16 and config.batch_size == 0
+  actual = ahead.inspect(config, targets.parse('cpu:2'))
+  assert actual['train']['images'] == 16 and config.batch_size == 0
 
 
 def _result(dtype='float32', flops=2e9, overlapping=0):
@@ -439,8 +442,8 @@ def _result(dtype='float32', flops=2e9, overlapping=0):
 
 
 def test_what_differs_is_marked():
-  found = {'a': _result(), 'b': _result('bfloat16', overlapping=3 * 10**6)}
-  rows = {name: cells for name, *cells in table.rows(found)}
+  actual = {'a': _result(), 'b': _result('bfloat16', overlapping=3 * 10**6)}
+  rows = {name: cells for name, *cells in table.rows(actual)}
   assert rows['training: gradients compiled'] == ['float32', 'bfloat16']
   assert rows['training: GFLOP a device'] == ['2.0', '2.0']
   assert rows['training: GFLOP an image'] == ['2.00', '2.00']
@@ -448,7 +451,7 @@ def test_what_differs_is_marked():
   assert sent == ['3 x, 4.0 MB', '-']
   overlapping = rows['training: MB sent during compute']
   assert overlapping == ['synchronous', '3.0 of 4.0']
-  lines = table.lines('title', table.rows(found), list(found))
+  lines = table.lines('title', table.rows(actual), list(actual))
   marked = [line.split('  ')[1] for line in lines if line.endswith('differs')]
   assert marked.count('gradients compiled') == 1
   assert 'GFLOP a device' not in marked
@@ -470,22 +473,22 @@ def test_what_does_not_compile_is_said_and_the_others_shown(
   assert err.splitlines() == [
     'error: cpu:2: ended', 'error: cpu:4 train: out of memory',
   ]  # fmt: skip
-  shown = [line.split() for line in out.splitlines()]
-  assert ['cpu:1', 'cpu:4'] in shown
-  assert ['compiled', 'yes', 'no', 'differs'] in shown
+  printed = [line.split() for line in out.splitlines()]
+  assert ['cpu:1', 'cpu:4'] in printed
+  assert ['compiled', 'yes', 'no', 'differs'] in printed
   assert json.loads(out.splitlines()[-1])['targets'] == answers
   assert command.main([arguments[0], arguments[-1]]) == 0
 
 
 @pytest.mark.parametrize(
-  'named, found, good',
+  'named, actual, good',
   [('float32', 'float32', True), ('float32', 'bfloat16', False),
    ('bfloat16', 'bfloat16', True), ('bfloat16', 'float32', True)],
 )  # fmt: skip
 def test_gradients_in_a_narrower_dtype_than_named_are_refused(
-  named, found, good, monkeypatch, capsys
+  named, actual, good, monkeypatch, capsys
 ):
-  answer = _result(found) | {'named_dtype': named}
+  answer = _result(actual) | {'named_dtype': named}
   monkeypatch.setattr(command, '_in_a_process', lambda *_: answer)
   status = command.main(
     ['--target=cpu:1', '--config=configs/resnet_anp.py:tiny']

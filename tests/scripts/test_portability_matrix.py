@@ -121,25 +121,25 @@ def _check_sums_are_float32(train):
 
 @pytest.mark.parametrize('network, strategy, target', CASES)
 def test_steps_compile(network, strategy, target):
-  found = _compiled(network, strategy, target)
+  result = _compiled(network, strategy, target)
   _, parameters, statistics = NETWORKS[network]
-  assert found['parameters'] == parameters
+  assert result['parameters'] == parameters
   for step in ('train', 'eval'):
-    assert found[step]['memory']['together'] > 4 * parameters
-    assert found[step]['flops'] > 0
+    assert result[step]['memory']['together'] > 4 * parameters
+    assert result[step]['flops'] > 0
   # Loss and weight; top 1 and 5, and of a thousand classes 10 and 100.
   metrics = 6 if network == 'resnet50' else 4
-  train, scored = found['train'], found['eval']
+  train, scored = result['train'], result['eval']
   scores = _sums(scored['compiled'], 'float32')
   if strategy == 'invariant':
     # Those of each device, which the tree adds; see below for a TPU's XLA.
     scores += _gathered(scored['compiled'])
-    metrics *= found['devices']
+    metrics *= result['devices']
   assert scores == metrics
   # Two sums of metrics, the weight and the count of rows without one; votes.
   sent = parameters + statistics + 4 + preemption.VOTES
   # Cut into slices, a vector of gradients has to divide by the devices.
-  padding = 8 * found['devices'] if strategy == 'invariant' else 0
+  padding = 8 * result['devices'] if strategy == 'invariant' else 0
   for text in ('asked', 'compiled'):
     summed = _sums(train[text], 'float32')
     # Slices that are asked to be gathered a TPU's XLA may sum among zeros.
@@ -167,18 +167,18 @@ SPLIT = {
 @pytest.mark.parametrize('target', TARGETS)
 @pytest.mark.parametrize('network', SPLIT)
 def test_split_convolutions_compile(network, target):
-  found = _compiled(network, 'kernel_split', target, model=2)
+  result = _compiled(network, 'kernel_split', target, model=2)
   results, kernels = SPLIT[network]
   devices = TARGETS[target] // 2  # that divide the batch
   images = 32 if network == 'resnet50' else 64 // devices
   for step, want in (
     ('train', images * results + kernels),
-    ('eval', found['eval']['images'] * results // devices),
+    ('eval', result['eval']['images'] * results // devices),
   ):
-    assert _gathered(found[step]['asked']) == want
-    assert not any(r['conditional'] for r in found[step]['asked'])
-    assert found[step]['memory']['together'] > 0
-  _check_sums_are_float32(found['train'])
+    assert _gathered(result[step]['asked']) == want
+    assert not any(r['conditional'] for r in result[step]['asked'])
+    assert result[step]['memory']['together'] > 0
+  _check_sums_are_float32(result['train'])
 
 
 @pytest.mark.parametrize('target', TARGETS)

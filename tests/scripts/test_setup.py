@@ -143,7 +143,7 @@ def test_python_bounds_agree_with_the_package(setup):
 
 
 @pytest.mark.parametrize(
-  ('found', 'named', 'recorded', 'wanted', 'expected'),
+  ('current', 'named', 'recorded', 'accelerator_wanted', 'expected'),
   [
     (None, None, None, 'cpu', True),  # Missing or broken.
     ((3, 10), None, None, 'cpu', True),  # Too old.
@@ -158,9 +158,12 @@ def test_python_bounds_agree_with_the_package(setup):
   ],
 )
 def test_when_venv_is_made_anew(
-  setup, found, named, recorded, wanted, expected
+  setup, current, named, recorded, accelerator_wanted, expected
 ):
-  assert setup.must_recreate(found, named, recorded, wanted) is expected
+  assert (
+    setup.must_recreate(current, named, recorded, accelerator_wanted)
+    is expected
+  )
 
 
 def test_wheelhouse_must_fit(setup):
@@ -377,10 +380,10 @@ def _make(root, fakes, *arguments):
 def test_make_without_python_says_so(checkout, target):
   done = _make(*checkout, target)
   assert done.returncode != 0
-  told = [
+  makes = [
     line for line in done.stderr.splitlines() if not line.startswith('make: ')
   ]
-  assert told == [
+  assert makes == [
     'No Python 3.11, 3.12 or 3.13 with venv found: install one, or name it: '
     'make PYTHON=/path/to/python3'
   ]
@@ -433,8 +436,8 @@ def test_make_compiles_for_other_machines_apart(checkout):
   assert done.stdout.index('cuda12') < done.stdout.index('=portability')
   assert '.venv-portability/bin/python -m pytest' in done.stdout
   for target in ('test', 'test-all'):
-    told = _make(*checkout, '-n', target).stdout
-    chosen = re.findall(r'-m "(.*?)"', told)
+    makes = _make(*checkout, '-n', target).stdout
+    chosen = re.findall(r'-m "(.*?)"', makes)
     assert chosen
     for which in chosen:
       assert re.search(r'\bnot \([a-z ]*portability\b', which), which

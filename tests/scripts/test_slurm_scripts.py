@@ -32,7 +32,7 @@ _TASK_2 = {**_JOB, 'SLURM_ARRAY_JOB_ID': '19', 'SLURM_ARRAY_TASK_ID': '2'}
 
 
 class Job:
-  """A script's runs beside stand-ins for Slurm's programs."""
+  """A script's runs with stand-ins for Slurm's programs."""
 
   def __init__(self, folder):
     self.workdir = folder / 'run'
@@ -50,13 +50,15 @@ class Job:
 
   def start(self, script, environment, *arguments):
     """Runs it to its end; the status and all that it said."""
-    mine = {k: v for k, v in os.environ.items() if not k.startswith('SLURM')}
+    environment_left = {
+      k: v for k, v in os.environ.items() if not k.startswith('SLURM')
+    }
     done = subprocess.run(
       ['bash', script, f'--workdir={self.workdir}', *arguments],
       cwd=launching.ROOT,
       env={
-        **mine,
-        'PATH': f'{self._folder}:{mine["PATH"]}',
+        **environment_left,
+        'PATH': f'{self._folder}:{environment_left["PATH"]}',
         'NOTES': str(self._folder),
         'WORKDIR': str(self.workdir),
         'PYTHON': str(self._folder / 'python'),
@@ -123,8 +125,8 @@ def test_the_first_task_that_ends_badly_decides(
   job, reason, other, srun, status, requeued
 ):
   job.program('srun', _FIRST.format(reason=reason, other=other, status=srun))
-  found, text = job.start(_TRAIN, _JOB)
-  assert found == status
+  matches, text = job.start(_TRAIN, _JOB)
+  assert matches == status
   assert bool(job.calls('scontrol')) == requeued
   assert f'srun: error: node2: task 1: {reason}' in text
   assert 'error: no such key' in text  # of its log
@@ -204,8 +206,9 @@ def test_a_marker_of_an_earlier_start_is_no_reason_to_start_again(job, script):
   assert len(job.calls('scontrol')) == 1
   assert len(job.calls('python')) == 2
 
+  """The marker of a start that was stopped before its first step."""
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+
 def test_the_same_marker_once_more_is_a_reason(job, script):
   """Of a start that was stopped before its first step."""
   job.program('python', f'rm -f "$WORKDIR/stopped.json"; {_STOPS}')
@@ -244,20 +247,20 @@ SLURMD_NODENAME=node2 "${@//$WORKDIR/$WORKDIR-of-node2}"
 
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-@pytest.mark.parametrize('seen', [True, False])
-def test_a_workdir_that_a_node_does_not_see(job, script, seen):
+@pytest.mark.parametrize('visible', [True, False])
+def test_a_workdir_that_a_node_does_not_see(job, script, visible):
   """srun could not open the logs of its tasks there, and would wait."""
   greeting = 'echo Welcome to node1'  # of a site's prolog
-  job.program('srun', greeting + (_PROGRAMS['srun'] if seen else _TWO_NODES))
+  job.program('srun', greeting + (_PROGRAMS['srun'] if visible else _TWO_NODES))
   two = {**_JOB, 'SLURM_JOB_NUM_NODES': '2'}
   status, text = job.start(script, two)
-  assert status == (0 if seen else 2)
-  assert bool(job.calls('python')) == seen
+  assert status == (0 if visible else 2)
+  assert bool(job.calls('python')) == visible
   line = (
     f'error: --workdir={job.workdir}: node2 does not see it; it must be a '
     'folder that all nodes share\n'
   )
-  assert (line in text) != seen
+  assert (line in text) != visible
   assert not job.calls('scontrol')
 
 
@@ -279,8 +282,8 @@ def test_a_task_is_bound_to_the_cores_that_it_asked_for(job, script):
 def test_in_a_container(job, tmp_path):
   """With the lines that are there for it, as they stand in the script."""
   text = (launching.ROOT / _TRAIN).read_text()
-  text, found = re.subn('^#(container=|PYTHON=)', r'\1', text, flags=re.M)
-  assert found == 2
+  text, matches = re.subn('^#(container=|PYTHON=)', r'\1', text, flags=re.M)
+  assert matches == 2
   script = tmp_path / 'train.sbatch'
   script.write_text(text)
   job.program('apptainer', ':')

@@ -94,8 +94,8 @@ def test_lists_of_numbers():
 )
 def test_bad_flags_are_one_line(tmp_path, capsys, arguments, words):
   assert study_main.main(_command(tmp_path, *arguments)) == 2
-  said = capsys.readouterr().err
-  assert words in said and said.count('\n') == 1
+  message = capsys.readouterr().err
+  assert words in message and message.count('\n') == 1
   assert not list(tmp_path.iterdir())
 
 
@@ -249,7 +249,7 @@ def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):
 
 
 def test_a_cell_whose_config_is_refused_is_shown(pretend, capsys, monkeypatch):
-  """Of one cell only: the others run."""
+  """One cell is refused; the others run."""
   real = runner.Study.config
 
   def config(self, cell):
@@ -332,7 +332,7 @@ def test_a_stop_is_passed_on_and_waited_for(tmp_path, monkeypatch):
 
 
 def test_each_device_has_a_core(tmp_path):
-  """Of those that there are, whatever their numbers."""
+  """Cores are taken as they are there, whatever their numbers."""
   study = runner.Study(_TINY, {}, str(tmp_path))
   for cell, want in (
     (_cell(), '4'), (_cell(nodes=2), '4,5'), (_cell(devices=2), '4,5'),
@@ -412,8 +412,8 @@ def test_slurm_jobs(tmp_path, slurm_programs):
   assert runner.is_finished(study, cells[0])
   assert runner.record(study, cells[0])['cores'] is None
   assert not runner.is_finished(study, cells[1])
-  one, two = (slurm_programs / 'submitted').read_text().splitlines()
-  for text, nodes in ((one, 1), (two, 2)):
+  row_one, row_two = (slurm_programs / 'submitted').read_text().splitlines()
+  for text, nodes in ((row_one, 1), (row_two, 2)):
     assert f'--nodes={nodes} ' in text and ' --exclusive ' in text
     assert ' --gpus-per-node=4 ' in text
     assert ' scripts/slurm/train.sbatch --config=' in text
@@ -520,28 +520,30 @@ def test_speed_ups_are_of_the_same_strategy_and_seed():
   runs = {grid.Cell(*key): _run(rate) for key, rate in rates.items()}
   lost = _cell('local', 1, 1)
   cells = grid.expand(('sync', 'local'), (1, 4), (1, 2), (0, 1))
-  found = {
+  results_by_name = {
     (p.strategy, p.nodes, p.devices): p
     for p in results.points(cells, runs, {lost: 'lost'})
   }
   # Strategies in their order, then nodes, then devices.
-  assert list(found)[:2] == [('sync', 1, 1), ('sync', 1, 2)]
-  assert list(found)[4:] == [('local', n, d) for n in (1, 4) for d in (1, 2)]
+  assert list(results_by_name)[:2] == [('sync', 1, 1), ('sync', 1, 2)]
+  assert list(results_by_name)[4:] == [
+    ('local', n, d) for n in (1, 4) for d in (1, 2)
+  ]
   # (15 / 10 + 40 / 20) / 2, and the deviation of 1.5 and 2: 0.5 / sqrt(2).
-  within = found['sync', 1, 2].over_device
+  within = results_by_name['sync', 1, 2].over_device
   assert within.mean == pytest.approx(1.75, rel=1e-12)
   assert within.deviation == pytest.approx(0.5 / np.sqrt(2), rel=1e-12)
-  assert found['sync', 1, 2].over_node.mean == 1
-  across = found['sync', 4, 2]
+  assert results_by_name['sync', 1, 2].over_node.mean == 1
+  across = results_by_name['sync', 4, 2]
   assert across.over_node.mean == pytest.approx((3 + 2.5) / 2, rel=1e-12)
   assert across.over_device.mean == pytest.approx((4.5 + 5) / 2, rel=1e-12)
   assert across.workers == 8
-  # Its own baseline, of which one device is missing and one seed.
-  local = found['local', 4, 2]
+  # Its own baseline, without one device and one seed.
+  local = results_by_name['local', 4, 2]
   assert local.over_node == results.Spread(3.0, 0.0, 1)
   assert local.over_device is None
-  assert found['local', 1, 1].failures == {'local-1x1-seed0': 'lost'}
-  assert found['sync', 4, 1].rate is None
+  assert results_by_name['local', 1, 1].failures == {'local-1x1-seed0': 'lost'}
+  assert results_by_name['sync', 4, 1].rate is None
 
 
 def test_a_strategy_is_shown_with_its_best_learning_rate():
@@ -692,10 +694,10 @@ def test_the_command_on_one_and_two_processes(tmp_path):
   )
   assert done.returncode == 0, done.stdout + done.stderr
   with open(tmp_path / 'cells.csv') as f:
-    one, two = csv.DictReader(f)
-  assert (one['nodes'], two['nodes']) == ('1', '2')
+    row_one, row_two = csv.DictReader(f)
+  assert (row_one['nodes'], row_two['nodes']) == ('1', '2')
   # The same training, but for the order of sums.
-  assert float(one['accuracy']) == pytest.approx(float(two['accuracy']))
+  assert float(row_one['accuracy']) == pytest.approx(float(row_two['accuracy']))
   log = (tmp_path / 'runs/sync-2x1-seed0/study.log').read_text()
   assert re.search(r'^\[1 ', log, re.M) and '2 x cpu' in log
   for name in ('study.md', 'curves.csv', 'speed.png', 'accuracy.png'):
@@ -725,6 +727,8 @@ def test_the_command_on_a_cluster(tmp_path):
     )  # fmt: skip
   assert done.returncode == 1, done.stdout + done.stderr
   with open(tmp_path / 'cells.csv') as f:
-    one, two = csv.DictReader(f)
-  assert one['state'] == 'finished' and float(one['images_per_second']) > 0
-  assert 'norm_group=4: a device computes 10 images' in two['error']
+    row_one, row_two = csv.DictReader(f)
+  assert (
+    row_one['state'] == 'finished' and float(row_one['images_per_second']) > 0
+  )
+  assert 'norm_group=4: a device computes 10 images' in row_two['error']

@@ -84,10 +84,10 @@ def _logits(config, variables):
   params, stats = variables
   images, labels = _examples()
   pixels = (np.float64(images) - config.data.mean) / np.float64(config.data.std)
-  found = _network().apply(
+  result = _network().apply(
     {'params': params, **stats}, np.float32(pixels), False
   )
-  return np.float64(found), labels
+  return np.float64(result), labels
 
 
 def _recount(config, variables):
@@ -130,7 +130,7 @@ def _evaluator(
   specs = mesh_lib.param_specs(config.sharding, params, mesh)
   where = mesh_lib.shardings(mesh_lib.state_specs(state, specs), mesh)
   state = jax.device_put(state, where)
-  like = jax.tree.map(
+  abstract_state = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
   )
   objective = objective_lib.create(vocabulary_lib.Vocabulary(NAMES), config)
@@ -140,7 +140,7 @@ def _evaluator(
     model=model or _network(),
     objective=objective,
     strategy=strategy_lib.find(config).build(config, specs),
-    abstract_single=like,
+    abstract_single=abstract_state,
   )
   jitted = steps.sums() if held_out is None else steps.examples(held_out)
   return jitted, state, mesh
@@ -169,14 +169,14 @@ def test_every_example_once_on_any_number_of_devices(small, devices):
 def _rows(config, held_out):
   """What is told of each example, one at a time, in float64."""
   logits, labels = _logits(config, _variables(0))
-  found = []
+  result = []
   for scores, label in zip(logits, labels):
     e = np.exp(scores - scores.max())
     softmax = e / e.sum()
     order = np.argsort(-scores)
     adjective = [softmax[ADJECTIVE_IDS == i].sum() for i in range(3)]
     noun = [softmax[NOUN_IDS == i].sum() for i in range(4)]
-    found.append({
+    result.append({
       'label': label, 'weight': 1, 'classes': order[:5],
       'probabilities': softmax[order[:5]],
       'rank': order.tolist().index(label) + 1, 'own': softmax[label],
@@ -186,7 +186,7 @@ def _rows(config, held_out):
       'noun': np.argmax(noun), 'noun_probability': max(noun),
       'held_out': max(held_out, key=lambda i: scores[i]),
     })  # fmt: skip
-  return {name: np.stack([row[name] for row in found]) for name in found[0]}
+  return {name: np.stack([row[name] for row in result]) for name in result[0]}
 
 
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
@@ -274,10 +274,10 @@ def test_padding_that_is_not_finite_counts_for_nothing(small):
 
 def test_sums_over_batches_are_exact():
   """A float32 total would stop counting at 2^24."""
-  seen = []
+  batches_seen = []
 
   def eval_step(params, stats, batch):
-    seen.append((params, stats, batch))
+    batches_seen.append((params, stats, batch))
     return {
       'anp_top1': jnp.float32(batch),
       'weight': jnp.float32(2**23),
@@ -287,7 +287,7 @@ def test_sums_over_batches_are_exact():
   hits = [2**23, 2**23 - 1, 2**23 - 2, 1]
   got = eval_loop.run(eval_step, state, iter(hits))
   assert got == {'anp_top1': sum(hits) / 2**25, 'examples': 2**25}
-  assert seen == [('params', 'stats', h) for h in hits]
+  assert batches_seen == [('params', 'stats', h) for h in hits]
 
 
 def test_an_empty_set_scores_nothing():

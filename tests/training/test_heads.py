@@ -40,16 +40,16 @@ def _outputs(head):
 
 
 def _soft_targets():
-  """As mixup and smoothing make them."""
+  """Targets that are mixed and smoothed."""
   return np.random.default_rng(1).dirichlet(np.ones(6), BATCH)
 
 
 def _sums(values, ids, count):
   """Over the classes of each word, one by one."""
-  found = np.zeros((len(values), count))
+  result = np.zeros((len(values), count))
   for c, word in enumerate(ids):
-    found[:, word] += values[:, c]
-  return found
+    result[:, word] += values[:, c]
+  return result
 
 
 def _read(head, outputs):
@@ -159,20 +159,20 @@ def test_factored_loss_is_that_of_all_combinations():
   objective = _objective('factored')
   targets = objective.targets(jnp.asarray(labels), np.float64)
   np.testing.assert_allclose(objective.loss(outputs, targets), want, rtol=1e-13)
-  found = objective.contributions(objective.scores(outputs))
-  both = found['adjective'] + found['noun']
-  np.testing.assert_allclose(both[rows, labels], -want, rtol=1e-13)
+  result = objective.contributions(objective.scores(outputs))
+  total = result['adjective'] + result['noun']
+  np.testing.assert_allclose(total[rows, labels], -want, rtol=1e-13)
 
 
 @pytest.mark.parametrize('head', OUTPUTS)
 def test_contributions_are_logarithms_of_the_words(head):
   objective, outputs = _objective(head), _outputs(head)
   _, scores = _read(head, outputs)
-  found = objective.contributions(scores)
-  assert set(found) == {'adjective', 'noun'}
+  result = objective.contributions(scores)
+  assert set(result) == {'adjective', 'noun'}
   for name, ids in (('adjective', ADJECTIVE_IDS), ('noun', NOUN_IDS)):
     want = np.log(scores[name][:, ids])
-    np.testing.assert_allclose(found[name], want, rtol=1e-13)
+    np.testing.assert_allclose(result[name], want, rtol=1e-13)
   nothing = {k: np.zeros_like(v) for k, v in scores.items()}
   assert np.isfinite(objective.contributions(nothing)['noun']).all()
 

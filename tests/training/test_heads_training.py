@@ -48,25 +48,25 @@ def _config(**overrides):
 
 
 def _loss(outputs, labels, head):
-  """Of each example, written down class by class."""
+  """The loss of each example, written down class by class."""
 
-  def cross_entropy(logits, wanted):
+  def cross_entropy(logits, smoothed):
     shifted = logits - logits.max(-1, keepdims=True)
     log = shifted - jnp.log(jnp.exp(shifted).sum(-1, keepdims=True))
-    return -(wanted * log).sum(-1)
+    return -(smoothed * log).sum(-1)
 
-  wanted = np.full((BATCH, 6), 0.1 / 6)
-  wanted[np.arange(BATCH), labels] += 0.9
+  smoothed = np.full((BATCH, 6), 0.1 / 6)
+  smoothed[np.arange(BATCH), labels] += 0.9
   words = []
   for i, ids in enumerate(WORDS):
     target = np.zeros((BATCH, 3))
     for label, word in enumerate(ids):
-      target[:, word] += wanted[:, label]
+      target[:, word] += smoothed[:, label]
     first = outputs.shape[1] - 6 + 3 * i
     words.append(cross_entropy(outputs[:, first : first + 3], target))
   total = words[0] + words[1]
   if head == 'multitask':
-    total = cross_entropy(outputs[:, :6], wanted) + 0.5 * total
+    total = cross_entropy(outputs[:, :6], smoothed) + 0.5 * total
   return total * np.array(CLASS_WEIGHTS)[labels]
 
 
@@ -146,8 +146,8 @@ def _run_config(path, **overrides):
 
 def test_loss_of_a_run_is_weighted(pairs, tmp_path, monkeypatch):
   """One step on all examples, of classes of unlike sizes."""
-  found = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda: found)
+  chosen_devices = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
   config = _run_config(pairs, **{
     'model.head': 'joint', 'data.held_out': (), 'data.balance': 'weights',
     'data.mixup': 0.0, 'label_smoothing': 0.0, 'ema': 0.0,
@@ -177,9 +177,9 @@ def test_loss_of_a_run_is_weighted(pairs, tmp_path, monkeypatch):
 def plain(pairs, tmp_path_factory):
   """What strategy sync ends as."""
   config = _run_config(pairs)
-  found = jax.devices()[:2]
+  chosen_devices = jax.devices()[:2]
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(jax, 'devices', lambda: found)
+    patch.setattr(jax, 'devices', lambda: chosen_devices)
     return train.run(config, str(tmp_path_factory.mktemp('sync')))
 
 
@@ -203,8 +203,8 @@ def plain(pairs, tmp_path_factory):
 def test_strategies_train_what_sync_does(
   pairs, plain, tmp_path, monkeypatch, capsys, overrides
 ):  # fmt: skip
-  found = jax.devices()[:2]
-  monkeypatch.setattr(jax, 'devices', lambda: found)
+  chosen_devices = jax.devices()[:2]
+  monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
   scores = train.run(_run_config(pairs, **overrides), str(tmp_path))
   assert scores.keys() == plain.keys() >= {'noun_top1', 'adjective_top1'}
   text = capsys.readouterr().out
@@ -217,8 +217,8 @@ def test_strategies_train_what_sync_does(
 def test_server_trains_what_sync_does(pairs, tmp_path, monkeypatch):
   """All of a batch in each update; without averages, which a server refuses."""
   serving.on_devices(monkeypatch, 1)
-  found = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda: found)
+  chosen_devices = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
   keys = {'ema': 0.0, 'strategy.mode': 'synchronous', 'strategy.lanes': 1}
   config = serving.config_of(_run_config(pairs), **keys)
   scores = serving.run(config, tmp_path / 'server')
@@ -230,9 +230,9 @@ def test_server_trains_what_sync_does(pairs, tmp_path, monkeypatch):
 def test_relay_scores_models_of_several_heads(
   pairs, tmp_path, monkeypatch, capsys
 ):  # fmt: skip
-  found = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda: found)
-  monkeypatch.setattr(jax, 'local_devices', lambda **_: found)
+  chosen_devices = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
+  monkeypatch.setattr(jax, 'local_devices', lambda **_: chosen_devices)
   config = _run_config(pairs, **{
     'strategy.name': 'relay', 'duration': '1 epochs', 'data.balance': 'none',
     'schedule.warmup': '0 steps', 'checkpoint.every': '1 epochs',

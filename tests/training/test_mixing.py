@@ -92,17 +92,17 @@ def test_targets_are_divided_as_the_pixels_are(mixup, cutmix, dtype):
 def test_blend_is_a_convex_combination_of_partners(mixup, cutmix):
   """On random images, with the shares that white and black rows show."""
   rng = np.random.default_rng(0)
-  shown, shares = _shares(16, mixup, cutmix)
-  own = shown.copy()
-  own[1::2] = 1 - shown[1::2]
-  images = rng.normal(size=own.shape).astype(np.float32)
+  blended, shares = _shares(16, mixup, cutmix)
+  original = blended.copy()
+  original[1::2] = 1 - blended[1::2]
+  images = rng.normal(size=original.shape).astype(np.float32)
   targets = rng.dirichlet(np.ones(4), 32).astype(np.float32)
   got = _blend(
     jnp.asarray(images), jnp.asarray(targets), jnp.arange(32),
     jax.random.key(0), mixup=mixup, cutmix=cutmix,
   )  # fmt: skip
   partner = np.arange(32) ^ 1
-  want = own * images + (1 - own) * images[partner]
+  want = original * images + (1 - original) * images[partner]
   share = shares[np.arange(32), np.arange(32) % 2][:, None]
   # A few float32 roundings of numbers up to 4.
   np.testing.assert_allclose(got[0], want, atol=2e-6)
@@ -127,16 +127,16 @@ def test_mixup_draws_from_beta(alpha):
 def test_cutmix_cuts_one_rectangle():
   images, targets = _shares(400, 0.0, 1.0, height=9, width=12)
   centres = []
-  for own, share in zip(images[::2, :, :, 0], targets[::2, 0]):
-    assert set(np.unique(own)) <= {0, 1}
-    rows, columns = (own == 0).any(1), (own == 0).any(0)
-    np.testing.assert_array_equal(own == 0, rows[:, None] & columns[None])
+  for original, share in zip(images[::2, :, :, 0], targets[::2, 0]):
+    assert set(np.unique(original)) <= {0, 1}
+    rows, columns = (original == 0).any(1), (original == 0).any(0)
+    np.testing.assert_array_equal(original == 0, rows[:, None] & columns[None])
     for line in (rows, columns):  # without a gap
       assert (np.diff(np.flatnonzero(line)) == 1).all()
     if rows.any():
       centres.append([np.flatnonzero(x).mean() for x in (rows, columns)])
     # A count out of 108, divided: half a unit of float32.
-    np.testing.assert_allclose(share, own.mean(), rtol=2**-23)
+    np.testing.assert_allclose(share, original.mean(), rtol=2**-23)
   # All over the image: both ends and the middle.
   low, high = np.quantile(centres, [0.05, 0.95], axis=0) / [8, 11]
   assert (low < 0.25).all() and (high > 0.75).all()
@@ -170,12 +170,12 @@ def test_result_does_not_depend_on_who_holds_which_rows():
   def run(rows):
     return _blend(images[rows], targets[rows], rows, key, mixup=0.4, cutmix=1.0)
 
-  whole = run(jnp.arange(16))
+  together = run(jnp.arange(16))
   for parts in (2, 4):
     split = [run(rows) for rows in jnp.split(jnp.arange(16), parts)]
     for i in range(2):
       np.testing.assert_array_equal(
-        np.concatenate([s[i] for s in split]), whole[i]
+        np.concatenate([s[i] for s in split]), together[i]
       )
 
 

@@ -54,20 +54,20 @@ def _begun(parts):
   """A state with statistics that are not those of a new network."""
   state = state_lib.create(parts.init_fn, parts.abstract_state)
 
-  def changed(tree, like):
+  def changed(tree, template):
     random = np.random.default_rng(0)
     return jax.tree.map(
       lambda x, s: jax.device_put(
         random.uniform(0.5, 1.5, x.shape[-1:]).astype(x.dtype)
         * np.ones(x.shape, x.dtype), s.sharding
       ),
-      tree, like,
+      tree, template,
     )  # fmt: skip
 
-  like = parts.abstract_state
-  state = state.replace(stats=changed(state.stats, like.stats))
+  template = parts.abstract_state
+  state = state.replace(stats=changed(state.stats, template.stats))
   if state.average:
-    average = changed(state.average['stats'], like.average['stats'])
+    average = changed(state.average['stats'], template.average['stats'])
     state = state.replace(average={**state.average, 'stats': average})
   return state
 
@@ -126,14 +126,14 @@ def test_what_is_frozen_stays_to_the_bit(model, keys):
     optimizer__weight_decay=0.1, optimizer__clip_norm=1.0, **keys
   )  # fmt: skip
   old, new, _ = _trained(config, devices=2)
-  seen = {True: 0, False: 0}
+  calls = {True: 0, False: 0}
   for name in old:
     if name.startswith(('params', 'average', 'stats')):
       frozen = 'conv1' in name or 'norm' in name
       assert _same(old, new, name) == frozen, name
-      seen[frozen] += 1
+      calls[frozen] += 1
   # A kernel, a scale and its bias, two statistics; with their averages.
-  assert seen[True] >= 10 and seen[False] >= 8
+  assert calls[True] >= 10 and calls[False] >= 8
 
 
 @pytest.mark.slow
@@ -204,9 +204,9 @@ def test_averages_of_what_is_frozen_stay():
   }
   stats = {'batch_stats': {'norm': {'mean': np.ones(2), 'var': np.ones(2)},
            'last': {'mean': np.ones(2)}}}  # fmt: skip
-  both = {'params': params, 'stats': stats}
+  trees = {'params': params, 'stats': stats}
   state = state_lib.TrainState(
-    np.array(0), params, stats, (), jax.tree.map(lambda x: x + 4, both)
+    np.array(0), params, stats, (), jax.tree.map(lambda x: x + 4, trees)
   )
   frozen = multipliers.Frozen((('norm|head/bias', 0),), params)
   update = frozen.wrap_update(
@@ -216,14 +216,14 @@ def test_averages_of_what_is_frozen_stay():
   assert values == 'values' and new.step == 1
   old, new = _leaves(state), _leaves(new)
   stay = {name for name in old if _same(old, new, name)}
-  kept = (
+  unchanged = (
     'params/norm/scale',
     'params/norm/bias',
     'params/head/bias',
     'stats/batch_stats/norm/mean',
     'stats/batch_stats/norm/var',
   )
-  assert stay == {*kept, *(f'average/{name}' for name in kept)}
+  assert stay == {*unchanged, *(f'average/{name}' for name in unchanged)}
 
 
 def test_updates_are_multiplied():
@@ -284,7 +284,7 @@ def test_clipping_counts_what_trains():
 
 
 def test_no_gradient_is_computed_of_what_is_frozen():
-  """Of the last layer alone: no convolution's gradient is in the program."""
+  """Only the last layer trains: no convolution's gradient is in the program."""
   counts = {}
   for rules in ((), (('head', 1.0), ('.*', 0))):
     parts, mesh = _parts(_config(rules))

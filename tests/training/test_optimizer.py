@@ -204,11 +204,11 @@ def test_rmsprop_is_that_of_the_paper(config):
   c.name, c.epsilon, c.decay, c.momentum = 'rmsprop', 1.0, 0.9, 0.9
   c.weight_decay = 0.0
   config.schedule.name, config.schedule.warmup = 'constant', '0 steps'
-  theirs = tf.compat.v1.train.RMSPropOptimizer(0.1, 0.9, 0.9, 1.0)
+  peer = tf.compat.v1.train.RMSPropOptimizer(0.1, 0.9, 0.9, 1.0)
   weights = jax.tree.map(tf.Variable, _params(np.float32))
   for step in range(STEPS):
     gradients = _gradients(weights, step, np.float32)
-    theirs.apply_gradients(
+    peer.apply_gradients(
       zip(jax.tree.leaves(gradients), jax.tree.leaves(weights), strict=True)
     )
   expected = jax.tree.map(lambda w: w.numpy(), weights)
@@ -234,17 +234,17 @@ def test_optimizer_is_that_of_pytorch(x64, config, name):
     {'params': [w for w in leaves if w.ndim < 2], 'weight_decay': 0.0},
   ]
   if name in ('momentum', 'nesterov'):
-    theirs = torch.optim.SGD(
+    peer = torch.optim.SGD(
       groups, lr=0.1, momentum=o.momentum, nesterov=name == 'nesterov'
     )
   else:
     kind = torch.optim.Adam if name == 'adam' else torch.optim.AdamW
-    theirs = kind(groups, lr=0.1, betas=(o.beta1, o.beta2), eps=o.epsilon)
+    peer = kind(groups, lr=0.1, betas=(o.beta1, o.beta2), eps=o.epsilon)
   for step in range(STEPS):
     gradients = jax.tree.leaves(_gradients(_params(), step))
     for w, g in zip(leaves, gradients, strict=True):
       w.grad = torch.from_numpy(g)
-    theirs.step()
+    peer.step()
   expected = jax.tree.map(lambda w: w.detach().numpy(), weights)
   _assert_equal(_run(config), expected)
 
@@ -403,8 +403,8 @@ def test_schedule_is_its_closed_form(config, name, text, warmup):
   steps = np.arange(total + 10)  # and past the end, where a resume may go
   expected = [_closed_form(name, t, warmup, total) for t in steps]
   # On the host, one at a time and all at once; on the device, in float32.
-  one = [rate(int(t)) for t in steps]
-  np.testing.assert_allclose(one, expected, rtol=1e-13, atol=1e-16)
+  rates = [rate(int(t)) for t in steps]
+  np.testing.assert_allclose(rates, expected, rtol=1e-13, atol=1e-16)
   np.testing.assert_allclose(rate(steps), expected, rtol=1e-13, atol=1e-16)
   device = jax.jit(jax.vmap(rate))(jnp.arange(total + 10))
   assert device.dtype == jnp.float32

@@ -136,12 +136,12 @@ class Run:
       with jax.transfer_guard('disallow'):
         state, values = self.train_step(state, batch)
       metrics.append(dict(zip(names, jax.device_get(values), strict=True)))
-      # Another dtype, or a weak one, would compile the next step anew.
+      # Another dtype, or a weak one, would compile the next step again.
       assert jax.tree.map(jax.typeof, state) == types
     return state, metrics
 
 
-def _weights(like):
+def _weights(template):
   random = np.random.default_rng(0)
 
   def one(path, leaf):
@@ -156,15 +156,15 @@ def _weights(like):
     return value.astype(leaf.dtype)
 
   params, stats = jax.tree_util.tree_map_with_path(
-    one, (like.params, like.stats)
+    one, (template.params, template.stats)
   )
-  average = {'params': params, 'stats': stats} if like.average else {}
+  average = {'params': params, 'stats': stats} if template.average else {}
   return state_lib.TrainState(
     step=np.zeros((), np.int32),
     params=params,
     stats=stats,
     opt_state=jax.tree.map(
-      lambda s: np.zeros(s.shape, s.dtype), like.opt_state
+      lambda s: np.zeros(s.shape, s.dtype), template.opt_state
     ),
     average=average,
   )
@@ -337,12 +337,12 @@ def test_rows_of_weight_0_count_for_nothing(x64):
   run = Run(config, 4, model)
   batch = _batch(0)
   # Uneven: the first device has no row that counts, the second one.
-  kept = np.array([5, 8, 9, 10, 11, 12, 13, 15])
+  kept_rows = np.array([5, 8, 9, 10, 11, 12, 13, 15])
   batch['weight'][:] = 0
-  batch['weight'][kept] = 1
+  batch['weight'][kept_rows] = 1
   state, (got,) = run.steps(run.state(), [batch])
 
-  rest = {k: v[kept] for k, v in batch.items()}
+  rest = {k: v[kept_rows] for k, v in batch.items()}
   params, _, _, metrics = _plain_step(run, _weights(run.like), rest)
   _assert_close(state.params, params, TIGHT)
   for name, value in metrics.items():
@@ -420,8 +420,8 @@ def test_averages_follow_their_recurrence(x64):
    (0.999, 8989, 0.999), (0.999, 10**6, 0.999), (0.05, 0, 0.05)],
 )  # fmt: skip
 def test_averages_forget_the_start_soon(decay, step, want):
-  found = state_lib.ema_decay(decay, step)
-  np.testing.assert_allclose(found, want, rtol=1e-6)
+  actual = state_lib.ema_decay(decay, step)
+  np.testing.assert_allclose(actual, want, rtol=1e-6)
   old = {'params': {'w': np.full(3, 8.0)}, 'stats': {'mean': np.ones(2),
          'count': np.array(3)}}  # fmt: skip
   state = state_lib.TrainState(np.array(step), None, None, None, old)
@@ -492,17 +492,17 @@ def test_the_largest_vote_of_all_wins(row):
 def _collectives(text):
   """(kind, dtype, elements) of each array that compiled code sends around."""
   kinds = 'all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute'
-  found = []
+  actual = []
   for shapes, kind in re.findall(rf'= (.*?) ({kinds})(?:-start)?\(', text):
     for dtype, sizes in re.findall(r'(\w+)\[([\d,]*)\]', shapes):
       count = int(np.prod([int(n) for n in sizes.split(',') if n]))
-      found.append((kind, dtype, count))
-  return found
+      actual.append((kind, dtype, count))
+  return actual
 
 
 def _asked(text):
   """The same of the program handed to XLA, where shapes follow the region."""
-  found, kind = [], None
+  actual, kind = [], None
   for line in text.splitlines():
     match = re.search(
       r'"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)"', line
@@ -511,13 +511,13 @@ def _asked(text):
     result = kind and re.search(r'-> tensor<((?:\d+x)*)(\w+)>\s*$', line)
     if result:
       count = int(np.prod([int(n) for n in result[1].split('x') if n]))
-      found.append((kind, result[2], count))
+      actual.append((kind, result[2], count))
       kind = None
-  return found
+  return actual
 
 
-def _total(found, kind, dtype):
-  return sum(n for k, d, n in found if (k, d) == (kind, dtype))
+def _total(actual, kind, dtype):
+  return sum(n for k, d, n in actual if (k, d) == (kind, dtype))
 
 
 @functools.cache
@@ -537,21 +537,21 @@ def test_a_bfloat16_network_sums_its_gradients_in_float32():
   # Parameters, statistics, the weight, the count of rows without one, the four
   # sums of metrics and the counts of the three votes.
   expected = _count(run.like.params) + _count(run.like.stats) + 9
-  for found, reduce in (
+  for actual, reduce in (
     (_asked(lowered.as_text()), 'all_reduce'),
     (_collectives(lowered.compile().as_text()), 'all-reduce'),
   ):
     # Nothing else is sent.
-    assert {(k, d) for k, d, _ in found} == {(reduce, 'f32')}
-    assert _total(found, reduce, 'f32') == expected
+    assert {(k, d) for k, d, _ in actual} == {(reduce, 'f32')}
+    assert _total(actual, reduce, 'f32') == expected
 
 
 def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
   # Read off the program before XLA: its CPU backend widens the sums again.
   run = _bfloat16('bfloat16')
-  found = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
-  assert _total(found, 'all_reduce', 'bf16') == _count(run.like.params)
-  assert _total(found, 'all_reduce', 'f32') == _count(run.like.stats) + 9
+  actual = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
+  assert _total(actual, 'all_reduce', 'bf16') == _count(run.like.params)
+  assert _total(actual, 'all_reduce', 'f32') == _count(run.like.stats) + 9
 
 
 def test_gradients_leave_in_few_sums_the_last_layers_first():
@@ -588,7 +588,7 @@ def test_gradients_leave_in_few_sums_the_last_layers_first():
 def test_divided_parameters_are_gathered_once_and_scattered():
   config = _config('bfloat16', sharding=FSDP)
   run = Run(config, 4, _resnet(config))
-  found = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
+  actual = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
   divided = [
     int(np.prod(s.shape))
     for s in jax.tree.leaves(run.like.params)
@@ -596,10 +596,10 @@ def test_divided_parameters_are_gathered_once_and_scattered():
   ]
   assert len(divided) >= 10
   # Gathered whole; of the gradient each device gets its quarter.
-  assert _total(found, 'all_gather', 'f32') == sum(divided)
-  assert _total(found, 'reduce_scatter', 'f32') == sum(divided) // 4
+  assert _total(actual, 'all_gather', 'f32') == sum(divided)
+  assert _total(actual, 'reduce_scatter', 'f32') == sum(divided) // 4
   rest = _count(run.like.params) - sum(divided)
-  assert _total(found, 'all_reduce', 'f32') == (
+  assert _total(actual, 'all_reduce', 'f32') == (
     rest + _count(run.like.stats) + 9
   )
 
@@ -617,9 +617,9 @@ def test_norms_do_not_gather_divided_parameters():
   config = _config('float32', sharding=FSDP)
   run = Run(config, 4, _resnet(config))
   lowered = run.train_step.lower(run.like, run.put(_batch()))
-  found = _collectives(lowered.compile().as_text())
+  actual = _collectives(lowered.compile().as_text())
   before = _asked(lowered.as_text())
-  assert _total(found, 'all-gather', 'f32') == (
+  assert _total(actual, 'all-gather', 'f32') == (
     _total(before, 'all_gather', 'f32')
   )
 
@@ -636,8 +636,8 @@ def test_norm_is_that_of_one_vector():
   norm = jax.jit(sums.norm, static_argnums=(1, 2))
   for divided in (None, (False, True, False, True, False, True, False)):
     for platform in ('cpu', 'gpu'):
-      found = norm(tree, platform, divided)
-      np.testing.assert_allclose(found, want, rtol=1e-6)
+      actual = norm(tree, platform, divided)
+      np.testing.assert_allclose(actual, want, rtol=1e-6)
   assert sums.norm([np.int32(7)], 'cpu') == 0
 
 
@@ -645,9 +645,9 @@ def test_norm_is_that_of_one_vector():
 def test_norm_of_bfloat16_leaves_is_summed_in_float32(platform):
   # 2^16 ones: in bfloat16 the sum would stop at 256.
   tree = [jnp.ones(2**16, 'bfloat16'), jnp.ones(300, 'bfloat16')]
-  found = sums.norm(tree, platform)
-  assert found.dtype == jnp.float32
-  np.testing.assert_allclose(found, (2**16 + 300) ** 0.5, rtol=1e-6)
+  actual = sums.norm(tree, platform)
+  assert actual.dtype == jnp.float32
+  np.testing.assert_allclose(actual, (2**16 + 300) ** 0.5, rtol=1e-6)
 
 
 def test_a_bfloat16_network_learns_a_batch():
