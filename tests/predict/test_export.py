@@ -24,72 +24,12 @@ from anp_jax.checkpoint.weights import source
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import decode_pillow
-from anp_jax.parallel import state as state_lib
-from anp_jax.training import objective as objective_lib
+from tests import exporting
 from tests import published
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
-_SIDE = 32
-_PAIRS = vocabulary_lib.Vocabulary(
-  tuple(f'{a}_{n}' for n in ('car', 'dog') for a in ('old', 'red', 'shy'))
-)
-
-
-def _trained(name='resnet18', words=_PAIRS, width=4, **keys):
-  """A network with weights and statistics that no initialisation gives."""
-  config = command_line.load('configs/resnet_anp.py:tiny', {})
-  settings = {
-    'model__name': name, 'model__width': width, 'data__image_size': _SIDE,
-    'data__resize': 40,
-  }  # fmt: skip
-  for key, value in {**settings, **keys}.items():
-    config_lib.put(config, key.replace('__', '.'), value)
-  objective = objective_lib.create(words, config)
-  network = trained_lib.Trained('nowhere', config, words, 7, {}, {})
-  shapes = jax.eval_shape(
-    lambda: state_lib.variables(network.model('cpu'), config)
-  )
-  assert objective.outputs == shapes['params']['head']['bias'].size
-  random = np.random.default_rng(0)
-
-  def leaf(path, struct):
-    kind = path[-1].key
-    if kind in ('scale', 'var'):
-      value = random.uniform(0.3, 0.6, struct.shape)
-    elif kind == 'kernel':
-      value = (
-        random.normal(size=struct.shape) * np.prod(struct.shape[:-1]) ** -0.5
-      )
-      value *= 1.3
-    else:
-      value = random.uniform(-0.5, 0.5, struct.shape)
-    return value.astype(struct.dtype)
-
-  variables = jax.tree_util.tree_map_with_path(leaf, shapes)
-  params = variables.pop('params')
-  return trained_lib.Trained('nowhere', config, words, 7, params, variables)
-
-
-def _images(count, seed=0):
-  random = np.random.default_rng(seed)
-  coarse = random.integers(0, 256, (count, 4, 4, 3), np.uint8)
-  return coarse.repeat(_SIDE // 4, 1).repeat(_SIDE // 4, 2)
-
-
-def _normalised(config, images):
-  mean, std = np.array(config.data.mean), np.array(config.data.std)
-  return ((images - mean) / std).astype(np.float32)
-
-
-def _logits(trained, images):
-  """By the network itself, as evaluation applies it."""
-  variables = {'params': trained.params, **trained.stats}
-  pixels = _normalised(trained.config, images)
-  return jax.jit(lambda v, x: trained.model('cpu').apply(v, x, False))(
-    variables, pixels
-  )
 
 
 @pytest.mark.slow
@@ -104,39 +44,39 @@ def _logits(trained, images):
 def test_transformers_loads_it(name, keys, tmp_path):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
-  trained = _trained(name, **keys)
+  trained = exporting.trained(name, **keys)
   huggingface.write(trained, tmp_path)
   network, info = transformers.ResNetForImageClassification.from_pretrained(
     tmp_path, output_loading_info=True
   )
   assert not any(info.values()), info
-  images = _images(3)
+  images = exporting.images(3)
   with torch.no_grad():
-    pixels = published.pixels(_normalised(trained.config, images))
+    pixels = published.pixels(exporting.normalised(trained.config, images))
     want = network.eval()(pixels).logits.numpy()
-  got = np.asarray(_logits(trained, images))
+  got = np.asarray(exporting.logits(trained, images))
   # Up to 53 float32 convolutions that are summed in another order.
   assert np.abs(got - want).max() <= 1e-4
   assert 0.1 < want.std() < 20 and want.std(0).max() > 0.01
-  assert network.config.id2label == dict(enumerate(_PAIRS.names))
+  assert network.config.id2label == dict(enumerate(exporting.PAIRS.names))
 
 
 def test_the_processor_of_transformers_makes_the_same_pixels(tmp_path):
   transformers = pytest.importorskip('transformers')
-  trained = _trained(data__image_size=20, data__resize=20)
+  trained = exporting.trained(data__image_size=20, data__resize=20)
   huggingface.write(trained, tmp_path)
   processor = transformers.AutoImageProcessor.from_pretrained(
     tmp_path, backend='pil'
   )
   image = np.random.default_rng(0).integers(0, 256, (20, 20, 3), np.uint8)
   got = processor(image, return_tensors='np')['pixel_values'][0]
-  want = _normalised(trained.config, image).transpose(2, 0, 1)
+  want = exporting.normalised(trained.config, image).transpose(2, 0, 1)
   # Means and deviations over 255, in float32.
   np.testing.assert_allclose(got, want, 0, 1e-5)
 
 
 def test_it_is_read_back(tmp_path):
-  trained = _trained()
+  trained = exporting.trained()
   huggingface.write(trained, tmp_path)
   tree = initial.flat({'params': trained.params, **trained.stats})
   parameters = source.read(str(tmp_path), trained.config, tree)
@@ -146,10 +86,12 @@ def test_it_is_read_back(tmp_path):
 
 
 def test_averages_in_float64_are_written_as_float32():
-  trained = _trained()
+  trained = exporting.trained()
   wide = jax.tree.map(lambda x: x.astype(np.float64), trained.params)
   tensors = huggingface.tensors(
-    trained_lib.Trained('', trained.config, _PAIRS, 7, wide, trained.stats)
+    trained_lib.Trained(
+      '', trained.config, exporting.PAIRS, 7, wide, trained.stats
+    )
   )
   kinds = {n: x.dtype for n, x in tensors.items()}
   floats = {k for n, k in kinds.items() if not n.endswith('tracked')}
@@ -187,7 +129,7 @@ _ALONE = """
 def _run_alone(trained, folder, platforms=('cpu', 'cuda', 'tpu')):
   """The program's results in a process that has nothing but JAX."""
   program.write(trained, folder, platforms)
-  images = _images(8)
+  images = exporting.images(8)
   np.save(folder / 'images.npy', images)
   environment = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
   subprocess.run(
@@ -206,9 +148,9 @@ def _run_alone(trained, folder, platforms=('cpu', 'cuda', 'tpu')):
   ],
 )
 def test_it_runs_with_jax_alone(name, tmp_path):
-  trained = _trained(name)
+  trained = exporting.trained(name)
   images, outputs = _run_alone(trained, tmp_path)
-  logits = np.asarray(_logits(trained, images))
+  logits = np.asarray(exporting.logits(trained, images))
   # The same operations in float32, fused otherwise: roundings of 6e-8 of
   # logits of order one, through 20 convolutions.
   for count in (1, 3, 8):
@@ -222,13 +164,13 @@ def test_it_runs_with_jax_alone(name, tmp_path):
   ):  # fmt: skip
     assert np.abs(outputs[f'{name}8'] - want).max() < 1e-5
   assert outputs['best'].tolist() == [
-    _PAIRS.names[i] for i in logits.argmax(-1)
+    exporting.PAIRS.names[i] for i in logits.argmax(-1)
   ]
   assert outputs['anp8'].std(0).max() > 1e-3
 
 
 def test_the_program_has_every_platform_and_its_weights_once(tmp_path):
-  trained = _trained()
+  trained = exporting.trained()
   exported = program.exported(trained, ('cpu', 'cuda', 'tpu'))
   assert exported.platforms == ('cpu', 'cuda', 'tpu')
   size = sum(x.nbytes for x in jax.tree.leaves((trained.params, trained.stats)))
@@ -244,20 +186,24 @@ def test_what_is_lowered_for_accelerators_is_the_same_function(
 ):
   """Their part of the program, computed on a CPU, for any number of images."""
   monkeypatch.setitem(program.PLATFORMS, 'cpu', kind)
-  trained, images = _trained(), _images(5)
+  trained, images = exporting.trained(), exporting.images(5)
   logits = program.exported(trained, ('cpu',)).call(images)['logits']
   # Other ways to sum the same float32 products, through 20 convolutions.
-  assert np.abs(logits - np.asarray(_logits(trained, images))).max() < 1e-4
+  assert (
+    np.abs(logits - np.asarray(exporting.logits(trained, images))).max() < 1e-4
+  )
 
 
 @pytest.mark.parametrize('head', ['multitask', 'factored'])
 def test_other_heads_give_probabilities_by_name(head, tmp_path):
-  trained = _trained('tests.user_network:WithoutDropout', model__head=head)
-  assert head in huggingface.refusal(_trained(model__head=head).config)
+  trained = exporting.trained(
+    'tests.user_network:WithoutDropout', model__head=head
+  )
+  assert head in huggingface.refusal(exporting.trained(model__head=head).config)
   call = program.exported(trained, ('cpu',)).call
-  images = _images(5)
+  images = exporting.images(5)
   outputs = jax.device_get(call(images))
-  expected = np.asarray(_logits(trained, images), np.float64)
+  expected = np.asarray(exporting.logits(trained, images), np.float64)
   if head == 'multitask':
     parts = np.split(expected, [6, 9], -1)
   else:  # adjectives, then nouns; the pair's logit is the sum of its two
@@ -273,25 +219,27 @@ def test_other_heads_give_probabilities_by_name(head, tmp_path):
 
 def test_plain_classes_and_a_network_of_the_users(tmp_path):
   words = vocabulary_lib.Vocabulary(('a', 'b', 'c'))
-  trained = _trained('tests.user_network:WithoutDropout', words)
+  trained = exporting.trained('tests.user_network:WithoutDropout', words)
   assert 'is no ResNet' in huggingface.refusal(trained.config)
   trained.config.model.name = 'resnet_of_mine:Net'
   assert 'is no ResNet' in huggingface.refusal(trained.config)
   trained.config.model.name = 'tests.user_network:WithoutDropout'
-  images = _images(2)
+  images = exporting.images(2)
   outputs = jax.device_get(program.exported(trained, ('cpu',)).call(images))
   assert set(outputs) == {'logits', 'anp'}
-  want = np.asarray(_logits(trained, images))
+  want = np.asarray(exporting.logits(trained, images))
   assert np.abs(outputs['logits'] - want).max() < 1e-5
 
 
 def test_bfloat16_is_computed_as_in_evaluation():
-  trained = _trained(
+  trained = exporting.trained(
     'tests.user_network:WithoutDropout', model__dtype='bfloat16'
   )
-  images = _images(2)
+  images = exporting.images(2)
   outputs = jax.device_get(program.exported(trained, ('cpu',)).call(images))
-  pixels = jnp.asarray(_normalised(trained.config, images), jnp.bfloat16)
+  pixels = jnp.asarray(
+    exporting.normalised(trained.config, images), jnp.bfloat16
+  )
   variables = {'params': trained.params, **trained.stats}
   want = trained.model('cpu').apply(variables, pixels, False)
   assert outputs['logits'].dtype == np.float32
@@ -300,7 +248,7 @@ def test_bfloat16_is_computed_as_in_evaluation():
 
 
 def test_files_beside_the_program(tmp_path):
-  program.write(_trained(), tmp_path, ('cpu',))
+  program.write(exporting.trained(), tmp_path, ('cpu',))
   labels = json.loads((tmp_path / 'labels.json').read_text())
   assert labels == {
     'classes': ['old_car', 'red_car', 'shy_car', 'old_dog', 'red_dog',
@@ -311,7 +259,7 @@ def test_files_beside_the_program(tmp_path):
     'noun_of_class': [0, 0, 0, 1, 1, 1],
   }  # fmt: skip
   settings = json.loads((tmp_path / 'preprocessing.json').read_text())
-  assert (settings['image_size'], settings['resize']) == (_SIDE, 40)
+  assert (settings['image_size'], settings['resize']) == (exporting.SIDE, 40)
   assert settings['mean'] == [123.68, 116.78, 103.94]
 
 
@@ -366,7 +314,7 @@ def _prepared(file, settings):
 @pytest.mark.parametrize('decode', ['fast', 'exact', 'bilinear', 'bicubic'])
 def test_preprocessing_is_that_of_the_evaluation(decode):
   config = command_line.load('configs/resnet_anp.py:tiny', {})
-  config.data.image_size, config.data.resize = _SIDE, 40
+  config.data.image_size, config.data.resize = exporting.SIDE, 40
   config.data.decode = decode
   settings = program.preprocessing(config)
   random = np.random.default_rng(0)
@@ -401,13 +349,13 @@ def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
   if not photographs:
     pytest.skip(f'{_CLOTHING} is not here')
   files = [path.read_bytes() for path in photographs]
-  trained = _trained(width=8, data__decode=decode)
+  trained = exporting.trained(width=8, data__decode=decode)
   read = decode_pillow.eval_decoder(trained.config)
-  logits = _logits(trained, np.stack([read(file) for file in files]))
+  logits = exporting.logits(trained, np.stack([read(file) for file in files]))
   # As sure as a trained network is: logits of its head spread by 2.
   head = trained.params['head']
   head['kernel'] = head['kernel'] * (2 / np.std(logits, 0).mean())
-  logits = _logits(trained, np.stack([read(file) for file in files]))
+  logits = exporting.logits(trained, np.stack([read(file) for file in files]))
   head['bias'] = head['bias'] - np.mean(logits, 0)
   ours = np.asarray(jax.nn.softmax(logits - np.mean(logits, 0)))
   assert len(set(ours.argmax(1))) > 3
@@ -458,7 +406,7 @@ def _export(out, capsys, checkpoint):
   'decode, is_near', [('fast', True), ('bicubic', False)]
 )
 def test_a_processor_that_is_only_near_is_said(decode, is_near, tmp_path):
-  trained = _trained(data__decode=decode)
+  trained = exporting.trained(data__decode=decode)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(trained_lib, 'load', lambda *_: trained)
     patch.setattr(program, 'write', lambda *_: [])
@@ -470,7 +418,7 @@ def test_a_processor_that_is_only_near_is_said(decode, is_near, tmp_path):
 
 
 def test_command_of_a_resnet(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(trained_lib, 'load', lambda *_: _trained())
+  monkeypatch.setattr(trained_lib, 'load', lambda *_: exporting.trained())
   lines, names = _export(tmp_path / 'out', capsys, 'it')
   assert lines[0] == 'nowhere: resnet18, 6 classes, step 7'
   assert names == set(os.listdir(tmp_path / 'out')) == {
@@ -480,7 +428,7 @@ def test_command_of_a_resnet(tmp_path, capsys, monkeypatch):
 
 
 def test_files_of_another_network_are_not_left_beside(tmp_path, monkeypatch):
-  trained = _trained(model__head='factored')
+  trained = exporting.trained(model__head='factored')
   monkeypatch.setattr(trained_lib, 'load', lambda *_: trained)
   (tmp_path / 'config.json').write_text('{}')
   with pytest.raises(config_lib.ConfigError, match='config.json of another'):

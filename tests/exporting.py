@@ -1,0 +1,71 @@
+"""Networks to export, with the outputs that evaluation gives."""
+
+import jax
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.config import command_line
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.training import objective as objective_lib
+
+SIDE = 32
+PAIRS = vocabulary_lib.Vocabulary(
+  tuple(f'{a}_{n}' for n in ('car', 'dog') for a in ('old', 'red', 'shy'))
+)
+
+
+def trained(name='resnet18', words=PAIRS, width=4, **keys):
+  """A network with weights and statistics that no initialisation gives."""
+  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  settings = {
+    'model__name': name, 'model__width': width, 'data__image_size': SIDE,
+    'data__resize': 40,
+  }  # fmt: skip
+  for key, value in {**settings, **keys}.items():
+    config_lib.put(config, key.replace('__', '.'), value)
+  objective = objective_lib.create(words, config)
+  network = trained_lib.Trained('nowhere', config, words, 7, {}, {})
+  shapes = jax.eval_shape(
+    lambda: state_lib.variables(network.model('cpu'), config)
+  )
+  assert objective.outputs == shapes['params']['head']['bias'].size
+  random = np.random.default_rng(0)
+
+  def leaf(path, struct):
+    kind = path[-1].key
+    if kind in ('scale', 'var'):
+      value = random.uniform(0.3, 0.6, struct.shape)
+    elif kind == 'kernel':
+      value = (
+        random.normal(size=struct.shape) * np.prod(struct.shape[:-1]) ** -0.5
+      )
+      value *= 1.3
+    else:
+      value = random.uniform(-0.5, 0.5, struct.shape)
+    return value.astype(struct.dtype)
+
+  variables = jax.tree_util.tree_map_with_path(leaf, shapes)
+  params = variables.pop('params')
+  return trained_lib.Trained('nowhere', config, words, 7, params, variables)
+
+
+def images(count, seed=0):
+  random = np.random.default_rng(seed)
+  coarse = random.integers(0, 256, (count, 4, 4, 3), np.uint8)
+  return coarse.repeat(SIDE // 4, 1).repeat(SIDE // 4, 2)
+
+
+def normalised(config, images):
+  mean, std = np.array(config.data.mean), np.array(config.data.std)
+  return ((images - mean) / std).astype(np.float32)
+
+
+def logits(trained, images):
+  """By the network itself, as evaluation applies it."""
+  variables = {'params': trained.params, **trained.stats}
+  pixels = normalised(trained.config, images)
+  return jax.jit(lambda v, x: trained.model('cpu').apply(v, x, False))(
+    variables, pixels
+  )

@@ -1,0 +1,219 @@
+"""A run, from training to the evaluation of other data."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.config import command_line
+from anp_jax.data import vocabulary as vocabulary_lib
+from tests import launching
+
+ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
+NAMES = tuple(f'{a}_{n}' for a in ADJECTIVES for n in NOUNS)
+KNOWN = vocabulary_lib.Vocabulary(NAMES)
+COUNT = 400
+HELD_OUT = ('big_cat', 'red_tree')
+
+
+def _table(path):
+  with open(path, newline='', encoding='utf-8') as f:
+    return list(csv.DictReader(f))
+
+
+def _save(path, names, count, seed, split='validation'):
+  """Images whose brightness is their class's place among NAMES."""
+  random = np.random.default_rng(seed)
+  labels = random.integers(0, len(names), count)
+  places = np.array([NAMES.index(name) for name in names])[labels]
+  images = (
+    random.integers(0, 20, (count, 16, 16, 3))
+    + 19 * (places[:, None, None, None])
+  )
+  arrays = {
+    f'{split}_images': images.astype(np.uint8), f'{split}_labels': labels,
+    'class_names': np.array(names),
+  }  # fmt: skip
+  if path.exists():
+    with np.load(path) as before:
+      arrays = {**before, **arrays}
+  np.savez(path, **arrays)
+  return labels
+
+
+def _tiny(path):
+  config = command_line.load('configs/resnet_anp.py:tiny', {
+    'data.image_size': '16', 'data.resize': '16', 'data.source': 'arrays',
+    'data.path': str(path), 'eval.examples': 'True', 'log.tensorboard': 'False',
+    'model.name': 'tests.user_network:SmallNet', 'duration': '6 steps',
+    'data.held_out': repr(HELD_OUT),
+  })  # fmt: skip
+  return config
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory, quick_compiles):
+  """A finished run whose training data are gone."""
+  place = tmp_path_factory.mktemp('run')
+  data = place / 'set.npz'
+  labels = _save(data, NAMES, 64, 0, 'train')
+  _save(data, NAMES, 50, 1)
+  config = _tiny(data)
+  with pytest.MonkeyPatch.context() as patch:
+    first = jax.devices()[:1]
+    patch.setattr(jax, 'devices', lambda: first)
+    scores = train.run(config, str(place / 'work'))
+  data.unlink()
+  return place, config, scores | {'labels': labels}
+
+
+def test_a_training_ends_with_an_evaluation_and_a_page(run):
+  place, _, scores = run
+  folder = place / 'work' / 'evaluation' / '6-validation'
+  evaluation = json.loads((folder / 'scores.json').read_text())
+  assert evaluation['step'] == 6 and evaluation['scores']['examples'] == 50
+  assert evaluation['scores']['anp_top1'] == scores['anp_top1']
+  rows = _table(folder / 'predictions.csv')
+  right = sum(row['label'] == row['predicted'] for row in rows)
+  assert right / 50 == pytest.approx(scores['anp_top1'], abs=1e-6)
+  for i, row in enumerate(_table(folder / 'classes.csv')):
+    count = 0 if NAMES[i] in HELD_OUT else (scores['labels'] == i).sum()
+    assert int(row['training_images']) == count
+  ours = [row for row in rows if row['label'] in HELD_OUT]
+  right = sum(row['label'] == row['predicted'] for row in ours)
+  assert evaluation['scores']['held_out_classes'] == right / len(ours)
+  assert (
+    0 <= right / len(ours) <= evaluation['scores']['held_out_among_themselves']
+  )
+  page = (place / 'work' / 'report' / 'index.html').read_text()
+  assert page.count('data:image/png') >= 6 + 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'devices',
+  [1, 8, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4))],
+)
+def test_other_data_of_the_runs_classes_on_any_devices(
+  run, tmp_path, monkeypatch, devices, capsys
+):  # fmt: skip
+  place, config, _ = run
+  some = ('red_tree', 'big_cat', 'old_sun')
+  labels = _save(tmp_path / 'other.npz', some, 21, 3, 'test')
+  config = config.copy_and_resolve_references()
+  config.data.path = str(tmp_path / 'other.npz')
+  config.data.eval_split = 'test'
+  config.data.source = 'arrays'
+  chosen = jax.devices()[:devices]
+  monkeypatch.setattr(jax, 'devices', lambda: chosen)
+  output = tmp_path / 'out'
+  scores = train.run(
+    config, str(place / 'work'), 'evaluate', output=str(output)
+  )
+  assert scores['examples'] == 21
+  rows = _table(output / 'predictions.csv')
+  assert [row['label'] for row in rows] == [some[i] for i in labels]
+  text = capsys.readouterr().out
+  assert 'checkpoint of step 6, 21 images' in text
+  assert 'macro_accuracy' in text and str(output) in text
+  # The first one's file is the others' too.
+  copy = place / 'first.csv'
+  if not copy.exists():
+    copy.write_bytes((output / 'predictions.csv').read_bytes())
+  for row, want in zip(rows, _table(copy)):
+    assert row['predicted'] == want['predicted']
+    # Six digits of float32, whose sums are in another order.
+    assert float(row['probability']) == pytest.approx(
+      float(want['probability']), rel=1e-4
+    )
+
+
+def test_a_class_that_the_run_does_not_know_is_one_line(run, tmp_path):
+  place, config, _ = run
+  _save(tmp_path / 'a.npz', NAMES[:2], 8, 0)
+  with np.load(tmp_path / 'a.npz') as arrays:
+    arrays = dict(arrays, class_names=np.array(['big_cat', 'old_sunn']))
+  np.savez(tmp_path / 'a.npz', **arrays)
+  config = config.copy_and_resolve_references()
+  config.data.path = str(tmp_path / 'a.npz')
+  with pytest.raises(config_lib.ConfigError) as e:
+    train.run(config, str(place / 'work'), 'evaluate')
+  text = str(e.value)
+  assert "'old_sunn'" in text and "did you mean 'old_sun'" in text
+  assert '\n' not in text
+
+
+def test_another_network_is_refused_but_no_other_data(run, tmp_path):
+  place, config, _ = run
+  _save(tmp_path / 'a.npz', NAMES, 8, 0)
+  config = config.copy_and_resolve_references()
+  config.data.path = str(tmp_path / 'a.npz')
+  config.seed = 3
+  with pytest.raises(config_lib.ConfigError, match='config.seed is 3'):
+    train.run(config, str(place / 'work'), 'evaluate')
+
+
+class _Flags:
+  config, mode, checkpoint, output = '', 'evaluate', 'newest', ''
+
+
+def test_the_config_of_a_run_is_in_its_workdir(run, tmp_path):
+  place, config, _ = run
+  _save(tmp_path / 'a.npz', NAMES, 8, 0)
+  flags = _Flags()
+  flags.workdir = str(place / 'work')
+  path = str(tmp_path / 'a.npz')
+  config, workdir = command_line.from_flags(flags, {'data.path': path})
+  assert workdir == str(place / 'work')
+  want = config.copy_and_resolve_references()
+  want.data.path = path
+  assert config_lib.flat(config) == config_lib.flat(want)
+  with pytest.raises(config_lib.ConfigError, match='data.path'):
+    command_line.from_flags(flags, {})  # the data are gone
+  flags.mode = 'train'
+  with pytest.raises(config_lib.ConfigError, match='--config=FILE'):
+    command_line.from_flags(flags, {'data.path': path})
+  flags.mode, flags.workdir = 'evaluate', str(tmp_path)
+  with pytest.raises(config_lib.ConfigError, match='--config=FILE'):
+    command_line.from_flags(flags, {})
+
+
+def test_a_folder_to_write_to_is_for_evaluations(run, tmp_path):
+  flags = _Flags()
+  flags.config, flags.workdir = 'configs/resnet_anp.py:tiny', str(tmp_path)
+  flags.mode, flags.output = 'train', 'out'
+  with pytest.raises(config_lib.ConfigError, match='--output=out'):
+    command_line.from_flags(flags, {})
+  flags.mode, flags.output = 'evaluate', str(tmp_path / 'file')
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(config_lib.ConfigError, match='is a file'):
+    command_line.from_flags(flags, {})
+  flags.config, flags.output = 'configs/relay_anp.py:tiny', 'out'
+  with pytest.raises(config_lib.ConfigError, match='leaderboard'):
+    command_line.from_flags(flags, {})
+
+
+@pytest.mark.multiprocess
+def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
+  first = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: first)
+  config = command_line.load('configs/resnet_anp.py:tiny', launching.TINY)
+  work = str(tmp_path / 'work')
+  train.run(config, work)
+  train.run(config, work, 'evaluate')
+  texts = launching.run(
+    tmp_path / 'logs', 2,
+    [f'--workdir={work}', '--mode=evaluate', f'--output={tmp_path / "two"}'],
+  )  # fmt: skip
+  assert 'checkpoint of step 12, 70 images' in texts[0]
+  single = _table(tmp_path / 'work/evaluation/12-validation/predictions.csv')
+  two = _table(tmp_path / 'two/predictions.csv')
+  assert len(single) == len(two) == 70
+  for a, b in zip(single, two):
+    assert a['label'] == b['label']
+    # A device has other rows: float32 sums may be in another order.
+    assert float(a['loss']) == pytest.approx(float(b['loss']), rel=1e-4)
