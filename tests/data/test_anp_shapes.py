@@ -152,7 +152,7 @@ def test_render_refuses_an_unknown_class(class_id):
 def test_renderer_imports_little():
   heavy = _python(
     'import sys\n'
-    'sys.path.insert(0, "anp_jax/data")\n'
+    'sys.path.insert(0, "anp_jax/data/sources")\n'
     'import scenes\n'
     'print({"tensorflow", "jax", "absl", "scipy"} & set(sys.modules))\n'
   )
