@@ -137,12 +137,12 @@ class MessageQueue:
 class Receiver(transport.Port):
   """Takes what other processes send to this one."""
 
-  def __init__(self, config, place, token: str, on_data):
+  def __init__(self, config, env, token: str, on_data: Callable):
     """Opens the port.
 
     Args:
       config: the run's config.
-      place: of this process.
+      env: `cluster_env.ClusterEnv` of this process.
       token: of the run: a call without it is refused.
       on_data: called (request, (n,) uint8) for what arrives, from any thread.
 
@@ -150,7 +150,7 @@ class Receiver(transport.Port):
       ConfigError: if the port cannot be opened.
     """
     self._on_data = on_data
-    super().__init__(config, place, token, 'a station')
+    super().__init__(config, env, token, 'a station')
 
   def do_put(self, context, descriptor, reader, writer):
     """Takes one request and its bytes; called by Flight."""
