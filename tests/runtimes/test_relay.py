@@ -301,6 +301,31 @@ def test_a_stopped_ring_resumes_anywhere(
   assert len(spans_lib.read(str(tmp_path))) == before
 
 
+@pytest.mark.soak
+def test_a_stopped_search_decides_as_it_would_have(tmp_path, stations):
+  stations(2)
+  config = relaying.config(
+    ('seed=0', 'seed=1', 'optimizer.learning_rate=1e30', 'seed=3', 'seed=4'),
+    **{'strategy.halving': 2, 'strategy.at_once': 2, 'duration': '4 epochs',
+       'checkpoint.every': '4 steps'},
+  )  # fmt: skip
+  from anp_jax.runtimes.relay import run as relay_run
+
+  records = []
+  for name, all_votes in (('stopped', (3, 20, 40, 60, 10**6)), ('whole', ())):
+    folder = tmp_path / name
+    for votes in all_votes:
+      relay_run.run(config, str(folder), _Stopping(config, votes))
+    relay_run.run(config, str(folder), cluster.Processes(config))
+    lines = map(json.loads, (folder / 'relay.jsonl').open())
+    records.append({(r['model'], r.get('laps')): r for r in lines})
+  stopped, single = records
+  assert stopped.keys() == single.keys()
+  for key, record in single.items():
+    assert stopped[key]['step'] == record['step']
+    assert stopped[key].get('loss') == record.get('loss')
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'overrides, expected',
