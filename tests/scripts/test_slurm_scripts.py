@@ -208,6 +208,8 @@ def test_a_marker_of_an_earlier_start_is_no_reason_to_start_again(job, script):
 
   """The marker of a start that was stopped before its first step."""
 
+  """The marker of a start that was stopped before its first step."""
+
 
 def test_the_same_marker_once_more_is_a_reason(job, script):
   """Of a start that was stopped before its first step."""
