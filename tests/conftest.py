@@ -46,6 +46,21 @@ def config():
 
 
 @pytest.fixture
+def tiny_config(config):
+  """The tiny recipe on a network that compiles in a moment."""
+  config.model.name = 'tests.user_network:SmallNet'
+  config.log.tensorboard = False
+  return config
+
+
+@pytest.fixture
+def on_one_device(monkeypatch):
+  """Eight simulated devices are for the tests that name them."""
+  first = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: first)
+
+
+@pytest.fixture
 def x64():
   """Arrays may be of float64."""
   with jax.enable_x64(True):

@@ -1,7 +1,6 @@
 """The training step: the same numbers however it is divided."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,215 +10,33 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.cluster import preemption
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.models import resnet
-from anp_jax.models.layers import sums
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import optimizer as optimizer_lib
 from anp_jax.training import step as step_lib
-from tests import user_network
+from tests import stepping
+
+CLASSES = stepping.CLASSES
+FSDP = stepping.FSDP
+RATE = stepping.RATE
+DECAY = stepping.DECAY
+SMOOTHING = stepping.SMOOTHING
+CLIP = stepping.CLIP
+TIGHT = stepping.TIGHT
+_config = stepping.config_of
+_resnet = stepping.resnet_of
+_small = stepping.small_of
+_weights = stepping.weights_of
+_batch = stepping.batch_of
+_divided = stepping.divided_run
+_trained = stepping.trained
+_column = stepping.column
+_assert_close = stepping.assert_close
+_same_curve = stepping.same_curve
+Run = stepping.Run
 
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
-
-BATCH = 16
-SIDE = 16
-CLASSES = 12
-EXAMPLES = 64
-FSDP = (('.*', 'fsdp'),)
-RATE, MOMENTUM, DECAY, SMOOTHING, CLIP = 0.1, 0.9, 1e-3, 0.1, 0.7
-# float64 rounds at 1e-16; sums over devices in another order differ by about
-# 1e-15, and were seen to grow to 1e-14 over 50 steps.
-TIGHT = 1e-10
-
-
-def _config(dtype='float64', **overrides):
-  config = config_lib.base()
-  config.update_from_flattened_dict(
-    {
-      'batch_size': BATCH,
-      'label_smoothing': SMOOTHING,
-      'data.image_size': SIDE,
-      'model.dtype': dtype,
-      'model.param_dtype': 'float32' if dtype == 'bfloat16' else dtype,
-      'model.norm_group': 2,
-      'optimizer.name': 'momentum',
-      'optimizer.learning_rate': RATE,
-      'optimizer.momentum': MOMENTUM,
-      'optimizer.weight_decay': DECAY,
-      'optimizer.clip_norm': CLIP,
-      'schedule.name': 'exponential',
-      'schedule.every': '2 steps',
-      'schedule.factor': 0.98,
-      **overrides,
-    }
-  )
-  return config
-
-
-def _resnet(config):
-  return resnet.ResNet(
-    CLASSES,
-    stages=(1,),
-    bottleneck=False,
-    width=8,
-    group=config.model.norm_group,
-    axis_name=mesh_lib.DATA,
-    dtype=config.model.dtype,
-    param_dtype=config.model.param_dtype,
-  )
-
-
-def _small(config, **fields):
-  """Compiles in a fifth of the time; its batch norm is global."""
-  return user_network.SmallNet(
-    CLASSES,
-    dtype=config.model.dtype,
-    param_dtype=config.model.param_dtype,
-    axis_name=mesh_lib.DATA,
-    **{'drop': 0.0, **fields},
-  )
-
-
-def _objective(config):
-  names = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
-  return objective_lib.create(vocabulary_lib.Vocabulary(names), config)
-
-
-class Run:
-  """All that a step is made of, on the first `devices` devices."""
-
-  def __init__(self, config, devices, model):
-    self.config = config
-    self.model = model
-    self.mesh = mesh_lib.create(config, jax.devices()[:devices])
-    division.check(config, BATCH, self.mesh)
-    schedule_of = (config, BATCH, EXAMPLES, 1000)
-    optimizer = optimizer_lib.create(*schedule_of)
-    self.init = state_lib.Init(model, optimizer, config)
-    self.like = state_lib.abstract(self.init, config, self.mesh)
-    self.objective = _objective(config)
-    specs = jax.tree.map(lambda s: s.sharding.spec, self.like.params)
-    self.train_step = step_lib.TrainStep(
-      config=config,
-      mesh=self.mesh,
-      model=model,
-      objective=self.objective,
-      optimizer=optimizer,
-      schedule=optimizer_lib.schedule(*schedule_of),
-      strategy=strategy_lib.find(config).build(config, specs),
-      abstract_single=self.like,
-    ).jitted()
-
-  def state(self, change=None):
-    """The same weights for every Run, and no program to compile for them."""
-    values = _weights(self.like)
-    if change:
-      values = change(values)
-    return jax.tree.map(
-      lambda x, s: jax.device_put(x, s.sharding), values, self.like
-    )
-
-  def put(self, batch):
-    return jax.device_put(batch, mesh_lib.batch_sharding(self.mesh))
-
-  def steps(self, state, batches):
-    """The state after the batches, and each step's metrics."""
-    names, metrics = step_lib.metric_names(self.objective), []
-    types = jax.tree.map(jax.typeof, state)
-    for batch in batches:
-      batch = self.put(batch)
-      with jax.transfer_guard('disallow'):
-        state, values = self.train_step(state, batch)
-      metrics.append(dict(zip(names, jax.device_get(values), strict=True)))
-      # Another dtype, or a weak one, would compile the next step again.
-      assert jax.tree.map(jax.typeof, state) == types
-    return state, metrics
-
-
-def _weights(template):
-  random = np.random.default_rng(0)
-
-  def one(path, leaf):
-    name = mesh_lib.path_name(path)
-    if name.endswith('kernel'):
-      fan_in = np.prod(leaf.shape[:-1])
-      value = random.normal(size=leaf.shape) * np.sqrt(2 / fan_in)
-    elif name.endswith(('scale', 'var')):
-      value = np.ones(leaf.shape)
-    else:
-      value = np.zeros(leaf.shape)
-    return value.astype(leaf.dtype)
-
-  params, stats = jax.tree_util.tree_map_with_path(
-    one, (template.params, template.stats)
-  )
-  average = {'params': params, 'stats': stats} if template.average else {}
-  return state_lib.TrainState(
-    step=np.zeros((), np.int32),
-    params=params,
-    stats=stats,
-    opt_state=jax.tree.map(
-      lambda s: np.zeros(s.shape, s.dtype), template.opt_state
-    ),
-    average=average,
-  )
-
-
-def _batch(seed=0, size=BATCH):
-  random = np.random.default_rng(seed)
-  return {
-    'image': random.integers(0, 256, (size, SIDE, SIDE, 3), np.uint8),
-    'label': random.integers(0, CLASSES, size, np.int32),
-    'row': np.arange(size, dtype=np.int32),
-    'weight': np.ones(size, np.float32),
-    'vote': np.zeros(size, np.int32),
-  }
-
-
-@functools.cache
-def _divided(devices, dtype='float64', fsdp=False, accumulate=1):
-  """A Run of the small ResNet; its program is compiled once a session."""
-  sharding = FSDP if fsdp else (('.*', 'replicate'),)
-  config = _config(dtype, accumulate=accumulate, sharding=sharding)
-  return Run(config, devices, _resnet(config))
-
-
-@functools.cache
-def _trained(steps, *args, **kwargs):
-  """Host state and metrics after steps over two batches in turn."""
-  run = _divided(*args, **kwargs)
-  batches = [_batch(i % 2) for i in range(steps)]
-  state, metrics = run.steps(run.state(), batches)
-  return jax.device_get(state), metrics
-
-
-def _column(metrics, name='loss'):
-  return np.array([m[name] for m in metrics])
-
-
-def _assert_close(got, want, tolerance):
-  """Every leaf, relative to the largest number in it."""
-  want_leaves = jax.tree_util.tree_leaves_with_path(want)
-  got_leaves = jax.tree.leaves(got)
-  assert len(got_leaves) == len(want_leaves)
-  for a, (path, b) in zip(got_leaves, want_leaves):
-    a, b = np.float64(a), np.float64(b)
-    scale = max(np.abs(b).max(initial=0), 1e-3)
-    np.testing.assert_allclose(
-      a, b, rtol=0, atol=tolerance * scale, err_msg=mesh_lib.path_name(path)
-    )
-
-
-def _same_curve(got, want, tolerance):
-  for name in want[1][0]:
-    np.testing.assert_allclose(
-      _column(got[1], name), _column(want[1], name), tolerance, err_msg=name
-    )
 
 
 @pytest.mark.slow
@@ -260,7 +77,10 @@ def test_loss_curve_of_divided_parameters(x64, devices):
 ])  # fmt: skip
 def test_loss_curve_in_float32(devices):
   # float32 rounds at 6e-8, and five steps multiply that by some ten.
-  want, got = _trained(5, 1, 'float32'), _trained(5, devices, 'float32')
+  want, got = (
+    _trained(5, 1, 'float32'),
+    _trained(5, devices, 'float32'),
+  )
   np.testing.assert_allclose(_column(got[1]), _column(want[1]), rtol=1e-5)
 
 
@@ -268,7 +88,10 @@ def test_loss_curve_in_float32(devices):
 @pytest.mark.parametrize('devices, accumulate', [(1, 4), (4, 2)])
 def test_micro_batches_are_one_large_batch(x64, devices, accumulate):
   """Gradients through the weights, and the running statistics."""
-  want, got = _trained(5, 1), _trained(5, devices, accumulate=accumulate)
+  want, got = (
+    _trained(5, 1),
+    _trained(5, devices, accumulate=accumulate),
+  )
   _same_curve(got, want, TIGHT)
   _assert_close(got[0], want[0], TIGHT)
 
@@ -489,169 +312,9 @@ def test_the_largest_vote_of_all_wins(row):
   assert run.steps(run.state(), [batch])[1][0]['vote'] == preemption.STOP == 2
 
 
-def _collectives(text):
-  """(kind, dtype, elements) of each array that compiled code sends around."""
-  kinds = 'all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute'
-  actual = []
-  for shapes, kind in re.findall(rf'= (.*?) ({kinds})(?:-start)?\(', text):
-    for dtype, sizes in re.findall(r'(\w+)\[([\d,]*)\]', shapes):
-      count = int(np.prod([int(n) for n in sizes.split(',') if n]))
-      actual.append((kind, dtype, count))
-  return actual
-
-
-def _asked(text):
-  """The same of the program handed to XLA, where shapes follow the region."""
-  actual, kind = [], None
-  for line in text.splitlines():
-    match = re.search(
-      r'"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)"', line
-    )
-    kind = match[1] if match else kind
-    result = kind and re.search(r'-> tensor<((?:\d+x)*)(\w+)>\s*$', line)
-    if result:
-      count = int(np.prod([int(n) for n in result[1].split('x') if n]))
-      actual.append((kind, result[2], count))
-      kind = None
-  return actual
-
-
-def _total(actual, kind, dtype):
-  return sum(n for k, d, n in actual if (k, d) == (kind, dtype))
-
-
-@functools.cache
-def _bfloat16(reduce_dtype='float32'):
-  config = _config('bfloat16', **{'strategy.reduce_dtype': reduce_dtype})
-  return Run(config, 4, _resnet(config))
-
-
-def _count(tree):
-  return sum(int(np.prod(s.shape)) for s in jax.tree.leaves(tree))
-
-
-@pytest.mark.slow
-def test_a_bfloat16_network_sums_its_gradients_in_float32():
-  run = _bfloat16()
-  lowered = run.train_step.lower(run.like, run.put(_batch()))
-  # Parameters, statistics, the weight, the count of rows without one, the four
-  # sums of metrics and the counts of the three votes.
-  expected = _count(run.like.params) + _count(run.like.stats) + 9
-  for actual, reduce in (
-    (_asked(lowered.as_text()), 'all_reduce'),
-    (_collectives(lowered.compile().as_text()), 'all-reduce'),
-  ):
-    # Nothing else is sent.
-    assert {(k, d) for k, d, _ in actual} == {(reduce, 'f32')}
-    assert _total(actual, reduce, 'f32') == expected
-
-
-def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
-  # Read off the program before XLA: its CPU backend widens the sums again.
-  run = _bfloat16('bfloat16')
-  actual = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
-  assert _total(actual, 'all_reduce', 'bf16') == _count(run.like.params)
-  assert _total(actual, 'all_reduce', 'f32') == _count(run.like.stats) + 9
-
-
-def test_gradients_leave_in_few_sums_the_last_layers_first():
-  run = _bfloat16()
-  # The network's own order of use, which is not the alphabet's.
-  order = run.init.order
-  assert order[0].startswith('stem_conv') and order[-1] == 'head/bias'
-  assert set(order) == {
-    mesh_lib.path_name(path)
-    for path, _ in jax.tree_util.tree_leaves_with_path(run.like.params)
-  }
-  specs = jax.tree.map(lambda s: s.sharding.spec, run.like.params)
-  config = _config('bfloat16', **{'strategy.bucket_megabytes': 1e-9})
-  one_by_one = strategy_lib.find(config).build(config, specs, order)
-  gradients = jax.tree.map(lambda s: jnp.zeros(s.shape), run.like.params)
-  text = jax.jit(
-    jax.shard_map(
-      lambda g: one_by_one.reduce(g, ())[0],
-      mesh=run.mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(),
-      check_vma=False,
-    )
-  ).lower(gradients).as_text()  # fmt: skip
-  sizes = {
-    mesh_lib.path_name(path): leaf.size
-    for path, leaf in jax.tree_util.tree_leaves_with_path(run.like.params)
-  }
-  assert [n for _, _, n in _asked(text)] == [sizes[p] for p in order[::-1]]
-  # 25 MB at a time: this network's leave together, the last of them apart.
-  lowered = run.train_step.lower(run.like, run.put(_batch()))
-  sums = [n for _, dtype, n in _asked(lowered.as_text()) if dtype == 'f32']
-  assert len(sums) <= 2
-
-
-def test_divided_parameters_are_gathered_once_and_scattered():
-  config = _config('bfloat16', sharding=FSDP)
-  run = Run(config, 4, _resnet(config))
-  actual = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
-  divided = [
-    int(np.prod(s.shape))
-    for s in jax.tree.leaves(run.like.params)
-    if not s.sharding.is_fully_replicated
-  ]
-  assert len(divided) >= 10
-  # Gathered whole; of the gradient each device gets its quarter.
-  assert _total(actual, 'all_gather', 'f32') == sum(divided)
-  assert _total(actual, 'reduce_scatter', 'f32') == sum(divided) // 4
-  rest = _count(run.like.params) - sum(divided)
-  assert _total(actual, 'all_reduce', 'f32') == (
-    rest + _count(run.like.stats) + 9
-  )
-
-
-def test_one_device_sends_no_gradient():
-  # XLA's CPU backend copies what it "sends" to itself: 100 MB for ResNet-50.
-  config = _config('float32')
-  run = Run(config, 1, _resnet(config))
-  lowered = run.train_step.lower(run.like, run.put(_batch()))
-  assert not _asked(lowered.as_text())
-
-
-@pytest.mark.slow
-def test_norms_do_not_gather_divided_parameters():
-  config = _config('float32', sharding=FSDP)
-  run = Run(config, 4, _resnet(config))
-  lowered = run.train_step.lower(run.like, run.put(_batch()))
-  actual = _collectives(lowered.compile().as_text())
-  before = _asked(lowered.as_text())
-  assert _total(actual, 'all-gather', 'f32') == (
-    _total(before, 'all_gather', 'f32')
-  )
-
-
-def test_norm_is_that_of_one_vector():
-  random = np.random.default_rng(0)
-  # Small and large leaves; sizes that eight does and does not divide; a count,
-  # which is no part of a norm.
-  shapes = ((), (3,), (64, 64), (3, 3, 64, 64), (40001,), (33001, 2))
-  tree = [random.normal(size=s).astype('float32') for s in shapes]
-  want = np.linalg.norm(np.concatenate([np.float64(x).ravel() for x in tree]))
-  # Pairwise sums of 1e5 squares in float32: far less than 1e-6.
-  tree.append(np.int32(7))
-  norm = jax.jit(sums.norm, static_argnums=(1, 2))
-  for divided in (None, (False, True, False, True, False, True, False)):
-    for platform in ('cpu', 'gpu'):
-      actual = norm(tree, platform, divided)
-      np.testing.assert_allclose(actual, want, rtol=1e-6)
-  assert sums.norm([np.int32(7)], 'cpu') == 0
-
-
-@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
-def test_norm_of_bfloat16_leaves_is_summed_in_float32(platform):
-  # 2^16 ones: in bfloat16 the sum would stop at 256.
-  tree = [jnp.ones(2**16, 'bfloat16'), jnp.ones(300, 'bfloat16')]
-  actual = sums.norm(tree, platform)
-  assert actual.dtype == jnp.float32
-  np.testing.assert_allclose(actual, (2**16 + 300) ** 0.5, rtol=1e-6)
-
-
 def test_a_bfloat16_network_learns_a_batch():
-  run = _bfloat16()
+  config = _config('bfloat16')
+  run = Run(config, 4, _resnet(config))
   _, metrics = run.steps(run.state(), [_batch()] * 30)
   losses = _column(metrics)
   assert all(_column(metrics, 'finite'))

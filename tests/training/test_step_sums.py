@@ -1,0 +1,184 @@
+"""Tests of step: what it sends, in which dtype, and the norms it takes."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.models.layers import sums
+from anp_jax.parallel import mesh as mesh_lib
+from tests import stepping
+
+FSDP = stepping.FSDP
+_config = stepping.config_of
+_resnet = stepping.resnet_of
+_batch = stepping.batch_of
+Run = stepping.Run
+
+# Compiling is most of the time here; the arithmetic is what is tested.
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+
+def _collectives(text):
+  """(kind, dtype, elements) of each array that compiled code sends around."""
+  kinds = 'all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute'
+  actual = []
+  for shapes, kind in re.findall(rf'= (.*?) ({kinds})(?:-start)?\(', text):
+    for dtype, sizes in re.findall(r'(\w+)\[([\d,]*)\]', shapes):
+      count = int(np.prod([int(n) for n in sizes.split(',') if n]))
+      actual.append((kind, dtype, count))
+  return actual
+
+
+def _asked(text):
+  """The same of the program handed to XLA, where shapes follow the region."""
+  actual, kind = [], None
+  for line in text.splitlines():
+    match = re.search(
+      r'"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)"', line
+    )
+    kind = match[1] if match else kind
+    result = kind and re.search(r'-> tensor<((?:\d+x)*)(\w+)>\s*$', line)
+    if result:
+      count = int(np.prod([int(n) for n in result[1].split('x') if n]))
+      actual.append((kind, result[2], count))
+      kind = None
+  return actual
+
+
+def _total(actual, kind, dtype):
+  return sum(n for k, d, n in actual if (k, d) == (kind, dtype))
+
+
+@functools.cache
+def _bfloat16(reduce_dtype='float32'):
+  config = _config('bfloat16', **{'strategy.reduce_dtype': reduce_dtype})
+  return Run(config, 4, _resnet(config))
+
+
+def _count(tree):
+  return sum(int(np.prod(s.shape)) for s in jax.tree.leaves(tree))
+
+
+@pytest.mark.slow
+def test_a_bfloat16_network_sums_its_gradients_in_float32():
+  run = _bfloat16()
+  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  # Parameters, statistics, the weight, the count of rows without one, the four
+  # sums of metrics and the counts of the three votes.
+  expected = _count(run.like.params) + _count(run.like.stats) + 9
+  for actual, reduce in (
+    (_asked(lowered.as_text()), 'all_reduce'),
+    (_collectives(lowered.compile().as_text()), 'all-reduce'),
+  ):
+    # Nothing else is sent.
+    assert {(k, d) for k, d, _ in actual} == {(reduce, 'f32')}
+    assert _total(actual, reduce, 'f32') == expected
+
+
+def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
+  # Read off the program before XLA: its CPU backend widens the sums again.
+  run = _bfloat16('bfloat16')
+  actual = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
+  assert _total(actual, 'all_reduce', 'bf16') == _count(run.like.params)
+  assert _total(actual, 'all_reduce', 'f32') == _count(run.like.stats) + 9
+
+
+def test_gradients_leave_in_few_sums_the_last_layers_first():
+  run = _bfloat16()
+  # The network's own order of use, which is not the alphabet's.
+  order = run.init.order
+  assert order[0].startswith('stem_conv') and order[-1] == 'head/bias'
+  assert set(order) == {
+    mesh_lib.path_name(path)
+    for path, _ in jax.tree_util.tree_leaves_with_path(run.like.params)
+  }
+  specs = jax.tree.map(lambda s: s.sharding.spec, run.like.params)
+  config = _config('bfloat16', **{'strategy.bucket_megabytes': 1e-9})
+  one_by_one = strategy_lib.find(config).build(config, specs, order)
+  gradients = jax.tree.map(lambda s: jnp.zeros(s.shape), run.like.params)
+  text = jax.jit(
+    jax.shard_map(
+      lambda g: one_by_one.reduce(g, ())[0],
+      mesh=run.mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(),
+      check_vma=False,
+    )
+  ).lower(gradients).as_text()  # fmt: skip
+  sizes = {
+    mesh_lib.path_name(path): leaf.size
+    for path, leaf in jax.tree_util.tree_leaves_with_path(run.like.params)
+  }
+  assert [n for _, _, n in _asked(text)] == [sizes[p] for p in order[::-1]]
+  # 25 MB at a time: this network's leave together, the last of them apart.
+  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  sums = [n for _, dtype, n in _asked(lowered.as_text()) if dtype == 'f32']
+  assert len(sums) <= 2
+
+
+def test_divided_parameters_are_gathered_once_and_scattered():
+  config = _config('bfloat16', sharding=FSDP)
+  run = Run(config, 4, _resnet(config))
+  actual = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
+  divided = [
+    int(np.prod(s.shape))
+    for s in jax.tree.leaves(run.like.params)
+    if not s.sharding.is_fully_replicated
+  ]
+  assert len(divided) >= 10
+  # Gathered whole; of the gradient each device gets its quarter.
+  assert _total(actual, 'all_gather', 'f32') == sum(divided)
+  assert _total(actual, 'reduce_scatter', 'f32') == sum(divided) // 4
+  rest = _count(run.like.params) - sum(divided)
+  assert _total(actual, 'all_reduce', 'f32') == (
+    rest + _count(run.like.stats) + 9
+  )
+
+
+def test_one_device_sends_no_gradient():
+  # XLA's CPU backend copies what it "sends" to itself: 100 MB for ResNet-50.
+  config = _config('float32')
+  run = Run(config, 1, _resnet(config))
+  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  assert not _asked(lowered.as_text())
+
+
+@pytest.mark.slow
+def test_norms_do_not_gather_divided_parameters():
+  config = _config('float32', sharding=FSDP)
+  run = Run(config, 4, _resnet(config))
+  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  actual = _collectives(lowered.compile().as_text())
+  before = _asked(lowered.as_text())
+  assert _total(actual, 'all-gather', 'f32') == (
+    _total(before, 'all_gather', 'f32')
+  )
+
+
+def test_norm_is_that_of_one_vector():
+  random = np.random.default_rng(0)
+  # Small and large leaves; sizes that eight does and does not divide; a count,
+  # which is no part of a norm.
+  shapes = ((), (3,), (64, 64), (3, 3, 64, 64), (40001,), (33001, 2))
+  tree = [random.normal(size=s).astype('float32') for s in shapes]
+  want = np.linalg.norm(np.concatenate([np.float64(x).ravel() for x in tree]))
+  # Pairwise sums of 1e5 squares in float32: far less than 1e-6.
+  tree.append(np.int32(7))
+  norm = jax.jit(sums.norm, static_argnums=(1, 2))
+  for divided in (None, (False, True, False, True, False, True, False)):
+    for platform in ('cpu', 'gpu'):
+      actual = norm(tree, platform, divided)
+      np.testing.assert_allclose(actual, want, rtol=1e-6)
+  assert sums.norm([np.int32(7)], 'cpu') == 0
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
+def test_norm_of_bfloat16_leaves_is_summed_in_float32(platform):
+  # 2^16 ones: in bfloat16 the sum would stop at 256.
+  tree = [jnp.ones(2**16, 'bfloat16'), jnp.ones(300, 'bfloat16')]
+  actual = sums.norm(tree, platform)
+  assert actual.dtype == jnp.float32
+  np.testing.assert_allclose(actual, (2**16 + 300) ** 0.5, rtol=1e-6)
