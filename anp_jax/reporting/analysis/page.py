@@ -75,7 +75,7 @@ def text(evaluation: dict, results) -> str:
   if evaluation.get('weights'):
     what = f'Weights of {markdown.escape(evaluation["weights"])}'
   images = vocabulary.counted(evaluation['scores']['examples'], 'image')
-  parts = [
+  blocks = [
     f'# {markdown.escape(evaluation["data"])}',
     f'{what}, {images}'
     + (f'; {evaluation["damaged"]:,} of them could not be read'
@@ -86,18 +86,18 @@ def text(evaluation: dict, results) -> str:
     'confidence and accuracy over 15 bins of equal width (Guo et al., 2017).',
   ]  # fmt: skip
   if evaluation['confusions']:
-    parts += ['## Most confused', markdown.table([
+    blocks += ['## Most confused', markdown.table([
       ('class', 'called', 'times'),
       *((a, b, str(n)) for a, b, n in evaluation['confusions'][:_EACH]),
     ])]  # fmt: skip
-  parts += _best_and_worst(results)
+  blocks += _best_and_worst(results)
   for title, file in figures(evaluation['files']):
-    parts += [f'## {title}', f'![{title}]({file})']
-  parts.append(
+    blocks += [f'## {title}', f'![{title}]({file})']
+  blocks.append(
     'All classes: [classes.csv](classes.csv). All images: '
     '[predictions.csv](predictions.csv).'
   )
-  return '\n\n'.join(parts) + '\n'
+  return '\n\n'.join(blocks) + '\n'
 
 
 def _best_and_worst(results):

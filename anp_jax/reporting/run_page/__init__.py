@@ -108,14 +108,14 @@ def _name(workdir):
 def _page(name, scores, facts, config_text):
   """The text of report.md."""
   fence = '```'
-  parts = [f'# {name}']
+  blocks = [f'# {name}']
   if scores:
-    parts.append(markdown.table(scores, 'lr'))
+    blocks.append(markdown.table(scores, 'lr'))
   if facts:
-    parts.append(markdown.table([('run', ''), *facts]))
-  parts += [
+    blocks.append(markdown.table([('run', ''), *facts]))
+  blocks += [
     '![Loss, accuracy, learning rate and images/s over the epochs](curves.png)',
     '## Config',
     f'{fence}\n{config_text.rstrip()}\n{fence}',
   ]
-  return '\n\n'.join(parts) + '\n'
+  return '\n\n'.join(blocks) + '\n'

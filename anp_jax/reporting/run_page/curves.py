@@ -80,8 +80,8 @@ def _curve(name, lines, points=None):
   """(epochs, values), thinned to the means of at most `points` stretches."""
   lines = [r for r in lines if name in r]
   size = math.ceil(len(lines) / points) if points and lines else 1
-  parts = [lines[i : i + size] for i in range(0, len(lines), size)]
+  stretches = [lines[i : i + size] for i in range(0, len(lines), size)]
   return tuple(
-    [statistics.fmean(r[key] for r in part) for part in parts]
+    [statistics.fmean(r[key] for r in stretch) for stretch in stretches]
     for key in ('epoch', name)
   )

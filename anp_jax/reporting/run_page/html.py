@@ -92,17 +92,17 @@ def _encodable(value):
 
 
 def _times(times):
-  """The parts of the bar of where the time went."""
+  """The segments of the bar that shows where the time went."""
   total = sum(times.values())
-  parts = []
+  segments = []
   for what, seconds in times.items() if total else ():
     percent = 100 * seconds / total
-    parts.append({
+    segments.append({
       'percent': percent,
       'color': _COLORS.get(what, drawing.GREY),
       'text': f'{what} {telemetry.elapsed(seconds)} ({percent:.1f}%)',
     })  # fmt: skip
-  return parts
+  return segments
 
 
 def _evaluation(result, folder):
