@@ -29,7 +29,7 @@ VARIANTS = {
       for decay in (5e-4, 5e-5)
       for smoothing in (0.0, 0.1)
     ),
-    'strategy.at_once': 4,
+    'strategy.max_in_ring': 4,
     'strategy.halving': 2,
   },
   'tiny': {

@@ -62,7 +62,7 @@ _PAPER = {
   'optimizer.learning_rate': 0.1,
   'optimizer.decay': 0.9,
   'optimizer.momentum': 0.9,
-  'optimizer.epsilon': 1.0,
+  'optimizer.eps': 1.0,
   'optimizer.weight_decay': 1e-4,
   'optimizer.clip_value': 2.0,
   'schedule.name': 'exponential',

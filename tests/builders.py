@@ -4,9 +4,12 @@ import io
 import pathlib
 
 import jax
+import ml_collections
 import numpy as np
 from PIL import Image
 
+from anp_jax import config as config_lib
+from anp_jax.config import command_line
 from anp_jax.parallel import mesh as mesh_lib
 
 
@@ -18,6 +21,23 @@ class Clock:
 
   def __call__(self) -> float:
     return self.now
+
+
+def editable(config) -> ml_collections.ConfigDict:
+  """Returns a copy of a resolved config that a test may write to."""
+  return ml_collections.ConfigDict(config)
+
+
+def config(changes: dict | None = None) -> ml_collections.ConfigDict:
+  """Returns the valid config of the defaults and these values, to write to."""
+  recipe = config_lib.base()
+  recipe.update_from_flattened_dict(changes or {})
+  return editable(config_lib.resolved(recipe))
+
+
+def load(spec: str, typed: dict | None = None) -> ml_collections.ConfigDict:
+  """Returns the config of a recipe and what is typed, to write to."""
+  return editable(command_line.load(spec, typed or {}))
 
 
 def random_pixels(height: int, width: int, seed: int = 0) -> np.ndarray:

@@ -21,7 +21,7 @@ os.environ.setdefault(
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from anp_jax.config import command_line  # noqa: E402
+from tests import builders  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def config():
   """The tiny recipe, a fresh copy for each test."""
-  return command_line.load(str(_ROOT / 'configs' / 'resnet_anp.py:tiny'), {})
+  return builders.load(str(_ROOT / 'configs' / 'resnet_anp.py:tiny'))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.training import objective as objective_lib
+from tests import builders
 
 SIDE = 32
 PAIRS = vocabulary_lib.Vocabulary(
@@ -20,11 +21,12 @@ def trained(name='resnet18', words=PAIRS, width=4, **keys):
   """A network with weights and statistics that no initialisation gives."""
   config = command_line.load('configs/resnet_anp.py:tiny', {})
   settings = {
-    'model__name': name, 'model__width': width, 'data__image_size': SIDE,
-    'data__resize': 40,
+    'model__name': name, 'data__image_size': SIDE, 'data__resize': 40,
   }  # fmt: skip
-  for key, value in {**settings, **keys}.items():
-    config_lib.put(config, key.replace('__', '.'), value)
+  if name.startswith('resnet'):
+    settings['model__width'] = width
+  changes = {k.replace('__', '.'): v for k, v in {**settings, **keys}.items()}
+  config = builders.editable(config_lib.replaced(config, changes))
   objective = objective_lib.create(words, config)
   network = trained_lib.Trained('nowhere', config, words, 7, {}, {})
   shapes = jax.eval_shape(

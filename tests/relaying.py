@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import validation
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -18,6 +17,7 @@ from anp_jax.runtimes.relay import schedule as schedule_lib
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
+from tests import builders
 from tests import launching
 
 EXAMPLES, BATCH, LAPS = 70, 4, 3
@@ -32,8 +32,7 @@ MODELS = (
 
 def config(models=MODELS, **overrides):
   """Returns the config of a ring of tiny models on synthetic images."""
-  result = config_lib.base()
-  result.update_from_flattened_dict(
+  result = builders.config(
     {
       'batch_size': BATCH,
       'duration': f'{LAPS} epochs',
@@ -52,7 +51,6 @@ def config(models=MODELS, **overrides):
       **overrides,
     }
   )
-  validation.validate(result)
   return result
 
 
@@ -76,8 +74,9 @@ def alone(config, index, sizes, laps=3, devices=1):
   shards = schedule_lib.data_shards(source, sizes)
   assert [len(shard) for shard in shards] == list(sizes)
   total = sum(math.ceil(laps * n / model_config.batch_size) for n in sizes)
-  build_config = model_config.copy_and_resolve_references()
-  build_config.duration = f'{total} steps'
+  build_config = config_lib.replaced(
+    model_config, {'duration': f'{total} steps'}
+  )
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   objective = objective_lib.create(source.vocabulary, model_config)
   program = build.create(
@@ -88,8 +87,8 @@ def alone(config, index, sizes, laps=3, devices=1):
   state = state_lib.create(program.init_fn, program.abstract_state)
   feeds = []
   for number, shard in enumerate(shards):
-    stream_config = model_config.copy_and_resolve_references()
-    stream_config.seed = schedule_lib.stream_seed(model_config.seed, number)
+    seed = schedule_lib.stream_seed(model_config.seed, number)
+    stream_config = config_lib.replaced(model_config, {'seed': seed})
     stream = stream_lib.Stream(stream_config, mesh_lib.batch_sharding(mesh))
     feeds.append(stream.train(shard, model_config.batch_size, 0))
   steps = [0] * len(sizes)

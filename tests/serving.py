@@ -6,15 +6,17 @@ import time
 import jax
 
 from anp_jax import cluster
+from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.cluster import process_info
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.server import rendezvous
 from anp_jax.runtimes.server import run as server_run
+from tests import builders
 
 TINY = {
   'strategy.name': 'server',
-  'strategy.lanes': 2,
+  'strategy.in_flight': 2,
   'log.every': '1 steps',
   'log.tensorboard': False,
 }
@@ -22,18 +24,8 @@ TINY = {
 
 def config_of(config, **keys):
   """Returns a copy of a config with these keys."""
-  return _changed(config, {**TINY, **keys})
-
-
-def _changed(config, keys):
-  config = config.copy_and_resolve_references()
-  for key, value in keys.items():
-    group, _, leaf = key.rpartition('.')
-    target = config
-    for part in group.split('.') if group else ():
-      target = target[part]
-    target[leaf] = value
-  return config
+  changes = {**TINY, **keys}
+  return builders.editable(config_lib.replaced(config, changes))
 
 
 def on_devices(monkeypatch, count):
@@ -59,7 +51,7 @@ def run(config, workdir, count=1, changes=None):
 
   def run_process(index):
     env = cluster_env.ClusterEnv('test', index, count, num_hosts=1)
-    process_config = _changed(config, (changes or {}).get(index, {}))
+    process_config = config_lib.replaced(config, (changes or {}).get(index, {}))
     with cluster.Processes(process_config, env) as processes:
       return server_run.run(process_config, str(workdir), processes)
 

@@ -6,8 +6,6 @@ import jax
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line
-from anp_jax.config import validation
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
@@ -19,6 +17,7 @@ from anp_jax.runtimes.calibration import workloads
 from anp_jax.training import build as build_lib
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
+from tests import builders
 from tests import launching
 
 BATCH, SIDE = 16, 8
@@ -52,8 +51,7 @@ def spec(config, mesh, examples=80, offload_devices=()):
 
 def build(name, data, model, offload_devices=(), **overrides):
   """The program of a tiny network in float64, and its mesh."""
-  config = config_lib.base()
-  config.update_from_flattened_dict(
+  config = builders.config(
     {
       'batch_size': BATCH,
       'duration': '1000 steps',
@@ -74,7 +72,6 @@ def build(name, data, model, offload_devices=(), **overrides):
       **overrides,
     }
   )
-  validation.validate(config)
   devices = mesh(data, model)
   division.check(config, BATCH, devices)
   return build_lib.create(spec(config, devices, 640, offload_devices)), devices
@@ -167,8 +164,8 @@ def _unsplit(*overrides):
 
 def two_convolutions(**overrides):
   """The config of a small network of two convolutions, of 8 and 16 features."""
-  return command_line.load(
-    'configs/kernel_split_cifar10.py',
+  return builders.load(
+    'configs/channel_split_cifar10.py',
     {
       'model.kernels': '(8, 16)', 'batch_size': '8', 'data.image_size': '12',
       'data.resize': '12', 'duration': '9 epochs', **overrides,

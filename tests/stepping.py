@@ -5,7 +5,6 @@ import functools
 import jax
 import numpy as np
 
-from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet
@@ -15,6 +14,7 @@ from anp_jax.parallel import state as state_lib
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import optimizer as optimizer_lib
 from anp_jax.training import step as step_lib
+from tests import builders
 from tests import user_network
 
 BATCH = 16
@@ -29,8 +29,7 @@ TIGHT = 1e-10
 
 
 def config_of(dtype='float64', **overrides):
-  config = config_lib.base()
-  config.update_from_flattened_dict(
+  return builders.config(
     {
       'batch_size': BATCH,
       'label_smoothing': SMOOTHING,
@@ -49,7 +48,6 @@ def config_of(dtype='float64', **overrides):
       **overrides,
     }
   )
-  return config
 
 
 def resnet_of(config):

@@ -90,10 +90,10 @@ class Reader:
     free = () if self._fingerprint else ('data',)
     difference = config_lib.difference(saved['config'], self._config, free)
     if difference:
+      resumable = (*free, *config_lib.resumable(self._config))
       raise config_lib.ConfigError(
         f'{self._workdir}: {difference}; only these keys may change: '
-        f'{", ".join((*free, *config_lib.RESUMABLE))}. Another --workdir '
-        'starts a new run'
+        f'{", ".join(resumable)}. Another --workdir starts a new run'
       )
     for key, value in (self._fingerprint or {}).items():
       if saved['data'].get(key) != value:

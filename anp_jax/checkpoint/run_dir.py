@@ -33,10 +33,9 @@ def with_batch_size(config, workdir: str, devices: int):
   """
   if config.batch_size:
     return config
-  config = config.copy_and_resolve_references()
   saved = saved_config(workdir).get('batch_size', 0)
-  config.batch_size = saved or config.batch_size_per_device * devices
-  return config
+  batch_size = saved or config.batch_size_per_device * devices
+  return config_lib.replaced(config, {'batch_size': batch_size})
 
 
 def saved_config(workdir: str) -> dict:
@@ -138,7 +137,8 @@ def _check_same_run(workdir, config, vocabulary):
   if text:
     raise config_lib.ConfigError(
       f'{workdir} belongs to another run: {text}; only these keys may '
-      f'change: {", ".join(config_lib.RESUMABLE)}. Choose another --workdir'
+      f'change: {", ".join(config_lib.resumable(config))}. Choose another '
+      '--workdir'
     )
   # Here, and not only where the state is restored: else the names of the
   # classes would be gone by then.

@@ -1,16 +1,11 @@
-"""What --help=GROUP prints: a group's keys, their defaults and comments.
+"""What --help=GROUP prints: a group's keys, what they are and may be."""
 
-All of it is read off the source of `config.base`, where each key has its
-default, and the comment that says what it is.
-"""
-
-import ast
-import inspect
-import io
 import textwrap
-import tokenize
 
-from anp_jax import config as config_lib
+from anp_jax.config import errors
+from anp_jax.config import resolve
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import table
 
 _WIDTH = 80
 _ALL, _TOP = 'all', 'config'
@@ -29,7 +24,7 @@ key can be set on the command line too:
 
 
 def text(name: str) -> str:
-  """What --help=NAME prints.
+  """Returns what --help=NAME prints.
 
   Args:
     name: a group, a key, 'config' (the keys of no group) or 'all'; '': how keys
@@ -38,7 +33,8 @@ def text(name: str) -> str:
   Raises:
     ConfigError: for another name, with the nearest.
   """
-  keys = list(_comments())
+  sections = _sections()
+  keys = list(dict.fromkeys(k for _, keys in sections for k in keys))
   groups = list(dict.fromkeys(k.split('.')[0] for k in keys if '.' in k))
   if not name:
     return _OVERVIEW + textwrap.fill(
@@ -47,78 +43,51 @@ def text(name: str) -> str:
     )  # fmt: skip
   name = name.removeprefix(f'{_TOP}.')
   if name == _ALL:
-    chosen = keys
+    chosen = set(keys)
   elif name == _TOP:
-    chosen = [k for k in keys if '.' not in k]
+    chosen = {k for k in keys if '.' not in k}
   else:
-    chosen = [k for k in keys if k == name or k.startswith(f'{name}.')]
+    chosen = {k for k in keys if k == name or k.startswith(f'{name}.')}
   if not chosen:
-    known = [_ALL, _TOP, *groups, *keys]
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
       f'--help={name}: expected a group ({", ".join([_TOP, *groups])}), a key '
-      f'or all{config_lib.nearest(name, known)}'
+      f'or all{errors.nearest(name, [_ALL, _TOP, *groups, *keys])}'
     )
-  return '\n'.join(_entries(chosen)).lstrip('\n')
+  lines = []
+  for title, section in sections:
+    members = {k: d for k, d in section.items() if k in chosen}
+    lines += _wrapped(title, '# ') if title and members else []
+    for key, declared in members.items():
+      lines += _entry(key, declared)
+  return '\n'.join(lines)
 
 
-def _entries(chosen):
-  """Lines for each key, with the notes that stand above it."""
-  defaults, comments = config_lib.flat(config_lib.base()), _comments()
-  for key in chosen:
-    above, comment = comments[key]
-    if above:
-      yield ''
-      yield from textwrap.wrap(
-        above, _WIDTH, initial_indent='# ', subsequent_indent='# '
-      )
-    line = f'config.{key} = {defaults[key]!r}'
-    indent = ' ' * 6
-    if comment and len(line) + 2 + len(comment) <= _WIDTH:
-      yield f'{line}  {comment}'
-      continue
-    yield line
-    yield from textwrap.wrap(
-      comment, _WIDTH, initial_indent=indent, subsequent_indent=indent
+def _sections():
+  """(title, keys by dotted name): the common table, then each strategy's."""
+  common = {k: d for k, d in table.KEYS.items()}
+  sections = [('', common)]
+  for name in strategy_lib.BUILT_IN:
+    purpose = type(strategy_lib.by_name(name)).__doc__.splitlines()[0]
+    sections.append(
+      (f'strategy.name={name}: {purpose}', resolve.strategy_keys(name))
     )
+  return sections
 
 
-def _comments() -> dict[str, tuple[str, str]]:
-  """For each key, the comment lines above it and those beside its value.
-
-  The order is that of the source: a line above may be of several keys.
-  """
-  source = textwrap.dedent(inspect.getsource(config_lib.base))
-  beside, alone = {}, {}
-  for token in tokenize.generate_tokens(io.StringIO(source).readline):
-    if token.type == tokenize.COMMENT:
-      row, column = token.start
-      words = token.string.lstrip('# ')
-      whole_line = not token.line[:column].strip()
-      (alone if whole_line else beside)[row] = words
-  groups, comments = {'c': ''}, {}
-  for statement in ast.parse(source).body[0].body:
-    if not isinstance(statement, ast.Assign):
-      continue
-    key = _key(statement.targets[0], groups)
-    if len(statement.targets) > 1:  # a group, and the name for it
-      groups[statement.targets[1].id] = f'{key}.'
-    if not key or len(statement.targets) > 1:
-      continue
-    rows = range(statement.lineno, statement.end_lineno + 1)
-    first = statement.lineno
-    while first - 1 in alone:
-      first -= 1
-    comments[key] = (
-      ' '.join(alone[row] for row in range(first, statement.lineno)),
-      ' '.join(beside[row] for row in rows if row in beside),
-    )
-  return comments
+def _entry(key, declared):
+  """The lines of one key."""
+  notes = [declared.expected] if declared.expected else []
+  if declared.only_if:
+    other, values = declared.only_if
+    notes.append(f'only with {other}={", ".join(values)}')
+  comment = declared.help + (f' ({"; ".join(notes)})' if notes else '')
+  line = f'config.{key} = {declared.default!r}'
+  if len(line) + 2 + len(comment) <= _WIDTH:
+    return [f'{line}  {comment}']
+  return [line, *_wrapped(comment, ' ' * 6)]
 
 
-def _key(target, groups):
-  """The dotted key that `d.mixup` or `i['from']` names; '' for a variable."""
-  if isinstance(target, ast.Attribute):
-    return groups[target.value.id] + target.attr
-  if isinstance(target, ast.Subscript):
-    return groups[target.value.id] + target.slice.value
-  return ''
+def _wrapped(words, indent):
+  return textwrap.wrap(
+    words, _WIDTH, initial_indent=indent, subsequent_indent=indent
+  )

@@ -1,101 +1,122 @@
-"""Checks of keys that belong together; see validation.py."""
+"""Checks of keys that belong together, and of lists of rules."""
 
 import math
 import os
 import re
 
-from anp_jax import config as config_lib
+from anp_jax.config import errors
+from anp_jax.config.errors import check
 
 SHARDING_RULES = ('replicate', 'fsdp')
 
 
-def check(good, key: str, value, expected: str) -> None:
-  """Raises ConfigError, naming the key and what was expected, if not good."""
-  if not good:
-    raise config_lib.ConfigError(f'config.{key}={value!r}: expected {expected}')
+def check_together(values: dict) -> None:
+  """Refuses values that are good by themselves, but not with each other.
 
+  Args:
+    values: by dotted key, of all keys that apply.
 
-def examples(have: dict) -> None:
-  """Checks which examples training shows, and how often; have as `strategy`."""
-  names, imbalance = have['data.held_out'], have['data.imbalance']
-  check(all(isinstance(n, str) for n in names), 'data.held_out', names,
-        "names of classes, as in ('red_car',)")  # fmt: skip
-  check(imbalance >= 1, 'data.imbalance', imbalance, '1 or more')
-  balance, power = have['data.balance'], have['data.balance_power']
-  check(0 < power <= 1, 'data.balance_power', power, 'above 0, at most 1')
+  Raises:
+    ConfigError: naming the key, its value and what was expected.
+  """
   check(
-    power == 1 or balance == 'weights', 'data.balance_power', power,
-    "1 where data.balance is not 'weights'",
+    values['batch_size'] or values['batch_size_per_device'],
+    'batch_size', 0, 'above 0 where batch_size_per_device is 0',
   )  # fmt: skip
-  if have['data.source'] == 'synthetic':
-    check(not names, 'data.held_out', names, '() for synthetic examples')
-    check(imbalance == 1, 'data.imbalance', imbalance,
-          '1 for synthetic examples')  # fmt: skip
-    check(balance == 'none', 'data.balance', balance,
-          "'none' for synthetic examples")  # fmt: skip
+  _check_source(values)
+  _check_synthetic(values)
+  size, resize = values['data.image_size'], values['data.resize']
+  check(resize >= size, 'data.resize', resize, 'at least data.image_size')
+  if 'data.scale_range' in values:
+    scales = values['data.scale_range']
+    check(scales[0] >= size, 'data.scale_range', scales,
+          'at least data.image_size')  # fmt: skip
 
 
-def sharding(rules) -> None:
-  """Checks the (regex, rule) pairs."""
-  for rule in rules:
-    good = isinstance(rule, tuple | list) and len(rule) == 2
-    check(good, 'sharding', rules, "pairs such as (('.*', 'fsdp'),)")
-    pattern, name = rule
-    _check_pattern('sharding', pattern)
-    if name not in SHARDING_RULES:
-      raise config_lib.ConfigError(
-        f'config.sharding: rule {name!r}: expected one of '
-        f'{", ".join(SHARDING_RULES)}{config_lib.nearest(name, SHARDING_RULES)}'
+def _check_source(values):
+  if 'data.path' in values:
+    path = values['data.path']
+    check(path, 'data.path', path, f'the path of the {values["data.source"]}')
+    check(os.path.exists(os.path.expanduser(path)), 'data.path', path,
+          'a path that exists')  # fmt: skip
+  lists = values.get('data.lists', '')
+  check(values['data.pairs'] != 'no' or ',' not in lists, 'data.pairs', 'no',
+        'auto or yes where data.lists has adjectives and nouns')  # fmt: skip
+  for name in filter(None, (part.strip() for part in lists.split(','))):
+    check(os.path.isfile(os.path.expanduser(name)), 'data.lists', lists,
+          f'files of names, one a line, but there is no {name!r}')  # fmt: skip
+
+
+def _check_synthetic(values):
+  if values['data.source'] != 'synthetic':
+    return
+  for key, default, words in (
+    ('data.held_out', (), '()'), ('data.imbalance', 1, '1'),
+    ('data.balance', 'none', "'none'"),
+  ):  # fmt: skip
+    check(values[key] == default, key, values[key],
+          f'{words} for synthetic examples')  # fmt: skip
+
+
+def check_sharding(key: str, pairs) -> None:
+  """Refuses what are no (regex, rule) pairs."""
+  for pair in pairs:
+    good = isinstance(pair, tuple | list) and len(pair) == 2
+    check(good, key, pairs, "pairs such as (('.*', 'fsdp'),)")
+    pattern, rule = pair
+    _check_pattern(key, pattern)
+    if rule not in SHARDING_RULES:
+      raise errors.ConfigError(
+        f'config.{key}: rule {rule!r}: expected one of '
+        f'{", ".join(SHARDING_RULES)}{errors.nearest(rule, SHARDING_RULES)}'
       )
 
 
-def multipliers(rules) -> None:
-  """Checks the (regex, value) pairs of optimizer.multipliers."""
-  key = 'optimizer.multipliers'
-  for rule in rules:
-    good = isinstance(rule, tuple | list) and len(rule) == 2
-    check(good, key, rules, "pairs such as (('stage1', 0), ('head', 10.0))")
-    pattern, value = rule
+def check_multipliers(key: str, pairs) -> None:
+  """Refuses what are no (regex, factor) pairs."""
+  for pair in pairs:
+    good = isinstance(pair, tuple | list) and len(pair) == 2
+    check(good, key, pairs, "pairs such as (('stage1', 0), ('head', 10.0))")
+    pattern, factor = pair
     _check_pattern(key, pattern)
-    good = type(value) in (int, float) and math.isfinite(value) and value >= 0
-    check(good, key, rule, 'a number of 0 or more')
+    good = type(factor) in (int, float) and 0 <= factor < math.inf
+    check(good, key, pair, 'a number of 0 or more')
 
 
-def _check_pattern(key, pattern) -> None:
+def _check_pattern(key, pattern):
   try:
     re.compile(pattern)
   except (re.error, TypeError):
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
       f'config.{key}: {pattern!r} is not a regular expression'
     ) from None
 
 
-def check_replicated(have: dict, reason: str) -> None:
+def check_replicated(values: dict, reason: str) -> None:
   """Refuses divided parameters; reason: what they do not go with."""
-  rules = have['sharding']
+  rules = values['sharding']
   check(
     all(rule == 'replicate' for _, rule in rules), 'sharding', rules,
     f"'replicate' where {reason}",
   )  # fmt: skip
 
 
-def check_tls(have: dict) -> None:
+def check_tls(values: dict) -> None:
   """Refuses a certificate without its key, and files that are not there."""
-  pair = [have['strategy.tls_certificate'], have['strategy.tls_key']]
+  pair = [values['strategy.tls_certificate'], values['strategy.tls_key']]
   check(
     all(pair) or not any(pair), 'strategy.tls_key', pair[1],
     'both tls_certificate and tls_key, or none',
   )  # fmt: skip
   for key in ('strategy.tls_certificate', 'strategy.tls_key'):
-    path = have[key]
+    path = values[key]
     check(not path or os.path.isfile(path), key, path, 'a file that exists')
 
 
-def check_shares(have: dict) -> None:
+def check_shares(key: str, shares) -> None:
   """Refuses shares that are no numbers, below 0 or all 0."""
-  shares = have['strategy.shares']
   good = all(isinstance(s, int | float) and s >= 0 for s in shares)
   check(
-    good and (not shares or sum(shares) > 0), 'strategy.shares', shares,
+    good and (not shares or sum(shares) > 0), key, shares,
     'a number for each device, 0 or more and not all 0, or () for equal ones',
   )  # fmt: skip

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Protocol
 
-from anp_jax import config as config_lib
+from anp_jax.config import errors
 
 if TYPE_CHECKING:
   from collections.abc import Callable
+
+  from anp_jax.config import keys
 
 # Name in config.strategy.name to where the class is.
 BUILT_IN = {
@@ -23,7 +25,7 @@ BUILT_IN = {
   'invariant': 'anp_jax.parallel.invariant.strategy:Invariant',
   'local': 'anp_jax.parallel.local.strategy:Local',
   'server': 'anp_jax.runtimes.server.strategy:Server',
-  'kernel_split': 'anp_jax.runtimes.channel_split:ChannelSplit',
+  'channel_split': 'anp_jax.runtimes.channel_split:ChannelSplit',
   'relay': 'anp_jax.runtimes.relay.strategy:Relay',
 }
 
@@ -76,7 +78,6 @@ class Strategy(Protocol):
 
   Attributes:
     name: in config.strategy.name.
-    resumable: keys of its group that may differ when a run is resumed.
     state: kind of the saved state; strategies of one kind go on with each
       other's checkpoints.
     sums_statistics: whether a network may take statistics of the batch over the
@@ -86,22 +87,25 @@ class Strategy(Protocol):
   """
 
   name: str
-  resumable: tuple[str, ...] = ()
   state: str = 'single'
   sums_statistics: bool = True
   keeps_models_apart: bool = False
 
   # What a config says.
 
-  def default_config(self) -> dict[str, Any]:
-    """The keys of its group, config.strategy.KEY, with their defaults."""
+  def default_config(self) -> dict[str, 'keys.Key']:
+    """The keys that it adds, config.strategy.KEY, by the last part KEY.
+
+    `anp_jax.config.keys` makes them; a config has them only if this strategy is
+    chosen.
+    """
     return {}
 
   def check(self, config: dict[str, Any]) -> None:
     """Refuses a config that the strategy cannot run.
 
     Args:
-      config: by dotted key.
+      config: by dotted key, each good by itself.
 
     Raises:
       ConfigError: naming the key, its value and what was expected.
@@ -234,13 +238,13 @@ def by_name(name: str) -> Strategy:
   """
   module, colon, attribute = BUILT_IN.get(name, name).partition(':')
   if not colon:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
       f'config.strategy.name={name!r}: expected one of {", ".join(BUILT_IN)} '
-      f'or package.module:Class{config_lib.nearest(name, BUILT_IN)}'
+      f'or package.module:Class{errors.nearest(name, BUILT_IN)}'
     )
   try:
     return getattr(importlib.import_module(module), attribute)()
   except (ImportError, AttributeError) as e:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
       f'config.strategy.name={name!r}: {e}; expected package.module:Class'
     ) from e

@@ -27,8 +27,8 @@ def check(config, batch_size: int, mesh) -> None:
     )
   micro = batch_size // division.parts
   has_batch_norm = models.has_batch_norm(config)
-  group = config.model.norm_group
-  if has_batch_norm and group and micro % group:
+  group = config.model.norm_group if has_batch_norm else 0
+  if group and micro % group:
     raise config_lib.ConfigError(
       f'config.model.norm_group={group}: a device computes {micro} images at '
       f'a time ({batch_size} / ({division.description})), expected a multiple '

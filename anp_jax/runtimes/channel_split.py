@@ -1,59 +1,87 @@
-"""The strategy `kernel_split`: on a mesh, or with devices outside it."""
+"""The strategy `channel_split`: on a mesh, or with devices outside it."""
 
 import dataclasses
 import re
 
+from anp_jax import config as config_lib
+from anp_jax.config import keys
 from anp_jax.config import rules
 from anp_jax.parallel.sync import strategy as sync
+from anp_jax.runtimes import transport_keys
 
 # Devices outside the mesh, of this process or all of the other processes.
 _DEVICE = re.compile(r'(cpu|gpu|cuda|rocm|tpu):[0-9]{1,4}|processes')
+
+
+def _are_devices(names):
+  good = all(isinstance(n, str) and _DEVICE.fullmatch(n) for n in names)
+  return good and len(set(names)) == len(names)
+
+
+def _is_pattern(pattern):
+  try:
+    re.compile(pattern)
+  except re.error:
+    return False
+  return True
 
 
 class ChannelSplit(sync.Sync):
   """Convolutions split by channels over unequal devices.
 
   The devices are those of the mesh's axis 'model', or, with
-  config.strategy.helpers, one device trains and others, which may be of other
-  platforms and processes, compute channels for it.
+  config.strategy.offload_to, one device trains and others, which may be of
+  other platforms and processes, compute channels for it.
   """
 
-  name = 'kernel_split'
-  resumable = ('shares', 'split_layers', 'plan', 'helpers')
+  name = 'channel_split'
+
+  def default_config(self):
+    """Which convolutions are split, how, and over which devices."""
+    return {
+      'shares': keys.Key(
+        (), 'of the channels, for each device, in proportion; (): measured',
+        check=rules.check_shares, resumable=True,
+      ),
+      'split_layers': keys.value(
+        '.*', 'regular expression: convolutions that may be split',
+        _is_pattern, 'a regular expression', resumable=True,
+      ),
+      'plan': keys.text(
+        '', "by hand, as 'conv1=250,250; conv2=900,600', nothing or apart",
+        resumable=True,
+      ),
+      'offload_to': keys.value(
+        (), "devices that compute channels for one that trains: 'cpu:0' of "
+        "this process; 'processes': all others'. (): the mesh's devices train",
+        _are_devices,
+        "each once, of this process as in ('cpu:0', 'gpu:1'), or 'processes'",
+        resumable=True,
+      ),
+      **transport_keys.KEYS,
+    }  # fmt: skip
 
   def check(self, config):
-    """Refuses devices, shares and patterns that mean nothing."""
-    devices = config['strategy.helpers']
-    good = all(isinstance(d, str) and _DEVICE.fullmatch(d) for d in devices)
-    rules.check(
-      good and len(set(devices)) == len(devices), 'strategy.helpers', devices,
-      "each once, of this process as in ('cpu:0', 'gpu:1'), or 'processes'",
-    )  # fmt: skip
-    pattern = config['strategy.split_layers']
-    try:
-      re.compile(pattern)
-    except re.error:
-      rules.check(False, 'strategy.split_layers', pattern,
-                  'a regular expression')  # fmt: skip
-    rules.check_shares(config)
+    """Refuses both shares and a plan, and parameters that are divided."""
+    rules.check_tls(config)
     rules.check(
       not (config['strategy.plan'] and config['strategy.shares']),
       'strategy.shares', config['strategy.shares'],
       '() where strategy.plan is given',
     )  # fmt: skip
-    rules.check_replicated(config, 'strategy.name is kernel_split')
+    rules.check_replicated(config, 'strategy.name is channel_split')
 
   def joins_jax(self, config, mode):
     """Whether the devices are of one mesh: only process 0 trains otherwise."""
-    return not (config.strategy.helpers and mode == 'train')
+    return not (config.strategy.offload_to and mode == 'train')
 
   def mixes_platforms(self, config, mode):
     """A device that only computes channels may be of any platform."""
-    return bool(config.strategy.helpers) and mode == 'train'
+    return bool(config.strategy.offload_to) and mode == 'train'
 
   def xla_settings(self, config):
     """Spare threads: a program waits for what the same CPU pool computes."""
-    waits = any(d.startswith('cpu:') for d in config.strategy.helpers)
+    waits = any(d.startswith('cpu:') for d in config.strategy.offload_to)
     return {'waiting': waits}
 
   def check_mesh(self, config, mesh):
@@ -77,25 +105,22 @@ class ChannelSplit(sync.Sync):
     from anp_jax.parallel import mesh as mesh_lib
 
     s = spec.config.strategy
-    is_split = s.helpers or spec.mesh.shape[mesh_lib.MODEL] > 1
+    is_split = s.offload_to or spec.mesh.shape[mesh_lib.MODEL] > 1
     has_plan = s.plan or s.shares
-    if not is_split or (has_plan and (training or not s.helpers)):
+    if not is_split or (has_plan and (training or not s.offload_to)):
       return spec.config, []
     from anp_jax.parallel.channel_split import plan
     from anp_jax.runtimes.calibration import calibrate
 
-    config = spec.config.copy_and_resolve_references()
     if not training:  # without a gradient, each device may score by itself
-      config.strategy.plan, config.strategy.shares = plan.NOTHING, ()
-      return config, []
-    config.strategy.plan, messages = calibrate.choose_plan(
-      spec, job.workdir, job.processes
-    )
-    return config, messages
+      changes = {'strategy.plan': plan.NOTHING, 'strategy.shares': ()}
+      return config_lib.replaced(spec.config, changes), []
+    chosen, messages = calibrate.choose_plan(spec, job.workdir, job.processes)
+    return config_lib.replaced(spec.config, {'strategy.plan': chosen}), messages
 
   def run(self, job, loop):
     """Trains on one device, with others to offload to, where they are named."""
-    if not job.config.strategy.helpers or job.mode != 'train':
+    if not job.config.strategy.offload_to or job.mode != 'train':
       return loop(job)
     from anp_jax.runtimes.offload import pool as pool_lib
 

@@ -26,7 +26,7 @@ import numpy as np
 import optax
 
 from anp_jax import config as config_lib
-from anp_jax.config import validation
+from anp_jax.config import table
 from anp_jax.training import multipliers
 
 # These take weight decay in their own place, not added to the gradient.
@@ -65,14 +65,15 @@ def schedule(
   s = config.schedule
   peak = config.optimizer.learning_rate
   warmup = config_lib.steps(s.warmup, batch_size, examples)
-  every = config_lib.steps(s.every, batch_size, examples)
-  if s.name not in validation.SCHEDULES:
-    raise _unknown('schedule.name', s.name, validation.SCHEDULES)
+  if s.name not in table.SCHEDULES:
+    raise _unknown('schedule.name', s.name, table.SCHEDULES)
   if warmup > total_steps:
     raise config_lib.ConfigError(
       f'config.schedule.warmup={s.warmup!r} is {warmup} steps, but the whole '
       f'run is {total_steps}: shorten schedule.warmup or lengthen duration'
     )
+  if 'every' in s:
+    every = config_lib.steps(s.every, batch_size, examples)
   # A run that is all warm-up has nothing left to decay over.
   span = max(total_steps - warmup, 1)
 
@@ -157,19 +158,19 @@ def _optimizer(o, rate) -> optax.GradientTransformation:
     return optax.rmsprop(
       rate,
       decay=o.decay,
-      eps=o.epsilon,
+      eps=o.eps,
       initial_scale=1.0,
       eps_in_sqrt=True,
       momentum=o.momentum or None,
     )
   if o.name == 'adam':
-    return optax.adam(rate, b1=o.beta1, b2=o.beta2, eps=o.epsilon)
+    return optax.adam(rate, b1=o.b1, b2=o.b2, eps=o.eps)
   if o.name == 'adamw':
     return optax.adamw(
       rate,
-      b1=o.beta1,
-      b2=o.beta2,
-      eps=o.epsilon,
+      b1=o.b1,
+      b2=o.b2,
+      eps=o.eps,
       weight_decay=o.weight_decay,
       mask=decay_mask,
     )
@@ -185,12 +186,12 @@ def _optimizer(o, rate) -> optax.GradientTransformation:
   if o.name == 'lamb':
     # Not optax.lamb: that one scales biases by their trust ratio too.
     return optax.chain(
-      optax.scale_by_adam(b1=o.beta1, b2=o.beta2, eps=o.epsilon),
+      optax.scale_by_adam(b1=o.b1, b2=o.b2, eps=o.eps),
       optax.add_decayed_weights(o.weight_decay, decay_mask),
       optax.masked(optax.scale_by_trust_ratio(), decay_mask),
       optax.scale_by_learning_rate(rate),
     )
-  raise _unknown('optimizer.name', o.name, validation.OPTIMIZERS)
+  raise _unknown('optimizer.name', o.name, table.OPTIMIZERS)
 
 
 def _unknown(key, name, valid) -> config_lib.ConfigError:

@@ -185,7 +185,7 @@ def _run(keys, shards, updates, workdir):
     return pulled, (gradient, stats_delta, dict(values))
 
   worker.Worker.compute = compute
-  keys = {**keys, 'strategy.name': 'server', 'strategy.lanes': '1'}
+  keys = {**keys, 'strategy.name': 'server', 'strategy.in_flight': '1'}
 
   def run_process(index):
     config = _config(keys, updates, shards)

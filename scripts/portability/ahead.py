@@ -6,6 +6,7 @@ import time
 
 import jax
 
+from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import division
@@ -44,12 +45,11 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     targets.Missing: if the target's plugin is not installed.
     RuntimeError: if the plugin knows no such topology.
   """
-  config = config.copy_and_resolve_references()
   mesh = mesh_lib.create(config, list(targets.devices(target)))
   if not config.batch_size:
-    config.batch_size = config.batch_size_per_device * mesh_lib.batch_devices(
-      mesh
-    )
+    devices = mesh_lib.batch_devices(mesh)
+    batch_size = config.batch_size_per_device * devices
+    config = config_lib.replaced(config, {'batch_size': batch_size})
   division.check(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
   objective = objective_lib.create(source.vocabulary, config)

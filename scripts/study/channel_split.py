@@ -1,18 +1,18 @@
 """How fast split convolutions are, compared with the cost model's predictions.
 
   python -m scripts.study channel_split
-    --config=configs/kernel_split_cifar10.py,configs/kernel_split_cifar10.py:500x1500
+    --config=configs/channel_split_cifar10.py,configs/channel_split_cifar10.py:500x1500
     --workdir=runs/split_study --devices=2 --batch_sizes=8,16
 
 trains nothing: for each config, number of devices (processes of this machine, a
 core each) and batch size it times whole steps: of one device alone, with the
 plan, and with other shares. It compares them with the predictions of the cost
-model of `strategy.name=kernel_split`, which is fitted without steps with split
+model of `strategy.name=channel_split`, which is fitted without steps with split
 convolutions: its calibration times single convolutions, the step that is not
 split, and collectives. Then it predicts the speed-up on up to 32 such devices
 over links of --bandwidths. --load keeps the last device's core busy with
 another process, which takes half of it. --config.KEY=VALUE applies to all; with
-strategy.helpers the other processes offload for the first, and nothing is
+strategy.offload_to the other processes offload for the first, and nothing is
 predicted over links. `python -m scripts.study.channel_split_process --help`
 explains how to measure on other machines. Status 0: all well; 1: a run failed;
 2: bad input.

@@ -1,7 +1,7 @@
 """Measures steps with split convolutions, and what the cost model predicts.
 
   srun --ntasks-per-node=1 python -m scripts.study.channel_split_process
-    --config=configs/kernel_split_cifar10.py --workdir=runs/split
+    --config=configs/channel_split_cifar10.py --workdir=runs/split
     --batch_sizes=32,64
 
 or with --coordinator, --num_processes and --process_id as main.py takes them;
@@ -134,9 +134,9 @@ def check(config) -> None:
   Raises:
     ConfigError: if strategy.name is another one.
   """
-  if config.strategy.name != 'kernel_split':
+  if config.strategy.name != 'channel_split':
     raise config_lib.ConfigError(
-      f'config.strategy.name={config.strategy.name!r}: expected kernel_split'
+      f'config.strategy.name={config.strategy.name!r}: expected channel_split'
     )
 
 
@@ -163,7 +163,7 @@ def main(arguments: list[str]) -> int:
     place = cluster.detect(
       flags.coordinator, flags.num_processes, flags.process_id
     )
-    offloads = bool(config.strategy.helpers)
+    offloads = bool(config.strategy.offload_to)
     command = {'--mode': 'train'} if offloads else {}
     with cluster.start(config, place, command) as processes:
       if not offloads:
@@ -184,8 +184,7 @@ def _measure_all(config, processes, sizes, flags, pool=None):
   """Measures all batch sizes, prints each, and writes the file."""
   results = []
   for size in sizes:
-    sized = config.copy_and_resolve_references()
-    sized.batch_size = size
+    sized = config_lib.replaced(config, {'batch_size': size})
     results.append(measure(sized, processes, flags.rounds, flags.brief, pool))
     if not processes.index:
       print(json.dumps(results[-1]), flush=True)
@@ -220,8 +219,7 @@ def _compile(spec, texts, processes) -> dict:
   state, steps = None, {}  # all steps update one state
   for name, text in texts.items():
     processes.heartbeat('compiling')
-    config = spec.config.copy_and_resolve_references()
-    config.strategy.plan = text
+    config = config_lib.replaced(spec.config, {'strategy.plan': text})
     program = build.create(dataclasses.replace(spec, config=config))
     if state is None:
       state = state_lib.create(program.init_fn, program.abstract_state)

@@ -154,8 +154,8 @@ class Migration:
     """
     self._processes = processes
     self._index, self._count = processes.index, processes.count
-    source_config = config.copy_and_resolve_references()
-    source_config.data.cache = 'none'  # files travel, not what is made of them
+    # Files travel, not what is made of them.
+    source_config = config_lib.replaced(config, {'data.cache': 'none'})
     source = sources.open_source(source_config, training=True)
     if source.kind == 'synthetic':
       raise config_lib.ConfigError(

@@ -16,16 +16,18 @@ from anp_jax.checkpoint import run_dir as run_dir
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary
+from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 
 def _config(config, **overrides):
-  config.model.name = 'tests.user_network:SmallNet'
-  config.log.tensorboard = False
-  for key, value in overrides.items():
-    config_lib.put(config, key.replace('__', '.'), value)
-  return config
+  changes = {
+    'model.name': 'tests.user_network:SmallNet',
+    'log.tensorboard': False,
+    **{key.replace('__', '.'): value for key, value in overrides.items()},
+  }
+  return builders.editable(config_lib.replaced(config, changes))
 
 
 def _run(config, folder, devices):

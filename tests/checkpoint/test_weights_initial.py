@@ -22,6 +22,7 @@ from anp_jax.parallel import state as state_lib
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
+from tests import builders
 from tests import launching
 from tests import serving
 
@@ -33,11 +34,12 @@ _WIDTH, _CLASSES = 4, 10
 
 def _config(**keys):
   config = command_line.load('configs/resnet_anp.py:tiny', {})
-  config.log.tensorboard = False
-  config.model.width = _WIDTH
-  for key, value in keys.items():
-    config_lib.put(config, key.replace('__', '.'), value)
-  return config
+  changes = {
+    'log.tensorboard': False,
+    'model.width': _WIDTH,
+    **{key.replace('__', '.'): value for key, value in keys.items()},
+  }
+  return builders.editable(config_lib.replaced(config, changes))
 
 
 def _program(config, devices=1, words=_WORDS):

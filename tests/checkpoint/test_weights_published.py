@@ -18,6 +18,7 @@ from anp_jax import train
 from anp_jax.checkpoint.weights import published
 from anp_jax.config import command_line
 from anp_jax.predict import __main__ as predict
+from tests import builders
 from tests import weight_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -246,7 +247,7 @@ def test_a_resumed_run_keeps_its_own(tmp_path, mean):
   path = tmp_path / 'gone'
   run = tmp_path / 'run'
   run.mkdir()
-  config = command_line.load(_TINY, {'init.from': str(path)})
+  config = builders.load(_TINY, {'init.from': str(path)})
   config.data.mean = mean
   (run / 'config.json').write_text(config_lib.to_json(config))
   resumed, _ = _config(_flags(run), init__from=path)

@@ -61,7 +61,7 @@ _WRITING = {
   ),
   'split study': (
     study.main,
-    ['kernel_split', f'--config={_ROOT}/configs/kernel_split_cifar10.py'],
+    ['kernel_split', f'--config={_ROOT}/configs/channel_split_cifar10.py'],
     '--workdir',
   ),
 }  # fmt: skip
@@ -196,34 +196,45 @@ def test_evaluation_of_what_is_no_run(tmp_path, capsys):
   assert text == 'error: --mode=evaluate needs the --workdir of a run\n'
 
 
-def test_help_of_a_group_is_what_config_py_says():
+def test_help_of_a_key_is_what_its_declaration_says():
   assert help.text('init') == (
-    '# What a new run begins with: .safetensors of a ResNet, or a run\'s '
-    "workdir or\n# checkpoint; '': random weights. See docs/use.md.\n"
-    "config.init.from = ''"
+    "config.init.from = ''\n"
+    '      what a new run begins with: .safetensors of a ResNet, or a run\'s '
+    'workdir\n'
+    "      or checkpoint; '': random weights. See docs/use.md."
   )  # fmt: skip
   assert help.text('config.data.mixup') == (
-    'config.data.mixup = 0.0  alpha of the Beta distribution; 0: none'
+    'config.data.mixup = 0.0  alpha of the Beta distribution; 0: none '
+    '(0 or more)'
   )
-  # A value in parentheses, with its comment inside.
-  assert help.text('time_limit') == (
-    'config.time_limit = 0.0\n'
-    "      minutes of wall clock, then save and stop; 0: Slurm's own"
+  assert help.text('schedule.warmup') == (
+    "config.schedule.warmup = '0 steps'  linear, from 0"
   )
+  # A key of several strategies has a meaning in each.
+  lines = help.text('strategy.shares').splitlines()
+  titles = [x.partition(':')[0] for x in lines if x.startswith('# strategy')]
+  assert titles == ['# strategy.name=channel_split', '# strategy.name=relay']
+  assert lines.count('config.strategy.shares = ()') == 2
 
 
-def test_help_has_every_key_once_with_its_default():
-  want = config_lib.flat(config_lib.base())
+def test_help_says_with_what_a_key_has_a_meaning():
+  text = ' '.join(help.text('optimizer.b1').split())
+  assert 'a number from 0, below 1' in text
+  assert 'only with optimizer.name=adam, adamw, lamb' in text
+
+
+def test_help_has_every_key_with_its_default():
+  want = config_lib.known_keys()
   text = help.text('all')
   assert max(map(len, text.splitlines())) <= 80
   lines = [x for x in text.splitlines() if x.startswith('config.')]
-  have = dict(line.removeprefix('config.').split(' = ', 1) for line in lines)
-  assert have.keys() == want.keys() and len(lines) == len(want)
-  for key, value in want.items():
-    assert have[key].split('  ')[0] == repr(value)
+  found = dict(line.removeprefix('config.').split(' = ', 1) for line in lines)
+  assert found.keys() == want.keys()
+  for key, declared in want.items():
+    assert found[key].split('  ')[0] == repr(declared.default)
   # A group and the keys of no group are parts of it.
-  assert text.startswith(help.text('config').split('\n#')[0].rstrip())
   assert help.text('schedule') in text
+  assert help.text('config.duration') in help.text('config')
 
 
 def test_help_of_what_there_is_not(capsys):

@@ -56,7 +56,7 @@ def _main(*arguments, **environment):
     ),
     (
       [f'--config={_RECIPE}', '--config.data.lists=anps.txt'],
-      ["config.data.lists='anps.txt'", "'folder'"],
+      ['config.data.lists belongs to data.source=folder, not anp_shapes'],
     ),
     (
       [f'--config={_RECIPE}', '--config.duration=3 epocs'],

@@ -5,6 +5,7 @@ from PIL import Image
 import pytest
 from scipy import stats
 
+from anp_jax import config as config_lib
 from anp_jax.data.input import augment
 
 _N = 4000
@@ -106,8 +107,8 @@ def test_scales_are_whole_numbers_alike(config):
 @pytest.mark.parametrize('mode', ['crop', 'scale'])
 @pytest.mark.parametrize('share', [0.0, 0.25, 1.0])
 def test_share_of_flips(config, mode, share):
-  config.data.augment = mode
-  config.data.flip = share
+  changes = {'data.augment': mode, 'data.flip': share}
+  config = config_lib.replaced(config, changes)
   views = _views(config, (100, 120))
   assert views.flips.dtype == bool
   # Five standard deviations of a binomial share.

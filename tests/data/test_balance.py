@@ -5,7 +5,6 @@ import pytest
 from sklearn.utils import class_weight
 
 from anp_jax import config as config_lib
-from anp_jax.config import validation
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
@@ -153,4 +152,4 @@ def test_powers_that_there_are_not(config, balance_name, power, expected):
   config.data.source, config.data.path = 'digits', ''
   config.data.balance, config.data.balance_power = balance_name, power
   with pytest.raises(config_lib.ConfigError, match=expected):
-    validation.validate(config)
+    config_lib.resolved(config)

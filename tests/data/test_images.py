@@ -10,7 +10,6 @@ from PIL import Image
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import validation
 from anp_jax.data.image_files import image_format
 from anp_jax.data.image_files import images
 from anp_jax.data.input import batch_plan
@@ -101,7 +100,7 @@ def test_limits_of_the_limit(config):
   for value in (0.0, -1.0, 200.0):
     config.data.max_megapixels = value
     with pytest.raises(config_lib.ConfigError, match='at most 178.9'):
-      validation.validate(config)
+      config_lib.resolved(config)
 
 
 def test_pillow_has_no_limit_of_its_own():

@@ -4,11 +4,11 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.config import command_line
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
 from anp_jax.data.sources import arrays as arrays_lib
+from tests import builders
 from tests import opening
 from tests import raw_data
 
@@ -54,7 +54,7 @@ def test_mnist_as_a_tree_of_images(tmp_path):
       folder = tmp_path / 'tree' / split / str(label)
       folder.mkdir(parents=True, exist_ok=True)
       Image.fromarray(image).save(folder / f'{i:02}.png')
-  config = command_line.load('configs/lenet.py:mnist', {})
+  config = builders.load('configs/lenet.py:mnist')
   batches = {}
   for kind, path in (('arrays', files), ('folder', tmp_path / 'tree')):
     config.data.source, config.data.path = kind, str(path)

@@ -26,7 +26,7 @@ BATCH, TIGHT = splitting.BATCH, splitting.TIGHT
 
 def _split(data, model, **overrides):
   """The program of a network that is split over devices, and its mesh."""
-  return splitting.build('kernel_split', data, model, **overrides)
+  return splitting.build('channel_split', data, model, **overrides)
 
 
 # The operation, against JAX's own convolution on one device.
@@ -314,7 +314,7 @@ def test_a_run_resumes_split_and_unsplit(tmp_path):
     'schedule.warmup': '0 steps',
   }  # fmt: skip
   split = {
-    'strategy.name': 'kernel_split', 'strategy.shares': '(2, 1)',
+    'strategy.name': 'channel_split', 'strategy.shares': '(2, 1)',
     'mesh.data': '1', 'mesh.model': '2',
   }  # fmt: skip
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import validation
+from anp_jax.config import table
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import stream
 from anp_jax.parallel import division
@@ -21,6 +21,7 @@ from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
 from scripts.portability import collectives
+from tests import builders
 
 SHARDS, BATCH, SIDE, CLASSES = 8, 32, 16, 12
 # Of this process's pool, whose size JAX has decided: a run's command line
@@ -30,8 +31,7 @@ _NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
 
 
 def _config(**overrides):
-  config = config_lib.base()
-  config.update_from_flattened_dict(
+  config = builders.config(
     {
       'batch_size': BATCH,
       'duration': '1000 steps',
@@ -47,7 +47,6 @@ def _config(**overrides):
       **overrides,
     }
   )
-  validation.validate(config)
   return config
 
 
@@ -129,7 +128,7 @@ _CASES = {
   **{
     name: {'optimizer.name': name, 'optimizer.learning_rate': 1e-3,
            'model.name': 'lenet'}
-    for name in validation._CHOICES['optimizer.name']
+    for name in table.OPTIMIZERS
   },
 }  # fmt: skip
 

@@ -9,7 +9,6 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax import train
-from anp_jax.config import validation
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
@@ -21,6 +20,7 @@ from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
 from anp_jax.training import step as step_lib
 from scripts.portability import collectives
+from tests import builders
 from tests import launching
 from tests import user_network
 
@@ -36,8 +36,7 @@ _NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
 
 
 def _config(dtype='float64', **overrides):
-  config = config_lib.base()
-  config.update_from_flattened_dict(
+  config = builders.config(
     {
       'batch_size': BATCH,
       'duration': '1000 steps',
@@ -58,7 +57,6 @@ def _config(dtype='float64', **overrides):
       **overrides,
     }
   )
-  validation.validate(config)
   return config
 
 

@@ -21,9 +21,9 @@ from anp_jax.checkpoint.weights import huggingface
 from anp_jax.checkpoint.weights import initial
 from anp_jax.checkpoint.weights import program
 from anp_jax.checkpoint.weights import source
-from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import decode_pillow
+from tests import builders
 from tests import exporting
 from tests import published
 
@@ -313,7 +313,7 @@ def _prepared(file, settings):
 
 @pytest.mark.parametrize('decode', ['fast', 'exact', 'bilinear', 'bicubic'])
 def test_preprocessing_is_that_of_the_evaluation(decode):
-  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  config = builders.load('configs/resnet_anp.py:tiny')
   config.data.image_size, config.data.resize = exporting.SIDE, 40
   config.data.decode = decode
   settings = program.preprocessing(config)
@@ -332,7 +332,7 @@ def test_preprocessing_is_that_of_the_evaluation(decode):
 
 
 def test_preprocessing_of_what_is_no_file():
-  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  config = builders.load('configs/resnet_anp.py:tiny', {})
   config.data.source = 'digits'
   settings = program.preprocessing(config)
   assert settings['decode'] == 'arrays' and 'jpeg' not in settings

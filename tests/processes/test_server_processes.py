@@ -18,8 +18,8 @@ pytestmark = pytest.mark.multiprocess
 
 _KEYS = {
   'strategy.name': 'server',
-  'strategy.lanes': '2',
-  'strategy.ticket_timeout': '3',
+  'strategy.in_flight': '2',
+  'strategy.lease_timeout': '3',
   'cluster.rendezvous_timeout': '60',
   'model.name': 'tests.user_network:SmallNet',
   'data.image_size': '8',

@@ -10,13 +10,13 @@ import pytest
 from sklearn import metrics
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import label_mapping
 from anp_jax.reporting.analysis import figures
 from anp_jax.reporting.analysis import files
 from anp_jax.reporting.analysis import pictures
 from anp_jax.reporting.analysis import results as results_lib
+from tests import builders
 
 ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
 NAMES = tuple(f'{a}_{n}' for a in ADJECTIVES for n in NOUNS)
@@ -208,7 +208,7 @@ def _table(path):
 @pytest.fixture(scope='module')
 def folder(evaluated, tmp_path_factory):
   results, _ = evaluated
-  config = command_line.load('configs/resnet_anp.py:tiny', {})
+  config = builders.load('configs/resnet_anp.py:tiny', {})
   config.data.image_size = config.data.resize = 20
   place = str(tmp_path_factory.mktemp('evaluation'))
   source = _Source(results.rows['label'])

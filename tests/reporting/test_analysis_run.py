@@ -11,6 +11,7 @@ from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
+from tests import builders
 from tests import launching
 
 ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
@@ -46,7 +47,7 @@ def _save(path, names, count, seed, split='validation'):
 
 
 def _tiny(path):
-  config = command_line.load('configs/resnet_anp.py:tiny', {
+  config = builders.load('configs/resnet_anp.py:tiny', {
     'data.image_size': '16', 'data.resize': '16', 'data.source': 'arrays',
     'data.path': str(path), 'eval.examples': 'True', 'log.tensorboard': 'False',
     'model.name': 'tests.user_network:SmallNet', 'duration': '6 steps',
@@ -104,7 +105,7 @@ def test_other_data_of_the_runs_classes_on_any_devices(
   place, config, _ = run
   some = ('red_tree', 'big_cat', 'old_sun')
   labels = _save(tmp_path / 'other.npz', some, 21, 3, 'test')
-  config = config.copy_and_resolve_references()
+  config = builders.editable(config)
   config.data.path = str(tmp_path / 'other.npz')
   config.data.eval_split = 'test'
   config.data.source = 'arrays'
@@ -138,7 +139,7 @@ def test_a_class_that_the_run_does_not_know_is_one_line(run, tmp_path):
   with np.load(tmp_path / 'a.npz') as arrays:
     arrays = dict(arrays, class_names=np.array(['big_cat', 'old_sunn']))
   np.savez(tmp_path / 'a.npz', **arrays)
-  config = config.copy_and_resolve_references()
+  config = builders.editable(config)
   config.data.path = str(tmp_path / 'a.npz')
   with pytest.raises(config_lib.ConfigError) as e:
     train.run(config, str(place / 'work'), 'evaluate')
@@ -150,7 +151,7 @@ def test_a_class_that_the_run_does_not_know_is_one_line(run, tmp_path):
 def test_another_network_is_refused_but_no_other_data(run, tmp_path):
   place, config, _ = run
   _save(tmp_path / 'a.npz', NAMES, 8, 0)
-  config = config.copy_and_resolve_references()
+  config = builders.editable(config)
   config.data.path = str(tmp_path / 'a.npz')
   config.seed = 3
   with pytest.raises(config_lib.ConfigError, match='config.seed is 3'):
@@ -167,11 +168,11 @@ def test_the_config_of_a_run_is_in_its_workdir(run, tmp_path):
   flags = _Flags()
   flags.workdir = str(place / 'work')
   path = str(tmp_path / 'a.npz')
-  config, workdir = command_line.from_flags(flags, {'data.path': path})
+  run_config, workdir = command_line.from_flags(flags, {'data.path': path})
   assert workdir == str(place / 'work')
-  want = config.copy_and_resolve_references()
+  want = builders.editable(config)
   want.data.path = path
-  assert config_lib.flat(config) == config_lib.flat(want)
+  assert config_lib.flat(run_config) == config_lib.flat(want)
   with pytest.raises(config_lib.ConfigError, match='data.path'):
     command_line.from_flags(flags, {})  # the data are gone
   flags.mode = 'train'
@@ -201,7 +202,7 @@ def test_a_folder_to_write_to_is_for_evaluations(run, tmp_path):
 def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
   first = jax.devices()[:1]
   monkeypatch.setattr(jax, 'devices', lambda: first)
-  config = command_line.load('configs/resnet_anp.py:tiny', launching.TINY)
+  config = builders.load('configs/resnet_anp.py:tiny', launching.TINY)
   work = str(tmp_path / 'work')
   train.run(config, work)
   train.run(config, work, 'evaluate')

@@ -328,7 +328,7 @@ def test_split_steps(configs, devices, unit):
 def test_simulated(panels, links):
   line = [(n, n**0.9) for n in (1, 2, 4, 8, 16, 32)]
   drawn = {
-    f'kernel_split_cifar10:500x1500, {i} images': {
+    f'channel_split_cifar10:500x1500, {i} images': {
       'links': {f'{10**k} Gbit/s': line for k in range(links)}, 'ideal': line,
     }
     for i in range(panels)

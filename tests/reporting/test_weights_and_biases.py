@@ -11,7 +11,6 @@ import types
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import validation
 from anp_jax.reporting import weights_and_biases
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -120,7 +119,7 @@ def test_a_missing_package_is_one_line(config, monkeypatch):
 def test_other_values_are_refused(config):
   config.log.wandb = 'of'
   with pytest.raises(config_lib.ConfigError, match="'', offline, online"):
-    validation.validate(config)
+    config_lib.resolved(config)
 
 
 class _Broken:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from anp_jax import cluster
-from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.cluster import preemption
 from anp_jax.runtimes import transport
@@ -21,6 +20,7 @@ from anp_jax.runtimes.calibration import planner
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.runtimes.offload import operation
 from anp_jax.runtimes.offload import remote
+from tests import builders
 from tests import splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
@@ -53,7 +53,8 @@ def x64():
 @pytest.fixture
 def remote_devices():
   """Opens offload devices that are called over Flight."""
-  config, stack = config_lib.base(), contextlib.ExitStack()
+  config = builders.config({'strategy.name': 'channel_split'})
+  stack = contextlib.ExitStack()
 
   def open_devices(count):
     place = cluster_env.ClusterEnv('test', 0, 1)
@@ -77,8 +78,8 @@ def remote_devices():
 
 def _assert_trains_as_unsplit(devices, keys, **network):
   program, mesh = splitting.build(
-    'kernel_split', 1, 1, devices, **network, **keys,
-    **{'strategy.helpers': ('processes',)},
+    'channel_split', 1, 1, devices, **network, **keys,
+    **{'strategy.offload_to': ('processes',)},
   )  # fmt: skip
   splitting.assert_trains_as_unsplit(program, mesh, **network)
 
@@ -118,7 +119,8 @@ def test_a_step_over_flight_is_that_of_the_unsplit_network(
 
 def test_processes_that_compute_nothing_vote(monkeypatch):
   monkeypatch.setattr(remote, '_PERIOD', 0.01)
-  config, place = config_lib.base(), cluster_env.ClusterEnv('test', 0, 1)
+  config = builders.config({'strategy.name': 'channel_split'})
+  place = cluster_env.ClusterEnv('test', 0, 1)
   servers = [remote.OffloadServer(config, place, 'token', jax.devices()[1:2])
            for _ in range(3)]  # fmt: skip
   clients = [transport.connect(config, d.address, 'token') for d in servers]
@@ -156,9 +158,9 @@ def test_images_have_no_gradient(local_devices, monkeypatch):
 
   monkeypatch.setattr(device_lib.LocalDevice, 'backward', record)
   program, mesh = splitting.build(
-    'kernel_split', 1, 1, local_devices(1), **splitting.FLOAT32,
+    'channel_split', 1, 1, local_devices(1), **splitting.FLOAT32,
     **{'model.name': 'tests.user_network:WithOurLayers',
-       'strategy.helpers': ('cpu:1',)},
+       'strategy.offload_to': ('cpu:1',)},
   )  # fmt: skip
   splitting.train(program, mesh, steps=1)
   assert calls == [(7, True), (3, False)]

@@ -13,7 +13,6 @@ from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.cluster import process_info
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import validation
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import xla_flags
@@ -30,7 +29,7 @@ def _config(**overrides):
       'data.source': 'synthetic', 'data.synthetic_classes': '12',
       'data.synthetic_examples': '64', 'duration': '6 steps',
       'schedule.warmup': '1 steps', 'log.tensorboard': 'False',
-      'strategy.helpers': "('cpu:1',)", **overrides,
+      'strategy.offload_to': "('cpu:1',)", **overrides,
     }
   )  # fmt: skip
 
@@ -55,11 +54,11 @@ def test_a_run_measures_plans_and_resumes(tmp_path, capsys, monkeypatch):
   with monkeypatch.context() as m:
     m.delattr(calibrate, 'measure')
     elsewhere = _config(**{
-      'duration': '8 steps', 'strategy.helpers': "('cpu:1', 'cpu:2')",
+      'duration': '8 steps', 'strategy.offload_to': "('cpu:1', 'cpu:2')",
     })  # fmt: skip
     train.run(elsewhere, str(tmp_path))
   assert 'is finished: step 8 of 8' in capsys.readouterr().out
-  alone = _config(**{'duration': '9 steps', 'strategy.helpers': '()'})
+  alone = _config(**{'duration': '9 steps', 'strategy.offload_to': '()'})
   alone.mesh.model, alone.mesh.data = 1, -1
   alone.strategy.name, alone.batch_size = 'sync', 8
   train.run(alone, str(tmp_path))
@@ -71,10 +70,19 @@ def test_a_run_measures_plans_and_resumes(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
   'overrides, words',
   [
-    ({'strategy.helpers': "('cpu:0',)"}, "'cpu:0' is the device that trains"),
-    ({'strategy.helpers': "('cpu:99',)"}, "no 'cpu:99' here; expected cpu:0, "),
-    ({'strategy.helpers': "('tpu:0',)"}, "no 'tpu:0' here; expected another"),
-    ({'strategy.helpers': "('processes',)"}, 'there is no other process'),
+    (
+      {'strategy.offload_to': "('cpu:0',)"},
+      "'cpu:0' is the device that trains",
+    ),
+    (
+      {'strategy.offload_to': "('cpu:99',)"},
+      "no 'cpu:99' here; expected cpu:0, ",
+    ),
+    (
+      {'strategy.offload_to': "('tpu:0',)"},
+      "no 'tpu:0' here; expected another",
+    ),
+    ({'strategy.offload_to': "('processes',)"}, 'there is no other process'),
     ({'strategy.shares': '(1, 2, 3)'}, 'expected 2, of the device that trains'),
     ({'mesh.data': '2'}, 'config.mesh (data=2, model=-1) does not fit 1 cpu'),
     ({'strategy.plan': 'conv1=4,4; conv3=8,8'}, "no convolution 'conv3'"),
@@ -89,17 +97,15 @@ def test_devices_that_do_not_exist_are_refused(tmp_path, overrides, words):
 @pytest.mark.parametrize(
   'name, devices, words',
   [
-    ('kernel_split', "('cpu',)", "('cpu',): expected each once"),
-    ('kernel_split', "('cpu:1', 'cpu:1')", 'expected each once'),
-    ('sync', "('cpu:1',)", 'expected () where strategy.name is not kernel_sp'),
+    ('channel_split', "('cpu',)", "('cpu',): expected each once"),
+    ('channel_split', "('cpu:1', 'cpu:1')", 'expected each once'),
+    ('sync', "('cpu:1',)", 'belongs to strategy.name=channel_split, not sync'),
   ],
 )
 def test_bad_values_are_refused(name, devices, words):
   with pytest.raises(config_lib.ConfigError) as e:
-    validation.validate(
-      _config(**{'strategy.name': name, 'strategy.helpers': devices})
-    )
-  assert 'config.strategy.helpers' in str(e.value) and words in str(e.value)
+    _config(**{'strategy.name': name, 'strategy.offload_to': devices})
+  assert 'config.strategy.offload_to' in str(e.value) and words in str(e.value)
 
 
 @pytest.mark.slow
@@ -127,12 +133,12 @@ def test_platforms_may_differ_only_between_offload_processes():
       'config': {}, 'command': {},
     }  # fmt: skip
 
-  offloads = _config(**{'strategy.helpers': "('processes',)"})
+  offloads = _config(**{'strategy.offload_to': "('processes',)"})
   split = strategy_lib.find(offloads)
   assert split.mixes_platforms(offloads, 'train')
   assert not split.mixes_platforms(offloads, 'evaluate')
   assert not split.mixes_platforms(
-    _config(**{'strategy.helpers': '()'}), 'train'
+    _config(**{'strategy.offload_to': '()'}), 'train'
   )
   for mixes in (True, False):
     pair = [describe(0, 'cpu', mixes), describe(1, 'tpu', mixes)]
@@ -162,8 +168,8 @@ _KEYS = {
   'schedule.warmup': '0 steps',
 }  # fmt: skip
 _OFFLOAD = {
-  'strategy.name': 'kernel_split', 'strategy.shares': '(2, 1)',
-  'strategy.helpers': "('processes',)", 'mesh.model': '1',
+  'strategy.name': 'channel_split', 'strategy.shares': '(2, 1)',
+  'strategy.offload_to': "('processes',)", 'mesh.model': '1',
 }  # fmt: skip
 _X64 = {'JAX_ENABLE_X64': '1'}
 

@@ -306,7 +306,7 @@ def test_a_stopped_search_decides_as_it_would_have(tmp_path, stations):
   stations(2)
   config = relaying.config(
     ('seed=0', 'seed=1', 'optimizer.learning_rate=1e30', 'seed=3', 'seed=4'),
-    **{'strategy.halving': 2, 'strategy.at_once': 2, 'duration': '4 epochs',
+    **{'strategy.halving': 2, 'strategy.max_in_ring': 2, 'duration': '4 epochs',
        'checkpoint.every': '4 steps'},
   )  # fmt: skip
   from anp_jax.runtimes.relay import run as relay_run
@@ -395,7 +395,11 @@ def test_new_models_take_the_places_of_retired_ones(tmp_path, stations):
   stations(2)
   config = relaying.config(
     tuple(f'seed={i}' for i in range(6)),
-    **{'strategy.halving': 2, 'strategy.at_once': 2, 'duration': '4 epochs'},
+    **{
+      'strategy.halving': 2,
+      'strategy.max_in_ring': 2,
+      'duration': '4 epochs',
+    },
   )
   train.run(config, str(tmp_path))
   records = [json.loads(line) for line in (tmp_path / 'relay.jsonl').open()]

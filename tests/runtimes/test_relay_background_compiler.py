@@ -163,7 +163,7 @@ def test_late_candidates_compile_while_others_train(
   devices = jax.devices()[:2]
   monkeypatch.setattr(jax, 'local_devices', lambda: devices)
   config = relaying.config(
-    _MODELS, **{'strategy.at_once': 1, 'duration': '1 epochs'}
+    _MODELS, **{'strategy.max_in_ring': 1, 'duration': '1 epochs'}
   )
   train, at_first_step = runner_lib.Runner.train, []
 
@@ -203,7 +203,8 @@ def test_a_compile_that_fails_ahead_ends_the_run(tmp_path, monkeypatch):
 
   monkeypatch.setattr(runner_lib.Runner, 'compile', fails)
   config = relaying.config(
-    ('seed=1', 'seed=2'), **{'strategy.at_once': 1, 'duration': '500 epochs'}
+    ('seed=1', 'seed=2'),
+    **{'strategy.max_in_ring': 1, 'duration': '500 epochs'},
   )
   with pytest.raises(MemoryError, match='XLA has no room'):
     relay_run.run(config, str(tmp_path), cluster.Processes(config))

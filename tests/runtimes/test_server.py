@@ -34,7 +34,7 @@ _FULL = {
 _COSINE = {
   'schedule.name': 'cosine',
   'schedule.warmup': '0 steps',
-  'strategy.lanes': 1,
+  'strategy.in_flight': 1,
 }
 
 
@@ -78,7 +78,7 @@ def _tickets(workdir):
 
 @pytest.mark.slow
 def test_one_worker_is_sync(tmp_path, config, one_device, monkeypatch):
-  alone = serving.config_of(config, **_FULL, **{'strategy.lanes': 1})
+  alone = serving.config_of(config, **_FULL, **{'strategy.in_flight': 1})
   scores = serving.run(alone, tmp_path / 'server')
   monkeypatch.setattr(jax, 'devices', jax.local_devices)
   sync = serving.config_of(config, **_FULL, **{'strategy.name': 'sync'})
@@ -104,7 +104,7 @@ def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
     keys = {
       'strategy.servers': servers,
       'strategy.dedicated': True,
-      'strategy.lanes': 1,
+      'strategy.in_flight': 1,
       'optimizer.name': 'adamw',
     }
     server_config = serving.config_of(config, **_FULL, **keys)
@@ -350,7 +350,7 @@ def test_an_evaluation_makes_no_gradient_stale(
 def test_resumes_as_itself_and_as_sync(
   tmp_path, config, one_device, monkeypatch, capsys
 ):  # fmt: skip
-  keys = {**_FULL, 'schedule.name': 'constant', 'strategy.lanes': 1}
+  keys = {**_FULL, 'schedule.name': 'constant', 'strategy.in_flight': 1}
   straight = serving.config_of(config, **keys)
   serving.run(straight, tmp_path / 'straight')
   half = serving.config_of(config, **keys, duration='6 steps')

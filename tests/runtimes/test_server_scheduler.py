@@ -10,10 +10,12 @@ from tests import builders
 
 
 def _scheduler(mode='async', total=6, workers=1, version=0, used=(), **keys):
-  config = config_lib.base()
-  config.strategy.mode = mode
-  config.strategy.ticket_timeout = 10.0
-  config.strategy.update(keys)
+  config = builders.config({
+    'strategy.name': 'server',
+    'strategy.mode': mode,
+    'strategy.lease_timeout': 10.0,
+    **{f'strategy.{key}': value for key, value in keys.items()},
+  })  # fmt: skip
   clock = builders.Clock(0.0)
   scheduler = scheduler_lib.TicketScheduler(
     config, total, version, set(used), workers, clock
@@ -223,7 +225,7 @@ def test_as_many_backup_workers_as_workers_are_refused():
   [
     ({}, 1, 0.0),
     ({}, 4, 3.0),
-    ({'lanes': 2}, 3, 5.0),
+    ({'in_flight': 2}, 3, 5.0),
     ({'weight_prediction': 0.5}, 3, 1.0),
     ({'weight_prediction': 0.0}, 3, 0.0),
     ({'mode': 'bounded', 'max_staleness': 2}, 4, 2.0),
@@ -233,7 +235,6 @@ def test_as_many_backup_workers_as_workers_are_refused():
 def test_weights_are_ahead_by_the_gradients_of_the_others(
   keys, workers, horizon
 ):
-  config = config_lib.base()
-  config.strategy.weight_prediction = 1.0
-  config.strategy.update(keys)
+  keys = {'name': 'server', 'weight_prediction': 1.0, **keys}
+  config = builders.config({f'strategy.{k}': v for k, v in keys.items()})
   assert scheduler_lib.prediction_horizon(config, workers) == horizon

@@ -29,7 +29,7 @@ TARGETS = {'cpu:8': 8, 'tpu:v5e:2x2': 4, 'gpu:h200:16x4': 64}  # devices
 STRATEGIES = [
   s
   for s in strategy_lib.BUILT_IN
-  if s not in ('server', 'relay', 'kernel_split')
+  if s not in ('server', 'relay', 'channel_split')
 ]
 # Name: overrides; parameters as published; numbers in statistics.
 NETWORKS = {
@@ -167,7 +167,7 @@ SPLIT = {
 @pytest.mark.parametrize('target', TARGETS)
 @pytest.mark.parametrize('network', SPLIT)
 def test_split_convolutions_compile(network, target):
-  result = _compiled(network, 'kernel_split', target, model=2)
+  result = _compiled(network, 'channel_split', target, model=2)
   results, kernels = SPLIT[network]
   devices = TARGETS[target] // 2  # that divide the batch
   images = 32 if network == 'resnet50' else 64 // devices

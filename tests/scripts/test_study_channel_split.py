@@ -119,12 +119,12 @@ def test_bandwidths_are_in_bytes():
     (['--devices=1'], "--devices='1': expected whole numbers from 2"),
     (['--bandwidths=fast'], "'fast' is none; expected such as 100mbit"),
     (['--rounds=0'], '--rounds=0: expected 1 or more'),
-    (['--config=configs/lenet.py'], "name='sync': expected kernel_split"),
+    (['--config=configs/lenet.py'], "name='sync': expected channel_split"),
     (['--batchsizes=8'], "did you mean '--batch_sizes'?"),
   ],
 )
 def test_bad_input(capsys, more, expected):
-  flags = ['--config=configs/kernel_split_cifar10.py', '--workdir=x']
+  flags = ['--config=configs/channel_split_cifar10.py', '--workdir=x']
   flags = [*flags, *more] if more else []
   assert study_main.main(['channel_split', *flags]) == 2
   error = capsys.readouterr().err
@@ -137,14 +137,14 @@ def test_bad_input(capsys, more, expected):
 def test_whole_study(tmp_path, capsys, devices):
   status = study_main.main(
     # By its former name.
-    ['kernel_split', '--config=configs/kernel_split_cifar10.py',
+    ['kernel_split', '--config=configs/channel_split_cifar10.py',
      f'--workdir={tmp_path}', '--batch_sizes=8', '--rounds=1',
      '--config.model.kernels=(8, 16)', '--config.data.source=synthetic',
-     f'--config.strategy.helpers={devices}']
+     f'--config.strategy.offload_to={devices}']
   )  # fmt: skip
   out = capsys.readouterr()
   assert status == 0, out.err
   ratios = json.loads(out.out.splitlines()[-1])
   # Six divisions, and the plan where it is none of them.
   assert ratios['predictions'] in (6, 7)
-  assert ratios['kernel_split_cifar10_2x8']['over_alone'] > 0
+  assert ratios['channel_split_cifar10_2x8']['over_alone'] > 0

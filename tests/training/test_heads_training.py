@@ -11,7 +11,6 @@ from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
-from anp_jax.config import validation
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
@@ -33,7 +32,7 @@ BATCH, RATE = 8, 0.1
 
 def _config(**overrides):
   config = command_line.load('configs/resnet_anp.py:tiny', {})
-  for key, value in {
+  changes = {
     'model.name': 'tests.user_network:PlainNet',
     'data.image_size': 16,
     'data.resize': 16,
@@ -41,10 +40,8 @@ def _config(**overrides):
     'model.norm_group': 2,  # a device has two images
     'log.tensorboard': False,
     **overrides,
-  }.items():
-    config_lib.put(config, key, value)
-  validation.validate(config)
-  return config
+  }
+  return config_lib.resolved(config_lib.replaced(config, changes))
 
 
 def _loss(outputs, labels, head):
@@ -190,7 +187,7 @@ def plain(pairs, tmp_path_factory):
     {'strategy.name': 'invariant', 'strategy.logical_shards': 4,
      'strategy.threads': max(8, cores.count())},  # of this process's pool
     pytest.param(
-      {'strategy.name': 'kernel_split', 'mesh.model': 2,
+      {'strategy.name': 'channel_split', 'mesh.model': 2,
        'strategy.shares': (2, 1)},
       marks=pytest.mark.soak,
     ),
@@ -219,7 +216,7 @@ def test_server_trains_what_sync_does(pairs, tmp_path, monkeypatch):
   serving.on_devices(monkeypatch, 1)
   chosen_devices = jax.devices()[:1]
   monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
-  keys = {'ema': 0.0, 'strategy.mode': 'synchronous', 'strategy.lanes': 1}
+  keys = {'ema': 0.0, 'strategy.mode': 'synchronous', 'strategy.in_flight': 1}
   config = serving.config_of(_run_config(pairs), **keys)
   scores = serving.run(config, tmp_path / 'server')
   want = train.run(_run_config(pairs, ema=0.0), str(tmp_path / 'sync'))

@@ -7,7 +7,6 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from anp_jax.config import validation
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
@@ -16,6 +15,7 @@ from anp_jax.training import multipliers
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import optimizer
 from anp_jax.training import run_spec
+from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -36,10 +36,9 @@ def _config(rules, **keys):
     'model__norm_group': 2,
     'optimizer__multipliers': rules,
   }
-  for key, value in {**settings, **keys}.items():
-    config_lib.put(config, key.replace('__', '.'), value)
-  validation.validate(config)
-  return config
+  changes = {k.replace('__', '.'): v for k, v in {**settings, **keys}.items()}
+  config = config_lib.resolved(config_lib.replaced(config, changes))
+  return builders.editable(config)
 
 
 def _parts(config, devices=1):
@@ -115,7 +114,7 @@ def _same(old, new, name):
     (_OURS, {'strategy__name': 'local', 'strategy__period': 2,
              'strategy__outer': 'nesterov'}),
     (_FLAX, {'sharding': (('.*', 'fsdp'),), 'accumulate': 2}),
-    (_OURS, {'strategy__name': 'kernel_split', 'strategy__shares': (1, 2),
+    (_OURS, {'strategy__name': 'channel_split', 'strategy__shares': (1, 2),
              'mesh__data': 1, 'mesh__model': 2}),
   ],
 )  # fmt: skip

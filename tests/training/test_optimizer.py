@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import validation
+from anp_jax.config import table
 from anp_jax.training import optimizer
+from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -24,13 +25,13 @@ TIGHT = 1e-12
 
 @pytest.fixture
 def config():
-  c = config_lib.base()
+  c = builders.config()
   c.optimizer.learning_rate = 0.1
   c.optimizer.momentum = 0.8
   c.optimizer.decay = 0.85
-  c.optimizer.beta1 = 0.7
-  c.optimizer.beta2 = 0.95
-  c.optimizer.epsilon = 0.01  # large: a wrong place of it must show
+  c.optimizer.b1 = 0.7
+  c.optimizer.b2 = 0.95
+  c.optimizer.eps = 0.01  # large: a wrong place of it must show
   c.optimizer.weight_decay = 0.03
   # The rate changes within the ten steps, so that its place shows too.
   c.schedule.name = 'step'
@@ -134,7 +135,7 @@ def _delta(o, w, g, memory, step):
   if o.name == 'rmsprop':
     memory['s'] = o.decay * memory['s'] + (1 - o.decay) * g * g
     memory['v'] = o.momentum * memory['v'] + rate * g / np.sqrt(
-      memory['s'] + o.epsilon
+      memory['s'] + o.eps
     )
     return -memory['v']
   if o.name == 'lars':
@@ -144,11 +145,11 @@ def _delta(o, w, g, memory, step):
       trust = 0.001 * _norm(w) / _norm(g)
     memory['v'] = o.momentum * memory['v'] + rate * trust * g
     return -memory['v']
-  memory['m'] = o.beta1 * memory['m'] + (1 - o.beta1) * g
-  memory['s'] = o.beta2 * memory['s'] + (1 - o.beta2) * g * g
-  mean = memory['m'] / (1 - o.beta1 ** (step + 1))
-  square = memory['s'] / (1 - o.beta2 ** (step + 1))
-  direction = mean / (np.sqrt(square) + o.epsilon)
+  memory['m'] = o.b1 * memory['m'] + (1 - o.b1) * g
+  memory['s'] = o.b2 * memory['s'] + (1 - o.b2) * g * g
+  mean = memory['m'] / (1 - o.b1 ** (step + 1))
+  square = memory['s'] / (1 - o.b2 ** (step + 1))
+  direction = mean / (np.sqrt(square) + o.eps)
   if o.name == 'adam':
     return -rate * direction
   direction = direction + wd * w
@@ -166,7 +167,7 @@ def _assert_equal(actual, expected, tolerance=TIGHT):
     )
 
 
-@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+@pytest.mark.parametrize('name', table.OPTIMIZERS)
 def test_optimizer_is_its_recurrence(x64, config, name):
   config.optimizer.name = name
   actual = _run(config)
@@ -174,14 +175,14 @@ def test_optimizer_is_its_recurrence(x64, config, name):
   _assert_equal(actual, _reference(config))
 
 
-@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+@pytest.mark.parametrize('name', table.OPTIMIZERS)
 def test_no_weight_decay(x64, config, name):
   config.optimizer.name = name
   config.optimizer.weight_decay = 0.0
   _assert_equal(_run(config), _reference(config))
 
 
-@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+@pytest.mark.parametrize('name', table.OPTIMIZERS)
 def test_float32_follows_float64(config, name):
   config.optimizer.name = name
   actual = _run(config, dtype=np.float32)
@@ -201,7 +202,7 @@ def test_rmsprop_is_that_of_the_paper(config):
   tf = pytest.importorskip('tensorflow')
   tf.config.set_visible_devices([], 'GPU')
   c = config.optimizer
-  c.name, c.epsilon, c.decay, c.momentum = 'rmsprop', 1.0, 0.9, 0.9
+  c.name, c.eps, c.decay, c.momentum = 'rmsprop', 1.0, 0.9, 0.9
   c.weight_decay = 0.0
   config.schedule.name, config.schedule.warmup = 'constant', '0 steps'
   peer = tf.compat.v1.train.RMSPropOptimizer(0.1, 0.9, 0.9, 1.0)
@@ -239,7 +240,7 @@ def test_optimizer_is_that_of_pytorch(x64, config, name):
     )
   else:
     kind = torch.optim.Adam if name == 'adam' else torch.optim.AdamW
-    peer = kind(groups, lr=0.1, betas=(o.beta1, o.beta2), eps=o.epsilon)
+    peer = kind(groups, lr=0.1, betas=(o.b1, o.b2), eps=o.eps)
   for step in range(STEPS):
     gradients = jax.tree.leaves(_gradients(_params(), step))
     for w, g in zip(leaves, gradients, strict=True):
@@ -261,7 +262,7 @@ def _clip_norm(gradients, limit):
   return jax.tree.map(lambda g: g * min(1.0, limit / norm), gradients)
 
 
-@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+@pytest.mark.parametrize('name', table.OPTIMIZERS)
 def test_elements_are_clipped(x64, config, name):
   config.optimizer.name = name
   config.optimizer.clip_value = 2.0
@@ -297,7 +298,7 @@ def test_clipping_states_its_norm(x64, config):
   assert norm == pytest.approx(0.1, rel=1e-12)
 
 
-@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+@pytest.mark.parametrize('name', table.OPTIMIZERS)
 def test_decay_leaves_vectors_alone(x64, config, name):
   """Under a zero gradient only leaves of two or more dimensions move."""
   config.optimizer.name = name
@@ -324,7 +325,7 @@ def test_decay_mask():
   }
 
 
-@pytest.mark.parametrize('name', validation.OPTIMIZERS)
+@pytest.mark.parametrize('name', table.OPTIMIZERS)
 def test_state_is_arrays_shaped_like_parameters(config, name):
   config.optimizer.name = name
   config.optimizer.clip_norm = config.optimizer.clip_value = 1.0
@@ -382,7 +383,7 @@ def _closed_form(name, step, warmup, total):
   return 0.1 * rise * share
 
 
-@pytest.mark.parametrize('name', validation.SCHEDULES)
+@pytest.mark.parametrize('name', table.SCHEDULES)
 @pytest.mark.parametrize(
   'text,warmup',
   (

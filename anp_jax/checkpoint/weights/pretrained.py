@@ -7,7 +7,6 @@ from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import initial
 from anp_jax.checkpoint.weights import published
 from anp_jax.checkpoint.weights import source as source_lib
-from anp_jax.config import validation
 from anp_jax.training import objective as objective_lib
 
 
@@ -27,10 +26,9 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
   """
   weights = published.read(path)
   vocabulary = published.vocabulary(weights, labels)
-  config = config_lib.base()
-  for key, value in weights.keys.items():
-    config_lib.put(config, key, value)
-  validation.validate(config)
+  config = config_lib.resolved(
+    config_lib.replaced(config_lib.base(), weights.keys)
+  )
   outputs = objective_lib.create(vocabulary, config).outputs
   abstract = initial.flat(initial.abstract_variables(config, outputs))
   source = source_lib.read(weights.path, config, abstract)

@@ -184,7 +184,7 @@ def _add_policy(add):
   )  # fmt: skip
   add(
     '--max_megapixels', type=float, metavar='N',
-    default=config_lib.base().data.max_megapixels,
+    default=config_lib.MOST_MEGAPIXELS,
     help='an image of more million pixels is large (default: %(default)s)',
   )  # fmt: skip
   add(

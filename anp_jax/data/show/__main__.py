@@ -123,7 +123,7 @@ def spread(seed: int, count: int, size: int) -> np.ndarray:
 
 def _parse(arguments):
   parser = _parser()
-  flags = parser.parse(arguments, config_lib.flat(config_lib.base()))
+  flags = parser.parse(arguments, config_lib.known_keys())
   if not flags.config:
     raise config_lib.ConfigError(
       '--config=FILE[:VARIANT] is missing; see configs/'

@@ -21,7 +21,7 @@ def check(config, mesh) -> None:
   """
   plan_lib.from_config(config)
   shares, devices = config.strategy.shares, mesh.shape[mesh_lib.MODEL]
-  if config.strategy.helpers:  # in no mesh: the offload pool checks its own
+  if config.strategy.offload_to:  # in no mesh: the offload pool checks its own
     return
   if shares and len(shares) != devices:
     raise config_lib.ConfigError(

@@ -1,5 +1,6 @@
 """The strategy `invariant`: what it promises and refuses; see its step."""
 
+from anp_jax.config import keys
 from anp_jax.config import rules
 from anp_jax.config import strategy
 from anp_jax.parallel.sync import strategy as sync
@@ -12,6 +13,20 @@ class Invariant(sync.Sync):
   state = 'invariant'
   # Sums over devices would depend on how many there are.
   sums_statistics = False
+
+  def default_config(self):
+    """What decides the bits."""
+    return {
+      'logical_shards': keys.value(
+        8, 'parts of the batch, each summed by itself',
+        lambda shards: shards >= 2 and not shards & (shards - 1),
+        'a power of two, 2 or more',
+      ),
+      'threads': keys.integer(
+        2, "of a process's CPU pool: they decide its bits",
+        at_least=1, at_most=4096,
+      ),
+    }  # fmt: skip
 
   def check(self, config):
     """Refuses a batch that depends on the number of devices."""

@@ -1,6 +1,7 @@
 """The strategy `local`: its groups of devices; see its step."""
 
 from anp_jax import config as config_lib
+from anp_jax.config import keys
 from anp_jax.config import strategy
 from anp_jax.parallel.sync import strategy as sync
 
@@ -10,6 +11,32 @@ class Local(sync.Sync):
 
   name = 'local'
   state = 'local'
+
+  def default_config(self):
+    """The groups, and when and how they exchange weights."""
+    return {
+      'groups': keys.integer(
+        2, 'groups of neighbouring devices; one device may also have several',
+        above=0,
+      ),
+      'period': keys.integer(8, 'steps between exchanges', above=0),
+      'exchange_probability': keys.number(
+        0, 'of an exchange after a step; 0: by period', at_least=0, at_most=1
+      ),
+      'outer': keys.text(
+        'average', "what groups go on from; nesterov: DiLoCo's momentum",
+        ('average', 'nesterov'),
+      ),
+      'outer_learning_rate': keys.number(
+        0.7, 'for nesterov; 1 without momentum is the average', above=0
+      ),
+      'outer_momentum': keys.number(
+        0.9, 'for nesterov', at_least=0, below=1
+      ),
+      'moments': keys.text(
+        'keep', "a group's optimizer state in an exchange", ('keep', 'average')
+      ),
+    }  # fmt: skip
 
   def describe_scores(self, config):
     """What evaluation sees of the groups."""

@@ -164,8 +164,8 @@ def _is_untrained(config, workdir):
 
 def _build(job, mesh, objective):
   """The programs of a run, for evaluation alone."""
-  config = job.config.copy_and_resolve_references()
-  config.schedule.warmup = '0 steps'  # no schedule matters
+  # No schedule matters.
+  config = config_lib.replaced(job.config, {'schedule.warmup': '0 steps'})
   spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, 1)
   config, _ = strategy_lib.find(config).calibrate(spec, job, training=False)
   return build.create(dataclasses.replace(spec, config=config))
@@ -298,10 +298,11 @@ def _name(config, workdir, step):
   """STEP-SPLIT; for other data than the run's, also whose."""
   saved, values = run_dir.saved_config(workdir), config_lib.flat(config)
   name = f'{step}-{_split(config)}'
-  if all(saved.get(key, values[key]) == values[key] for key in _SAME_DATA):
+  if all(saved.get(key, '') == values.get(key, '') for key in _SAME_DATA):
     return name
-  path = os.path.abspath(os.path.expanduser(config.data.path))
-  data = os.path.basename(path) if config.data.path else config.data.source
+  path = config.data.get('path', '')
+  path = path and os.path.abspath(os.path.expanduser(path))
+  data = os.path.basename(path) or config.data.source
   return f'{name}-of-{_slug(data)}'
 
 

@@ -12,6 +12,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.parallel.channel_split import convolutions
@@ -22,9 +23,8 @@ from anp_jax.training import run_spec
 
 def unsplit(spec: run_spec.RunSpec, device: jax.Device) -> run_spec.RunSpec:
   """The run on one device of this process, with nothing split."""
-  config = spec.config.copy_and_resolve_references()
-  config.strategy.name = 'sync'
-  config.mesh.data = config.mesh.model = 1
+  changes = {'strategy.name': 'sync', 'mesh.data': 1, 'mesh.model': 1}
+  config = config_lib.replaced(spec.config, changes)
   mesh = mesh_lib.create(config, [device])
   return dataclasses.replace(spec, config=config, mesh=mesh, offload_devices=())
 

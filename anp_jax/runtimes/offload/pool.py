@@ -11,7 +11,7 @@ from anp_jax import config as config_lib
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import errors
 
-# In config.strategy.helpers, all devices of the other processes.
+# In config.strategy.offload_to, all devices of the other processes.
 PROCESSES = 'processes'
 _POLL = 0.05  # seconds
 
@@ -22,7 +22,7 @@ class DevicePool:
   Attributes:
     processes: `cluster.Processes` in which this process is alone.
     mesh_devices: of the run's mesh: the training device.
-    offload_devices: in the order of config.strategy.helpers and of the
+    offload_devices: in the order of config.strategy.offload_to and of the
       processes.
   """
 
@@ -38,7 +38,7 @@ class DevicePool:
     """
     self.mesh_devices = jax.local_devices()[:1]
     self.offload_devices, self._clients, self._poller = [], [], None
-    for name in config.strategy.helpers:
+    for name in config.strategy.offload_to:
       if name == PROCESSES:
         self.offload_devices += self._connect(config, processes)
       else:
@@ -82,7 +82,7 @@ class DevicePool:
     device = _local_device(name)
     if device in self.mesh_devices:
       raise config_lib.ConfigError(
-        f'config.strategy.helpers: {name!r} is the device that trains'
+        f'config.strategy.offload_to: {name!r} is the device that trains'
       )
     label = f'{device_lib.kind(device)} ({name})'
     return device_lib.LocalDevice(device, label)
@@ -91,7 +91,8 @@ class DevicePool:
     """The devices of all other processes."""
     if processes.count == 1:
       raise config_lib.ConfigError(
-        f'config.strategy.helpers: {PROCESSES!r}, but there is no other process'
+        f'config.strategy.offload_to: {PROCESSES!r}, but there is no other '
+        'process'
       )
     from anp_jax.runtimes import transport  # imports Flight
     from anp_jax.runtimes.offload import remote
@@ -119,10 +120,10 @@ def serve(config, processes: cluster.Processes) -> None:
   Raises:
     ConfigError: if the config has no offload devices in other processes.
   """
-  if PROCESSES not in config.strategy.helpers:
+  if PROCESSES not in config.strategy.offload_to:
     raise config_lib.ConfigError(
-      f'config.strategy.helpers={tuple(config.strategy.helpers)}: there are '
-      f'{processes.count} processes; expected {PROCESSES!r} among them'
+      f'config.strategy.offload_to={tuple(config.strategy.offload_to)}: there '
+      f'are {processes.count} processes; expected {PROCESSES!r} among them'
     )
   from anp_jax.runtimes.offload import remote  # imports Flight
 
@@ -180,7 +181,7 @@ def _local_device(name):
   if int(number) >= len(devices):
     names = [f'{d.platform}:{i}' for i, d in enumerate(devices)]
     raise config_lib.ConfigError(
-      f'config.strategy.helpers: there is no {name!r} here; expected '
+      f'config.strategy.offload_to: there is no {name!r} here; expected '
       f'{", ".join(names) or "another platform than " + platform}'
     )
   return devices[int(number)]

@@ -3,7 +3,6 @@
 import dataclasses
 
 from anp_jax import config as config_lib
-from anp_jax.config import validation
 
 _KEY = 'config.strategy.models'
 # Groups and keys that may differ: all that is not of the run or of the shards.
@@ -50,19 +49,18 @@ def create(config, devices: int) -> list[Candidate]:
   """
   candidates = []
   for index, text in enumerate(config.strategy.models):
-    model_config = config.copy_and_resolve_references()
     try:
-      for override in text.split(';'):
-        if override.strip():
-          _override(model_config, override)
-      validation.validate(model_config)
+      model_config = config_lib.resolved(config, _overrides(text))
     except config_lib.ConfigError as e:
       raise config_lib.ConfigError(f'{_KEY}[{index}]={text!r}: {e}') from None
-    # Another list must not make a candidate's checkpoints another model's.
-    model_config.strategy.models = ()
-    model_config.strategy.at_once = model_config.strategy.halving = 0
-    if not model_config.batch_size:
-      model_config.batch_size = model_config.batch_size_per_device * devices
+    per_device = model_config.batch_size_per_device
+    model_config = config_lib.replaced(model_config, {
+      # Another list must not make a candidate's checkpoints another model's.
+      'strategy.models': (),
+      'strategy.max_in_ring': 0,
+      'strategy.halving': 0,
+      'batch_size': model_config.batch_size or per_device * devices,
+    })  # fmt: skip
     candidates.append(Candidate(index, text.strip(), model_config, config.seed))
   return candidates
 
@@ -87,18 +85,22 @@ def laps(key: str, text: str) -> int:
   return int(count)
 
 
-def _override(config, text):
-  key, equals, value = text.partition('=')
-  key = key.strip()
-  if not equals:
-    raise config_lib.ConfigError(
-      f'{text.strip()!r}: expected key=value, with ; between several'
-    )
-  keys = config_lib.flat(config)
+def _overrides(text):
+  """Returns the texts that make one model differ, by dotted key."""
+  keys = config_lib.known_keys('relay')
   free = [k for k in keys if k in _FREE or k.rpartition('.')[0] in _FREE]
-  if key in keys and key not in free:
-    raise config_lib.ConfigError(
-      f'config.{key} is the same for all models of a ring; these may differ: '
-      f'{", ".join(_FREE)}'
-    )
-  validation.override(config, key, value.strip())
+  overrides = {}
+  for part in filter(str.strip, text.split(';')):
+    key, equals, value = part.partition('=')
+    key = config_lib.renamed_key(key.strip())
+    if not equals:
+      raise config_lib.ConfigError(
+        f'{part.strip()!r}: expected key=value, with ; between several'
+      )
+    if key in keys and key not in free:
+      raise config_lib.ConfigError(
+        f'config.{key} is the same for all models of a ring; these may differ: '
+        f'{", ".join(_FREE)}'
+      )
+    overrides[key] = value.strip()
+  return overrides

@@ -123,7 +123,7 @@ def create(config, workdir: str, processes) -> Ring:
   first = sum(counts[: processes.index])
   return Ring(
     config, workdir, candidates, source, eval_source, objective, sizes, owners,
-    rungs, config.strategy.at_once or len(candidates),
+    rungs, config.strategy.max_in_ring or len(candidates),
     [
       schedule_lib.Station(number, mesh, shards[number])
       for number, mesh in enumerate(meshes, first)

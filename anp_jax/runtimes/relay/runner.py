@@ -58,8 +58,9 @@ class Runner:
     division.check(config, config.batch_size, self._mesh)
     # Schedules end with the last step: with several shards, more batches are
     # filled up than with one.
-    build_config = config.copy_and_resolve_references()
-    build_config.duration = f'{schedule.total} steps'
+    build_config = config_lib.replaced(
+      config, {'duration': f'{schedule.total} steps'}
+    )
     self._objective = objective_lib.create(self._shard.vocabulary, config)
     self._build = build.create(
       run_spec.RunSpec(
@@ -74,7 +75,8 @@ class Runner:
     self._metric_names = step_lib.metric_names(self._objective)
     self._stream, self._validation = (
       stream_lib.Stream(
-        _with_seed(config, seed), mesh_lib.batch_sharding(self._mesh)
+        config_lib.replaced(config, {'seed': seed}),
+        mesh_lib.batch_sharding(self._mesh),
       )
       for seed in (
         schedule_lib.stream_seed(config.seed, station.number),
@@ -302,9 +304,3 @@ def _placed(tree, abstract):
     leaves, structure = jax.tree.flatten(abstract)
     tree = jax.tree.unflatten(structure, transport.split(tree, leaves))
   return jax.device_put(tree, jax.tree.map(lambda s: s.sharding, abstract))
-
-
-def _with_seed(config, seed):
-  config = config.copy_and_resolve_references()
-  config.seed = seed
-  return config

@@ -75,9 +75,9 @@ class Store:
   def checkpoints(self, model: int) -> checkpoint_lib.Checkpoints:
     """Returns a model's checkpoints, opened at the first call."""
     if model not in self._checkpoints:
-      config = self._ring.candidates[model].config
-      config = config.copy_and_resolve_references()
-      config.checkpoint.keep_best = 0
+      config = config_lib.replaced(
+        self._ring.candidates[model].config, {'checkpoint.keep_best': 0}
+      )
       self._checkpoints[model] = checkpoint_lib.Checkpoints(
         self._ring.folder(model), config, self._fingerprint,
         self._runners[model].abstract_state,

@@ -1,7 +1,9 @@
 """The strategy `relay`: many models in a ring; see `run`."""
 
+from anp_jax.config import keys
 from anp_jax.config import rules
 from anp_jax.parallel.sync import strategy as sync
+from anp_jax.runtimes import transport_keys
 
 
 class Relay(sync.Sync):
@@ -9,23 +11,43 @@ class Relay(sync.Sync):
 
   name = 'relay'
   state = 'relay'
-  resumable = ('models', 'at_once')  # models: a list that grows
   keeps_models_apart = True
 
+  def default_config(self):
+    """The models, the stations they go round, and when they leave."""
+    return {
+      # A list that may grow at its end; candidates without one have none.
+      'models': keys.value(
+        (), "what differs in each, as in ('seed=1', 'seed=2; model.width=32')",
+        lambda models: models and all(isinstance(m, str) for m in models),
+        "texts such as ('seed=1', 'seed=2; model.width=32')", resumable=True,
+      ),
+      'station': keys.text(
+        'device', 'what holds a part of the data; host: all of its devices',
+        ('device', 'host'),
+      ),
+      'max_in_ring': keys.integer(
+        0, 'models at a time; others follow those that leave; 0: all',
+        at_least=0, resumable=True,
+      ),
+      'halving': keys.value(
+        0, 'after 1, h, h^2 .. epochs the best 1/h go on; 0: all do',
+        lambda factor: factor == 0 or factor >= 2, '0, or 2 or more',
+      ),
+      'shares': keys.Key(
+        (), 'of the training set, for each station, in proportion; (): alike',
+        check=rules.check_shares,
+      ),
+      **transport_keys.KEYS,
+    }  # fmt: skip
+
   def check(self, config):
-    """Refuses models, shares and balances that a ring cannot have."""
-    rules.check_shares(config)
-    models = config['strategy.models']
-    rules.check(
-      models and all(isinstance(m, str) for m in models), 'strategy.models',
-      models, "texts such as ('seed=1', 'seed=2; model.width=32')",
-    )  # fmt: skip
+    """Refuses records and balances that a ring cannot have."""
+    rules.check_tls(config)
     rules.check(
       not config['log.wandb'], 'log.wandb', config['log.wandb'],
       "'' where strategy.name is relay: its models have records of their own",
     )  # fmt: skip
-    halving = config['strategy.halving']
-    rules.check(halving != 1, 'strategy.halving', halving, '0, or 2 or more')
     balance = config['data.balance']
     rules.check(
       balance == 'none', 'data.balance', balance,

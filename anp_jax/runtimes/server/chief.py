@@ -266,7 +266,9 @@ class Chief:
         'snapshot_every': [self._every['eval'], self._every['checkpoint']],
         # As many gradients as workers can have in flight, and those of some
         # workers that are gone.
-        'max_pending': 8 * self._config.strategy.lanes * (self._workers + 1),
+        'max_pending': 8
+        * self._config.strategy.in_flight
+        * (self._workers + 1),
       },
       metric_names=update_metrics.names(self._setup.objective),
     )

@@ -81,7 +81,8 @@ def _make(config, program, layout):
     norm = optax.tree.norm(grads)
     grads, _ = clip.update(grads, clip.init(params))
     vector = layout.params.flatten(grads).astype(layout.wire_dtype)
-    momentum = jnp.asarray(config.model.norm_momentum, dtype)
+    # A network without batch norm has neither the key nor statistics.
+    momentum = jnp.asarray(config.model.get('norm_momentum', 0.0), dtype)
     stats_delta = layout.stats.flatten(new_stats) - momentum * stats
     sizes = jnp.stack([sums['loss'], norm, jnp.abs(stats_delta).sum()])
     finite = jnp.isfinite(sizes).all()

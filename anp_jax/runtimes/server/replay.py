@@ -67,15 +67,16 @@ def _sessions(records, version):
 
 def _session_config(config, session):
   """The config as it was in a session of the run."""
-  config = config.copy_and_resolve_references()
-  # Schedules end with the run. Logs of earlier versions do not say when.
-  config.duration = session.get('duration', config.duration)
-  config.batch_size = session['batch_size']
-  # One server makes the same weights as several: no bit depends on the number.
-  config.strategy.servers = 1
-  config.strategy.wire_dtype = session['wire_dtype']
-  config.strategy.compensation = session['compensation']
-  return config
+  changes = {
+    # Schedules end with the run. Logs of earlier versions do not say when.
+    'duration': session.get('duration', config.duration),
+    'batch_size': session['batch_size'],
+    # One server makes the same weights as several: no bit depends on it.
+    'strategy.servers': 1,
+    'strategy.wire_dtype': session['wire_dtype'],
+    'strategy.compensation': session['compensation'],
+  }
+  return config_lib.replaced(config, changes)
 
 
 def _replay_session(setup, session, state, updates):

@@ -67,8 +67,8 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
   with contextlib.ExitStack() as stack:
 
     def prepare(settings):
-      chosen = config.copy_and_resolve_references()
-      chosen.batch_size = settings['batch_size']
+      batch_size = settings['batch_size']
+      chosen = config_lib.replaced(config, {'batch_size': batch_size})
       return setup_lib.create(
         chosen, scheduler.prediction_horizon(config, workers)
       )

@@ -45,7 +45,7 @@ class TicketScheduler:
     # An unbounded run is one whose bound is never met.
     self._bound = s.max_staleness if s.mode == 'bounded' else total
     self._spares = s.backup_workers if self._synchronous else total
-    self._lease_timeout = s.ticket_timeout
+    self._lease_timeout = s.lease_timeout
     self._clock = clock
     self._used = used
     self._next = 0  # no batch of a smaller step is left
@@ -190,7 +190,7 @@ def prediction_horizon(config, workers: int) -> float:
   where all are equally quick, config.strategy.weight_prediction times.
   """
   s = config.strategy
-  stale = workers * s.lanes - 1
+  stale = workers * s.in_flight - 1
   if s.mode == 'bounded':
     stale = min(stale, s.max_staleness)
   return s.weight_prediction * (0 if s.mode == 'synchronous' else stale)

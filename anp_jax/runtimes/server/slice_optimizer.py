@@ -228,7 +228,9 @@ class SliceOptimizer:
     return state, jnp.isfinite(updates).all()
 
   def _updated_stats(self, step, stats, average, deltas):
-    momentum = jnp.asarray(self._config.model.norm_momentum, stats.dtype)
+    # A network without batch norm has neither the key nor statistics.
+    momentum = self._config.model.get('norm_momentum', 0.0)
+    momentum = jnp.asarray(momentum, stats.dtype)
     new = momentum * stats + sum(deltas) / len(deltas)
     if self._frozen_stats.any():
       new = jnp.where(self._frozen_stats, stats, new)

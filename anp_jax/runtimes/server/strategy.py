@@ -1,18 +1,61 @@
 """The strategy `server`: which processes do what; see `run`."""
 
+import dataclasses
+
+from anp_jax.config import keys
 from anp_jax.config import rules
 from anp_jax.parallel.sync import strategy as sync
+from anp_jax.runtimes import transport_keys
 
 
 class Server(sync.Sync):
   """Asynchronous training with parameter servers."""
 
   name = 'server'
-  resumable = (
-    'servers', 'dedicated', 'mode', 'max_staleness', 'backup_workers',
-    'compensation', 'weight_prediction', 'wire_dtype', 'lanes',
-    'ticket_timeout', 'bind', 'tls_certificate', 'tls_key',
-  )  # fmt: skip
+
+  def default_config(self):
+    """The servers, when they update, and what travels to them."""
+    declared = {
+      'servers': keys.integer(
+        1, 'processes, the first ones, that each keep a slice of the weights',
+        above=0,
+      ),
+      'dedicated': keys.flag(False, 'server processes do not also train'),
+      'mode': keys.text(
+        'async', 'bounded: in staleness; synchronous: updates of all workers',
+        ('async', 'bounded', 'synchronous'),
+      ),
+      'max_staleness': keys.integer(
+        4, "updates between a gradient's reading and its use, for bounded",
+        at_least=0,
+      ),
+      'backup_workers': keys.integer(
+        0, 'workers that a synchronous update does not wait for', at_least=0
+      ),
+      'compensation': keys.text(
+        'none', 'staleness: updates are divided by it', ('none', 'staleness')
+      ),
+      'weight_prediction': keys.number(
+        0, "1: workers' weights are ahead by the staleness", at_least=0
+      ),
+      'wire_dtype': keys.text(
+        'float32', 'of weights and gradients on their way',
+        ('float32', 'bfloat16'),
+      ),
+      'in_flight': keys.integer(
+        1, 'gradients in flight per worker; 2 overlap compute and transfer',
+        above=0,
+      ),
+      'lease_timeout': keys.number(
+        60, "seconds of a worker's silence, after which others compute its "
+        'batches', above=0,
+      ),
+    }  # fmt: skip
+    settings = {
+      name: dataclasses.replace(key, resumable=True)
+      for name, key in declared.items()
+    }
+    return settings | transport_keys.KEYS
 
   def check(self, config):
     """Refuses optimizers and modes that slices of weights cannot have."""

@@ -219,7 +219,7 @@ class _WorkerSession:
     self._layout = setup.layout
     self._program = program
     synchronous = setup.config.strategy.mode == 'synchronous'
-    self._in_flight = 1 if synchronous else setup.config.strategy.lanes
+    self._in_flight = 1 if synchronous else setup.config.strategy.in_flight
     self._queue = BatchQueue(
       self._take,
       hello['data_shards'],

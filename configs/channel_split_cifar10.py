@@ -1,6 +1,6 @@
 """Two wide convolutions, divided by channels: Marques et al. 2017.
 
-  scripts/launch_local.sh 2 --bind --config=configs/kernel_split_cifar10.py
+  scripts/launch_local.sh 2 --bind --config=configs/channel_split_cifar10.py
     --workdir=runs/split
 
 trains the smallest of the paper's networks, 50 and 500 kernels, on the embedded
@@ -8,8 +8,8 @@ set anp_shapes at 32 px. All devices, here two processes with a core each, have
 the same batch; of each convolution each computes as many channels as the run's
 plan says, which is made of what they are timed to take, or as many as
 --config.strategy.shares="(2, 1)" says. On one device nothing is split. With
---config.strategy.helpers="('processes',)" the second process, of any platform,
-only helps the first.
+--config.strategy.offload_to="('processes',)" the second process, of any
+platform, only helps the first.
 Under Slurm: sbatch scripts/slurm/train.sbatch --config=... . Variants:
 
   150x800, 300x1000, 500x1500   the paper's other networks; the last one has
@@ -39,7 +39,7 @@ def get_config(variant: str = ''):
   c.optimizer.name = 'momentum'
   c.optimizer.learning_rate = 0.01
   c.schedule.warmup = '1 epochs'
-  c.strategy.name = 'kernel_split'
+  c.strategy.name = 'channel_split'
   c.mesh.data, c.mesh.model = 1, -1
   c.update_from_flattened_dict(config_lib.variant(variant, VARIANTS))
   return c

@@ -1,0 +1,46 @@
+"""Names that keys, values and recipes had before, and their names now.
+
+What was typed, written in a recipe, or saved with a run by an old name means
+the new one.
+"""
+
+import os
+
+KEYS = {
+  'optimizer.beta1': 'optimizer.b1',
+  'optimizer.beta2': 'optimizer.b2',
+  'optimizer.epsilon': 'optimizer.eps',
+  'strategy.lanes': 'strategy.in_flight',
+  'strategy.ticket_timeout': 'strategy.lease_timeout',
+  'strategy.at_once': 'strategy.max_in_ring',
+  'strategy.helpers': 'strategy.offload_to',
+}
+VALUES = {'strategy.name': {'kernel_split': 'channel_split'}}
+RECIPES = {'kernel_split_cifar10.py': 'channel_split_cifar10.py'}
+
+
+def renamed(values: dict) -> dict:
+  """Returns values (or texts) by the keys' names of now.
+
+  A value by an old name wins: what was there by the new one is a default.
+  """
+  result = {key: value for key, value in values.items() if key not in KEYS}
+  result |= {KEYS[key]: values[key] for key in values if key in KEYS}
+  for key, names in VALUES.items():
+    value = result.get(key)
+    if isinstance(value, str) and value in names:
+      result[key] = names[value]
+  return result
+
+
+def renamed_key(key: str) -> str:
+  """Returns the name that a key has now."""
+  return KEYS.get(key, key)
+
+
+def recipe(path: str) -> str:
+  """Returns the path of a recipe that may have moved."""
+  folder, name = os.path.split(path)
+  if os.path.exists(path) or name not in RECIPES:
+    return path
+  return os.path.join(folder, RECIPES[name])

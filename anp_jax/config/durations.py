@@ -1,0 +1,51 @@
+"""Durations and windows of steps, as texts of a config."""
+
+import math
+import re
+
+from anp_jax.config import errors
+
+_UNITS = ('steps', 'epochs', 'examples')
+_WINDOW = re.compile(r'([0-9]{1,18}):([0-9]{1,18})')
+_DURATION = re.compile(r'\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z]+)\s*')
+
+
+def steps(text: str, batch_size: int, examples: int) -> int:
+  """Returns a duration in steps, rounded up so that nothing is cut short.
+
+  Args:
+    text: a number and steps, epochs or examples ('1.5 epochs', '2e6 examples').
+    batch_size: images a step.
+    examples: images an epoch.
+
+  Raises:
+    ConfigError: if the text is not of that form.
+  """
+  match = _DURATION.fullmatch(str(text))
+  unit = match and (match[2] if match[2].endswith('s') else match[2] + 's')
+  if unit not in _UNITS or not math.isfinite(float(match[1])):
+    word = match[2] if match else text
+    raise errors.ConfigError(
+      f'{text!r} is not a duration: expected a number and a unit, such as '
+      f"'10 epochs', '500 steps' or '1e6 examples'"
+      f'{errors.nearest(word, _UNITS)}'
+    )
+  number = float(match[1])
+  images = {'steps': batch_size, 'epochs': examples, 'examples': 1}[unit]
+  # Rounded first: 0.1 x 30 must not become 4 steps by its last bit.
+  return math.ceil(round(number * images / batch_size, 6))
+
+
+def window(text: str) -> range:
+  """Returns the steps that 'first:last' names, without last; none for ''.
+
+  Raises:
+    ConfigError: if the text is not of that form.
+  """
+  match = _WINDOW.fullmatch(text)
+  if text and (not match or not 0 < int(match[1]) < int(match[2])):
+    raise errors.ConfigError(
+      f"{text!r}: expected first:last, such as '10:15' for the steps 10 to 14 "
+      '(the first step of a run is 1), or nothing'
+    )
+  return range(int(match[1]), int(match[2])) if match else range(0)

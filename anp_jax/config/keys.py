@@ -1,0 +1,266 @@
+"""A key of the config: its default, what it is, and what values it takes.
+
+A key is declared once, by one of the makers below; its type is that of its
+default. The error lines and `--help` are derived from the declaration.
+"""
+
+import ast
+from collections.abc import Callable
+import dataclasses
+import fnmatch
+import math
+import re
+from typing import Any
+
+from anp_jax.config import durations
+from anp_jax.config import errors
+
+CLASS = 'package.module:Class'
+_KINDS = {
+  bool: 'True or False', int: 'a whole number', float: 'a number',
+  str: 'a text',
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+  """A key of the config.
+
+  Attributes:
+    default: its type is the key's.
+    help: what the key is, with its unit and reason.
+    expected: the values it takes, for --help; '' if `help` says it.
+    check: raises ConfigError for (dotted key, value) of the right type that is
+      out of range; None: every value is good.
+    only_if: another key, and values of it (as fnmatch patterns) with which this
+      key has a meaning; (): it always has.
+    resumable: whether it may differ when a run is resumed.
+  """
+
+  default: Any
+  help: str
+  expected: str = ''
+  check: Callable[[str, Any], None] | None = None
+  only_if: tuple = ()
+  resumable: bool = False
+
+  def validate(self, name: str, value) -> None:
+    """Refuses a value of another type, NaN, and what is out of range.
+
+    Args:
+      name: the dotted key.
+      value: of the key.
+
+    Raises:
+      ConfigError: naming the key, the value and what was expected.
+    """
+    kind = type(self.default)
+    good = type(value) is kind or (kind is float and type(value) is int)
+    if not good or (type(value) is float and not math.isfinite(value)):
+      raise self._type_error(name, value)
+    if self.check:
+      self.check(name, value)
+
+  def parse(self, name: str, text: str):
+    """Returns the value that was typed as `text`.
+
+    Raises:
+      ConfigError: if that is not of the key's type.
+    """
+    kind = type(self.default)
+    if kind is str:
+      return text
+    try:
+      literal = text.strip().capitalize() if kind is bool else text
+      value = ast.literal_eval(literal)
+    except (ValueError, SyntaxError):
+      raise self._type_error(name, text) from None
+    if kind is tuple and isinstance(value, list):
+      value = tuple(value)
+    return float(value) if kind is float and type(value) is int else value
+
+  def applies(self, values: dict[str, Any]) -> bool:
+    """Returns whether the key has a meaning with these values of others."""
+    if not self.only_if:
+      return True
+    key, patterns = self.only_if
+    value = str(values.get(key))
+    return any(fnmatch.fnmatchcase(value, p) for p in patterns)
+
+  def _type_error(self, name, value):
+    words = _KINDS.get(type(self.default), f'a tuple like {self.default!r}')
+    return errors.ConfigError(f'config.{name}={value!r}: expected {words}')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Limits:
+  above: float | None = None
+  at_least: float | None = None
+  below: float | None = None
+  at_most: float | None = None
+
+  def hold(self, value) -> bool:
+    """Returns whether a number is within the limits."""
+    return (
+      (self.above is None or value > self.above)
+      and (self.at_least is None or value >= self.at_least)
+      and (self.below is None or value < self.below)
+      and (self.at_most is None or value <= self.at_most)
+    )
+
+  def words(self) -> str:
+    """Returns the limits as an error line says them; '' if there are none."""
+    if self.above is not None:
+      most = '' if self.at_most is None else f', at most {self.at_most}'
+      return (
+        f'above {self.above}{most}'
+        if most
+        else (f'a number above {self.above}')
+      )
+    if self.at_least is None:
+      return ''
+    if self.at_most is not None:
+      return f'a number from {self.at_least} to {self.at_most}'
+    if self.below is not None:
+      return f'a number from {self.at_least}, below {self.below}'
+    return f'{self.at_least} or more'
+
+
+def _limited(default, help, expected, above, at_least, below, at_most, more):
+  limits = _Limits(above, at_least, below, at_most)
+  words = expected or limits.words()
+
+  def check(name, value):
+    errors.check(limits.hold(value), name, value, words)
+
+  return Key(default, help, words, check if words else None, **more)
+
+
+def number(
+  default: float, help: str, *, expected='', above=None, at_least=None,
+  below=None, at_most=None, **more,
+) -> Key:  # fmt: skip
+  """Returns the key of a number within limits.
+
+  Args:
+    default: of the key.
+    help: what it is.
+    expected: the limits in words; '': derived from them.
+    above: the number is above this.
+    at_least: it is this or above.
+    below: it is below this.
+    at_most: it is this or below.
+    **more: `only_if` and `resumable` of `Key`.
+  """
+  return _limited(
+    float(default), help, expected, above, at_least, below, at_most, more
+  )
+
+
+def integer(
+  default: int, help: str, *, expected='', above=None, at_least=None,
+  below=None, at_most=None, **more,
+) -> Key:  # fmt: skip
+  """Returns the key of a whole number within limits; see `number`."""
+  return _limited(
+    default, help, expected, above, at_least, below, at_most, more
+  )
+
+
+def flag(default: bool, help: str, **more) -> Key:
+  """Returns the key of True or False."""
+  return Key(default, help, **more)
+
+
+def text(
+  default: str, help: str, choices=(), form: str = '', words: str = '', **more
+) -> Key:
+  """Returns the key of a text.
+
+  Args:
+    default: of the key.
+    help: what it is.
+    choices: the texts that are allowed; (): any.
+    form: regular expression of other texts that are allowed beyond these.
+    words: what `form` is, for an error line; '': `choices` say it.
+    **more: further fields of `Key`.
+  """
+  if not choices:
+    return Key(default, help, **more)
+  names = ', '.join(c or "''" for c in choices)
+  expected = f'one of {names}' + (f' or {words}' if words else '')
+
+  def check(name, value):
+    if value in choices or (form and re.fullmatch(form, value)):
+      return
+    raise errors.ConfigError(
+      f'config.{name}={value!r}: expected {expected}'
+      f'{errors.nearest(value, choices)}'
+    )
+
+  return Key(default, help, expected, check, **more)
+
+
+def duration(default: str, help: str, zero: bool = False, **more) -> Key:
+  """Returns the key of a duration ('3 epochs'), which may be 0 if `zero`."""
+
+  def check(name, value):
+    try:
+      count = durations.steps(value, 1, 1)
+    except errors.ConfigError as e:
+      raise errors.ConfigError(f'config.{name}={e}') from None
+    errors.check(count > 0 or zero, name, value, 'more than nothing')
+
+  return Key(default, help, '', check, **more)
+
+
+def numbers(
+  default: tuple, help: str, *, above=None, at_most=None, expected='',
+  increasing: bool = False, integers: bool = False, **more,
+) -> Key:  # fmt: skip
+  """Returns the key of a tuple of as many numbers as the default has.
+
+  Args:
+    default: of the key.
+    help: what it is.
+    above: each is above this.
+    at_most: each is this or below.
+    expected: the words for `at_most`.
+    increasing: whether the first is at most the second.
+    integers: whether they are whole numbers.
+    **more: further fields of `Key`.
+  """
+  kinds = (int,) if integers else (int, float)
+  words = f'{len(default)} {"whole " * integers}numbers'
+  words += '' if above is None else f' above {above}'
+
+  def check(name, value):
+    good = len(value) == len(default) and all(
+      type(v) in kinds and math.isfinite(v) and (above is None or v > above)
+      for v in value
+    )
+    errors.check(good, name, value, words)
+    if increasing:
+      errors.check(value[0] <= value[1], name, value, 'low before high')
+    if at_most is not None:
+      errors.check(max(value) <= at_most, name, value, expected)
+
+  limits = ', low before high' if increasing else ''
+  return Key(default, help, words + limits, check, **more)
+
+
+def value(default, help: str, good: Callable, expected: str, **more) -> Key:
+  """Returns the key of a value of a kind of its own.
+
+  Args:
+    default: of the key.
+    help: what it is.
+    good: whether a value of the right type is allowed.
+    expected: what is, for an error line.
+    **more: further fields of `Key`.
+  """
+
+  def check(name, candidate):
+    errors.check(good(candidate), name, candidate, expected)
+
+  return Key(default, help, expected, check, **more)

@@ -1,0 +1,235 @@
+"""Configs: which keys there are, and from what is wanted to what is valid.
+
+A key that has a meaning with certain values of another key only is in the
+config only then.
+"""
+
+import json
+
+import ml_collections
+
+from anp_jax.config import aliases
+from anp_jax.config import errors
+from anp_jax.config import keys as keys_lib
+from anp_jax.config import rules
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import table
+
+_NAME = 'strategy.name'
+
+
+def base() -> ml_collections.ConfigDict:
+  """Returns every key that applies to the defaults, for a recipe to change.
+
+  Durations are texts with a unit: '90 epochs', '1000 steps', '2e6 examples'.
+  """
+  return _nested(_completed({}))
+
+
+def known_keys(name: str = 'sync') -> dict[str, keys_lib.Key]:
+  """Returns all keys, those of the strategy `name` before other strategies'."""
+  known = dict(table.KEYS)
+  for strategy in (name, *strategy_lib.BUILT_IN):
+    for key, value in strategy_keys(strategy).items():
+      known.setdefault(key, value)
+  return known
+
+
+def strategy_keys(name: str) -> dict[str, keys_lib.Key]:
+  """Returns the keys that one strategy alone adds.
+
+  Raises:
+    ConfigError: if there is no such strategy, with the nearest.
+  """
+  leaves = strategy_lib.by_name(name).default_config()
+  return {f'strategy.{leaf}': key for leaf, key in leaves.items()}
+
+
+def resolved(config, typed: dict[str, str] | None = None):
+  """Returns the config that a recipe and what was typed ask for.
+
+  Args:
+    config: a ConfigDict that began as `base()` or was resolved before. Keys
+      that do not apply are left out, those that come to apply have their
+      defaults.
+    typed: text by dotted key; these keys must apply.
+
+  Returns:
+    A valid config of all keys that apply; it cannot be written to.
+
+  Raises:
+    ConfigError: naming the key, the value and what was expected.
+  """
+  values, typed = aliases.renamed(flat(config)), aliases.renamed(typed or {})
+  known = known_keys(_strategy_name(typed if _NAME in typed else values))
+  for key in values:
+    _check_known(key, known)
+  for key, declared in table.KEYS.items():
+    if key not in values and not declared.only_if:
+      raise errors.ConfigError(
+        f'config.{key} is missing (default: {declared.default!r})'
+      )
+  for key, text in typed.items():
+    _check_known(key, known)
+    values[key] = known[key].parse(key, text)
+  for key in dict.fromkeys(d.only_if[0] for d in known.values() if d.only_if):
+    known[key].validate(key, values[key])
+  for key in typed:
+    _check_applies(key, values)
+  values = _completed(values)
+  for key, declared in _applicable(values).items():
+    declared.validate(key, values[key])
+  rules.check_together(values)
+  strategy_lib.by_name(values[_NAME]).check(values)
+  return _frozen(values)
+
+
+def replaced(config, changes: dict[str, object]):
+  """Returns a copy of a config with other values; they are not checked.
+
+  Args:
+    config: of which nothing is changed.
+    changes: values by dotted key.
+
+  Raises:
+    ConfigError: if there is no such key, or it does not apply.
+  """
+  changes = aliases.renamed(changes)
+  values = aliases.renamed(flat(config)) | changes
+  known = known_keys(_strategy_name(values))
+  for key in changes:
+    _check_known(key, known)
+    _check_applies(key, values)
+  return _frozen(_completed(values))
+
+
+def from_flat(saved: dict):
+  """Returns the config of which `saved` is the `flat()`, after JSON.
+
+  A key that it lacks has its default, and one that there is no more is left
+  out; values are not checked, since its paths may be those of another machine.
+  """
+  values = {key: _tuples(value) for key, value in saved.items()}
+  return _frozen(_completed(aliases.renamed(values)))
+
+
+def completed(saved: dict) -> dict:
+  """Returns `saved`, after JSON, by the keys' names of now, with defaults.
+
+  Keys that there are no more stay; keys that do not apply do not.
+  """
+  values = aliases.renamed(saved)
+  known = known_keys(_strategy_name(values))
+  removed = {k: v for k, v in values.items() if k not in known}
+  return json.loads(json.dumps(_completed(values))) | removed
+
+
+def flat(config) -> dict[str, object]:
+  """Returns the config as {dotted key: value}, tuples kept."""
+  result = {}
+  for key, value in config.items(preserve_field_references=False):
+    if isinstance(value, ml_collections.ConfigDict):
+      result.update({f'{key}.{k}': v for k, v in flat(value).items()})
+    else:
+      result[key] = value
+  return result
+
+
+def golden(config) -> str:
+  """Returns one line a key, sorted: a golden file, of which a diff is read."""
+  lines = [f'{k} = {v!r}' for k, v in sorted(flat(config).items())]
+  return '\n'.join(lines) + '\n'
+
+
+def to_json(config) -> str:
+  """Returns the resolved config as JSON text, one flat object."""
+  return json.dumps(flat(config), indent=1)
+
+
+def variant(name: str, variants: dict) -> dict:
+  """Returns the overrides of variant `name`; '' is the plain recipe.
+
+  Raises:
+    ConfigError: for an unknown variant, with the nearest one.
+  """
+  if name and name not in variants:
+    raise errors.ConfigError(
+      f'no variant {name!r} (have: {", ".join(variants)})'
+      f'{errors.nearest(name, variants)}'
+    )
+  return variants.get(name, {})
+
+
+def _strategy_name(values):
+  name = values.get(_NAME, table.KEYS[_NAME].default)
+  table.KEYS[_NAME].validate(_NAME, name)
+  return name
+
+
+def _applicable(values):
+  """The keys that have a meaning with these values, by dotted key."""
+  keys = table.KEYS | strategy_keys(_strategy_name(values))
+  effective = {key: values.get(key, k.default) for key, k in keys.items()}
+  return {key: k for key, k in keys.items() if k.applies(effective)}
+
+
+def _completed(values):
+  """The values of the keys that apply, in the table's order."""
+  return {
+    key: values.get(key, declared.default)
+    for key, declared in _applicable(values).items()
+  }
+
+
+def _check_known(key, known):
+  if key in known:
+    return
+  members = [k for k in known if k.startswith(f'{key}.')]
+  if members:
+    raise errors.ConfigError(
+      f'config.{key} is a group; its keys are {", ".join(members)}'
+    )
+  raise errors.ConfigError(
+    f'unknown key config.{key}{errors.nearest(key, known)}'
+  )
+
+
+def _check_applies(key, values):
+  """Refuses a known key that has no meaning with these values."""
+  if key in _applicable(values):
+    return
+  name = _strategy_name(values)
+  declared = (table.KEYS | strategy_keys(name)).get(key)
+  if declared:
+    owner, wanted = declared.only_if
+    wanted = ', '.join(wanted)
+  else:
+    owner = _NAME
+    wanted = ', '.join(n for n in strategy_lib.BUILT_IN
+                       if key in strategy_keys(n))  # fmt: skip
+  now = values.get(owner, table.KEYS[owner].default)
+  raise errors.ConfigError(
+    f'config.{key} belongs to {owner}={wanted}, not {now}'
+  )
+
+
+def _frozen(values):
+  return ml_collections.FrozenConfigDict(_nested(values))
+
+
+def _nested(values):
+  config = ml_collections.ConfigDict()
+  for key, value in values.items():
+    *groups, leaf = key.split('.')
+    group = config
+    for name in groups:
+      if name not in group:
+        group[name] = ml_collections.ConfigDict()
+      group = group[name]
+    group[leaf] = value
+  return config
+
+
+def _tuples(value):
+  """JSON has lists where a config has tuples."""
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,96 @@
+"""What a run left in its workdir, and what its weights say of the config."""
+
+import glob
+import json
+import os
+
+from anp_jax.config import errors
+from anp_jax.config import resolve
+from anp_jax.config import table
+
+
+def read(workdir: str | None) -> dict:
+  """Returns the flat config that a run left in its workdir; {} if none.
+
+  Raises:
+    ConfigError: if it cannot be read.
+  """
+  path = os.path.join(workdir or '', 'config.json')
+  if not os.path.isfile(path):
+    return {}
+  try:
+    with open(path) as f:
+      run = json.load(f)
+    resolve.from_flat(run)
+  except (OSError, ValueError, TypeError, AttributeError) as e:
+    raise errors.ConfigError(f'cannot read {path}: {e}') from e
+  return run
+
+
+def check(workdir: str | None) -> None:
+  """Refuses to evaluate what is no folder; names the run that may be meant."""
+  if not os.path.isdir(workdir or ''):
+    what = f', not {workdir!r}' if workdir else ''
+    raise errors.ConfigError(
+      f'--mode=evaluate needs the --workdir of a run{what}'
+      f'{_nearest_run(workdir or "")}'
+    )
+
+
+def has_checkpoints(workdir: str | None) -> bool:
+  """Returns whether a workdir has checkpoints; told without JAX."""
+  kinds = ('checkpoints', 'best') if workdir else ()
+  folders = [os.path.join(workdir, kind) for kind in kinds]
+  return any(
+    name.isdigit()
+    for folder in filter(os.path.isdir, folders)
+    for name in os.listdir(folder)
+  )
+
+
+def with_weights_keys(config, typed, run: dict, is_untrained: bool):
+  """Returns the config with what the weights of config.init.from say.
+
+  A network that is only evaluated is theirs, and so are its images. One that
+  is trained has the recipe's; but its normalisation is theirs too where the
+  recipe has the default.
+
+  Args:
+    config: resolved.
+    typed: by dotted key; these keys stay.
+    run: the flat config of the workdir's run, {} without: the weights may be
+      gone when a run is resumed.
+    is_untrained: whether the weights are evaluated as they are.
+  """
+  path = config.init['from']
+  if not path:
+    return config
+  # JAX, which reads variables that a config sets, is imported by `read` alone.
+  from anp_jax.checkpoint.weights import published
+
+  keys = published.NORMALISATION
+  if run.get('init.from') == path and not is_untrained:
+    values = {key: tuple(run[key]) for key in keys if key in run}
+  elif not published.is_published(path) or published.missing_path(path):
+    return config  # the run says what is wrong with it
+  elif is_untrained:
+    keys = values = published.read(path).keys
+  else:
+    values = published.normalisation(path)
+  current = resolve.flat(config)
+  changes = {
+    key: values[key]
+    for key in keys
+    if key in values
+    and key not in typed
+    and (is_untrained or current[key] == table.KEYS[key].default)
+  }
+  return resolve.resolved(resolve.replaced(config, changes))
+
+
+def _nearest_run(path):
+  """The run in the same folder with the nearest name, for an error line."""
+  folder, name = os.path.split(os.path.normpath(path))
+  runs = glob.glob(os.path.join(glob.escape(folder), '*', 'config.json'))
+  names = [os.path.basename(os.path.dirname(run)) for run in runs]
+  return errors.nearest(name, names)

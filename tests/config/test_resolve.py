@@ -1,0 +1,150 @@
+"""Which keys a config has, by the values of others."""
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import models
+from anp_jax.config import command_line
+from anp_jax.config import keys
+from anp_jax.config import strategy
+from anp_jax.config import table
+from tests import builders
+
+_RELAY = 'configs/relay_anp.py'
+
+
+class Mine(strategy.Strategy):
+  """A strategy of a user's."""
+
+  name = 'mine'
+
+  def default_config(self):
+    return {
+      'twist': keys.integer(3, 'turns', above=0),
+      'turn': keys.text('left', 'first', ('left', 'right')),
+    }
+
+
+_MINE = f'{__name__}:Mine'
+
+
+def _strategy_keys(config):
+  return set(config.strategy) - {'name', 'reduce_dtype', 'bucket_megabytes'}
+
+
+@pytest.mark.parametrize('name', strategy.BUILT_IN)
+def test_a_config_has_the_keys_of_its_strategy_alone(name):
+  config = config_lib.replaced(config_lib.base(), {'strategy.name': name})
+  assert _strategy_keys(config) == set(strategy.by_name(name).default_config())
+
+
+@pytest.mark.parametrize('name', table.OPTIMIZERS)
+def test_a_config_has_the_keys_of_its_optimizer_alone(name):
+  config = builders.config({'optimizer.name': name})
+  common = {
+    'name', 'learning_rate', 'weight_decay', 'clip_norm', 'clip_value',
+    'multipliers',
+  }  # fmt: skip
+  assert set(config.optimizer) == common | set(table.OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize('name', table.SCHEDULES)
+def test_a_config_has_the_keys_of_its_schedule_alone(name):
+  config = builders.config({'schedule.name': name})
+  assert set(config.schedule) == {'name', 'warmup', *table.SCHEDULES[name]}
+
+
+def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():
+  config = command_line.load(_RELAY, {'strategy.name': 'sync'})
+  assert config.strategy.name == 'sync' and not _strategy_keys(config)
+  config = command_line.load(_RELAY, {'strategy.name': 'channel_split'})
+  # Of the same name, but not of the same meaning.
+  assert config.strategy.shares == () and 'models' not in config.strategy
+
+
+@pytest.mark.parametrize(
+  'typed, line',
+  [
+    (
+      {'strategy.period': '4'},
+      'config.strategy.period belongs to strategy.name=local, not sync',
+    ),
+    (
+      {'strategy.shares': '(1, 2)'},
+      'config.strategy.shares belongs to strategy.name=channel_split, relay, '
+      'not sync',
+    ),
+    (
+      {'optimizer.b1': '0.5'},
+      'config.optimizer.b1 belongs to optimizer.name=adam, adamw, lamb, not '
+      'nesterov',
+    ),
+    (
+      {'optimizer.name': 'adam', 'optimizer.momentum': '0.5'},
+      'config.optimizer.momentum belongs to optimizer.name=momentum, nesterov, '
+      'rmsprop, lars, not adam',
+    ),
+    (
+      {'data.synthetic_classes': '5'},
+      'config.data.synthetic_classes belongs to data.source=synthetic, not '
+      'anp_shapes',
+    ),
+    (
+      {'model.kernels': '(1, 2)'},
+      'config.model.kernels belongs to model.name=two_convolutions, not '
+      'resnet50',
+    ),
+    # What a wrong value is of comes first.
+    (
+      {'optimizer.name': 'adan', 'optimizer.b1': '0.5'},
+      "config.optimizer.name='adan': expected one of",
+    ),
+  ],
+)
+def test_a_key_that_is_typed_must_apply(typed, line):
+  with pytest.raises(config_lib.ConfigError) as e:
+    command_line.load('configs/resnet_anp.py', typed)
+  assert str(e.value).startswith(line) and '\n' not in str(e.value)
+  if 'belongs' in line:
+    with pytest.raises(config_lib.ConfigError, match='belongs to'):
+      config_lib.replaced(config_lib.base(), typed)
+
+
+def test_a_key_is_known_whichever_strategy_it_is_of():
+  with pytest.raises(config_lib.ConfigError, match="mean 'strategy.period'"):
+    command_line.load('configs/resnet_anp.py', {'strategy.perod': '4'})
+
+
+def test_a_strategy_of_ones_own():
+  config = command_line.load(
+    'configs/resnet_anp.py', {'strategy.name': _MINE, 'strategy.twist': '5'}
+  )
+  assert (config.strategy.twist, config.strategy.turn) == (5, 'left')
+  saved = config_lib.flat(config)
+  assert config_lib.from_flat(saved) == config
+  other = config_lib.replaced(config, {'strategy.twist': 4})
+  assert 'config.strategy.twist is 4' in config_lib.difference(saved, other)
+  for typed, line in (
+    ({'strategy.twist': '0'}, 'strategy.twist=0: expected a number above 0'),
+    ({'strategy.turn': 'lift'}, "did you mean 'left'"),
+    ({'strategy.period': '3'}, 'belongs to strategy.name=local, not '),
+  ):
+    with pytest.raises(config_lib.ConfigError, match=line):
+      config_lib.resolved(config, typed)
+
+
+def test_a_copy_of_another_strategy_is_whole():
+  config = command_line.load(_RELAY, {})
+  copy = config_lib.replaced(config, {'strategy.name': 'sync', 'seed': 3})
+  assert copy.strategy.name == 'sync' and not _strategy_keys(copy)
+  assert config.strategy.name == 'relay' and config.seed == 0
+  copy = config_lib.replaced(copy, {'strategy.name': 'local'})
+  assert copy.strategy.period == 8
+
+
+def test_networks_of_the_registry_are_the_configs():
+  assert set(table.CONVNETS) == set(models._CONVNETS)
+  for name in table.MODELS:
+    config = builders.config({'model.name': name})
+    assert models.create(config, 3, 'cpu')
+    assert models.has_batch_norm(config) == ('norm_group' in config.model)
