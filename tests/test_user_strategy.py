@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from anp_jax import config as config_lib
 from anp_jax import train
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
@@ -64,7 +65,7 @@ def test_it_is_studied(tmp_path, capsys):
 
 
 def test_a_name_without_a_class_is_refused():
-  with pytest.raises(strategy_lib.config_lib.ConfigError, match='local'):
+  with pytest.raises(config_lib.ConfigError, match='local'):
     strategy_lib.by_name('locl')
-  with pytest.raises(strategy_lib.config_lib.ConfigError, match='SignSG'):
+  with pytest.raises(config_lib.ConfigError, match='SignSG'):
     strategy_lib.by_name('tests.sign_sgd:SignSG')

@@ -168,9 +168,16 @@ def _strategy_name(values):
 
 def _applicable(values):
   """The keys that have a meaning with these values, by dotted key."""
-  keys = table.KEYS | strategy_keys(_strategy_name(values))
+  name = _strategy_name(values)
+  keys = table.KEYS | strategy_keys(name)
   effective = {key: values.get(key, k.default) for key, k in keys.items()}
-  return {key: k for key, k in keys.items() if k.applies(effective)}
+  models = [effective] + [
+    effective | aliases.renamed(texts)
+    for texts in strategy_lib.by_name(name).alternatives(effective)
+  ]
+  return {
+    key: k for key, k in keys.items() if any(k.applies(m) for m in models)
+  }
 
 
 def _completed(values):

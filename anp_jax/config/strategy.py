@@ -111,6 +111,17 @@ class Strategy(Protocol):
       ConfigError: naming the key, its value and what was expected.
     """
 
+  def alternatives(self, config: dict[str, Any]) -> list[dict[str, str]]:
+    """What differs in the models of a run; keys that apply to one are kept.
+
+    Args:
+      config: by dotted key; no value is checked yet.
+
+    Returns:
+      For each model, texts by dotted key.
+    """
+    return []
+
   def describe_scores(self, config) -> str:
     """What is scored beyond one network's weights, to end a sentence."""
     return ''

@@ -8,6 +8,7 @@ from anp_jax.config import command_line
 from anp_jax.config import keys
 from anp_jax.config import strategy
 from anp_jax.config import table
+from anp_jax.runtimes.relay import candidates
 from tests import builders
 
 _RELAY = 'configs/relay_anp.py'
@@ -140,6 +141,26 @@ def test_a_copy_of_another_strategy_is_whole():
   assert config.strategy.name == 'relay' and config.seed == 0
   copy = config_lib.replaced(copy, {'strategy.name': 'local'})
   assert copy.strategy.period == 8
+
+
+def test_a_ring_has_the_keys_of_all_its_models():
+  typed = {
+    'model.name': 'two_convolutions', 'model.norm_group': '4',
+    'strategy.models': "('seed=1', 'model.name=resnet18; optimizer.name=adam')",
+  }  # fmt: skip
+  config = command_line.load(f'{_RELAY}:tiny', typed)
+  assert config.model.norm_group == 4  # of the ResNet
+  assert config.model.width == 4  # as the recipe says
+  assert config.model.kernels and config.optimizer.b1 == 0.9
+  plain, resnet = candidates.create(config, 1)
+  assert 'norm_group' not in plain.config.model
+  assert 'b1' not in plain.config.optimizer
+  assert (resnet.config.model.norm_group, resnet.config.model.width) == (4, 4)
+  assert 'kernels' not in resnet.config.model
+  saved = config_lib.from_flat(config_lib.flat(config))
+  assert [c.config for c in candidates.create(saved, 1)] == [
+    plain.config, resnet.config,
+  ]  # fmt: skip
 
 
 def test_networks_of_the_registry_are_the_configs():

@@ -41,6 +41,17 @@ class Relay(sync.Sync):
       **transport_keys.KEYS,
     }  # fmt: skip
 
+  def alternatives(self, config):
+    """What differs in each model of the ring."""
+    texts = [m for m in config['strategy.models'] if isinstance(m, str)]
+    return [
+      {
+        key.strip(): value.strip()
+        for key, _, value in (part.partition('=') for part in text.split(';'))
+      }
+      for text in texts
+    ]
+
   def check(self, config):
     """Refuses records and balances that a ring cannot have."""
     rules.check_tls(config)
