@@ -39,27 +39,27 @@ class Parser(argparse.ArgumentParser):
       arguments: of the command line.
       keys: of a config, which may be meant by what is no flag.
     """
-    known = [option for a in self._actions for option in a.option_strings]
+    options = [option for a in self._actions for option in a.option_strings]
     try:
       flags, unknown = self.parse_known_args(arguments)
     except errors.ConfigError:
       # A flag that is required may be missing because it was mistyped.
       unknown = [
         a for a in arguments
-        if a.startswith('--') and a.partition('=')[0] not in (*known, '--')
+        if a.startswith('--') and a.partition('=')[0] not in (*options, '--')
       ]  # fmt: skip
       if not unknown:
         raise
     if unknown:
       name = unknown[0].partition('=')[0]
       # Typed without its group, or with nothing but it.
-      known += [
+      options += [
         f'--config.{key}'
         for key in keys
         if name.removeprefix('--') in (key, key.rpartition('.')[2])
       ]
       raise errors.ConfigError(
-        f'unknown argument {unknown[0]!r}{errors.nearest(name, known)}'
+        f'unknown argument {unknown[0]!r}{errors.nearest(name, options)}'
       )
     return flags
 
@@ -221,7 +221,7 @@ def _wanted_config(flags, overrides, run):
   raise errors.ConfigError(
     f'--workdir={flags.workdir!r} is no run: it has no config.json; '
     '--mode=evaluate expects the --workdir of a training, or '
-    '--config=FILE[:VARIANT] besides'
+    '--config=FILE[:VARIANT] too'
   )
 
 
@@ -330,15 +330,15 @@ def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:
   path = aliases.recipe(path)
   if not os.path.isfile(path):
     folder = os.path.dirname(path) or '.'
-    others = []
+    recipes = []
     if os.path.isdir(folder):
-      others = [
+      recipes = [
         os.path.join(os.path.dirname(path), f)
         for f in sorted(os.listdir(folder))
         if f.endswith('.py')
       ]
     raise errors.ConfigError(
-      f'--config: no file {path!r}{errors.nearest(path, others)}'
+      f'--config: no file {path!r}{errors.nearest(path, recipes)}'
     )
   module_spec = importlib.util.spec_from_file_location('anp_config', path)
   module = importlib.util.module_from_spec(module_spec)

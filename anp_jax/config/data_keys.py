@@ -100,7 +100,7 @@ KEYS = {
     0, 'decoding threads; 0: as many as cores', at_least=0, resumable=True
   ),
   'held_out': value(
-    (), 'pairs of which training shows no example',
+    (), 'pairs that training shows no example of',
     lambda names: all(isinstance(n, str) for n in names),
     "names of classes, as in ('red_car',)",
   ),

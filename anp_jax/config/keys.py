@@ -99,6 +99,12 @@ class _Limits:
   below: float | None = None
   at_most: float | None = None
 
+  @classmethod
+  def pop_from(cls, arguments: dict) -> '_Limits':
+    """Takes the limits out of a maker's keyword arguments."""
+    names = [f.name for f in dataclasses.fields(cls)]
+    return cls(**{n: arguments.pop(n) for n in names if n in arguments})
+
   def hold(self, value) -> bool:
     """Returns whether a number is within the limits."""
     return (
@@ -126,8 +132,8 @@ class _Limits:
     return f'{self.at_least} or more'
 
 
-def _limited(default, help, expected, above, at_least, below, at_most, more):
-  limits = _Limits(above, at_least, below, at_most)
+def _limited(default, help, expected, more):
+  limits = _Limits.pop_from(more)
   words = expected or limits.words()
 
   def check(name, value):
@@ -136,35 +142,22 @@ def _limited(default, help, expected, above, at_least, below, at_most, more):
   return Key(default, help, words, check if words else None, **more)
 
 
-def number(
-  default: float, help: str, *, expected='', above=None, at_least=None,
-  below=None, at_most=None, **more,
-) -> Key:  # fmt: skip
+def number(default: float, help: str, *, expected: str = '', **more) -> Key:
   """Returns the key of a number within limits.
 
   Args:
     default: of the key.
     help: what it is.
     expected: the limits in words; '': derived from them.
-    above: the number is above this.
-    at_least: it is this or above.
-    below: it is below this.
-    at_most: it is this or below.
-    **more: `only_if` and `resumable` of `Key`.
+    **more: the limits `above`, `at_least`, `below` and `at_most`; `only_if`
+      and `resumable` of `Key`.
   """
-  return _limited(
-    float(default), help, expected, above, at_least, below, at_most, more
-  )
+  return _limited(float(default), help, expected, more)
 
 
-def integer(
-  default: int, help: str, *, expected='', above=None, at_least=None,
-  below=None, at_most=None, **more,
-) -> Key:  # fmt: skip
+def integer(default: int, help: str, *, expected: str = '', **more) -> Key:
   """Returns the key of a whole number within limits; see `number`."""
-  return _limited(
-    default, help, expected, above, at_least, below, at_most, more
-  )
+  return _limited(default, help, expected, more)
 
 
 def flag(default: bool, help: str, **more) -> Key:
@@ -215,38 +208,37 @@ def duration(default: str, help: str, zero: bool = False, **more) -> Key:
 
 
 def numbers(
-  default: tuple, help: str, *, above=None, at_most=None, expected='',
-  increasing: bool = False, integers: bool = False, **more,
+  default: tuple, help: str, *, expected: str = '', increasing: bool = False,
+  integers: bool = False, **more,
 ) -> Key:  # fmt: skip
   """Returns the key of a tuple of as many numbers as the default has.
 
   Args:
     default: of the key.
     help: what it is.
-    above: each is above this.
-    at_most: each is this or below.
     expected: the words for `at_most`.
     increasing: whether the first is at most the second.
     integers: whether they are whole numbers.
-    **more: further fields of `Key`.
+    **more: `above` and `at_most`, the limits of each; `only_if` and `resumable`
+      of `Key`.
   """
+  limits = _Limits.pop_from(more)
+  above = _Limits(above=limits.above)
   kinds = (int,) if integers else (int, float)
   words = f'{len(default)} {"whole " * integers}numbers'
-  words += '' if above is None else f' above {above}'
+  words += '' if limits.above is None else f' above {limits.above}'
 
   def check(name, value):
     good = len(value) == len(default) and all(
-      type(v) in kinds and math.isfinite(v) and (above is None or v > above)
-      for v in value
+      type(v) in kinds and math.isfinite(v) and above.hold(v) for v in value
     )
     errors.check(good, name, value, words)
     if increasing:
       errors.check(value[0] <= value[1], name, value, 'low before high')
-    if at_most is not None:
-      errors.check(max(value) <= at_most, name, value, expected)
+    errors.check(limits.hold(max(value)), name, value, expected)
 
-  limits = ', low before high' if increasing else ''
-  return Key(default, help, words + limits, check, **more)
+  order = ', low before high' if increasing else ''
+  return Key(default, help, words + order, check, **more)
 
 
 def value(default, help: str, good: Callable, expected: str, **more) -> Key:

@@ -1,4 +1,4 @@
-"""Configs: which keys there are, and from what is wanted to what is valid.
+"""Configs: which keys there are, and from what is asked for to what is valid.
 
 A key that has a meaning with certain values of another key only is in the
 config only then.
@@ -28,11 +28,11 @@ def base() -> ml_collections.ConfigDict:
 
 def known_keys(name: str = 'sync') -> dict[str, keys_lib.Key]:
   """Returns all keys, those of the strategy `name` before other strategies'."""
-  known = dict(table.KEYS)
+  keys = dict(table.KEYS)
   for strategy in (name, *strategy_lib.BUILT_IN):
-    for key, value in strategy_keys(strategy).items():
-      known.setdefault(key, value)
-  return known
+    for key, declared in strategy_keys(strategy).items():
+      keys.setdefault(key, declared)
+  return keys
 
 
 def strategy_keys(name: str) -> dict[str, keys_lib.Key]:
@@ -61,19 +61,19 @@ def resolved(config, typed: dict[str, str] | None = None):
     ConfigError: naming the key, the value and what was expected.
   """
   values, typed = aliases.renamed(flat(config)), aliases.renamed(typed or {})
-  known = known_keys(_strategy_name(typed if _NAME in typed else values))
+  keys = known_keys(_strategy_name(typed if _NAME in typed else values))
   for key in values:
-    _check_known(key, known)
+    _check_known(key, keys)
   for key, declared in table.KEYS.items():
     if key not in values and not declared.only_if:
       raise errors.ConfigError(
         f'config.{key} is missing (default: {declared.default!r})'
       )
   for key, text in typed.items():
-    _check_known(key, known)
-    values[key] = known[key].parse(key, text)
-  for key in dict.fromkeys(d.only_if[0] for d in known.values() if d.only_if):
-    known[key].validate(key, values[key])
+    _check_known(key, keys)
+    values[key] = keys[key].parse(key, text)
+  for key in dict.fromkeys(d.only_if[0] for d in keys.values() if d.only_if):
+    keys[key].validate(key, values[key])
   for key in typed:
     _check_applies(key, values)
   values = _completed(values)
@@ -88,7 +88,7 @@ def replaced(config, changes: dict[str, object]):
   """Returns a copy of a config with other values; they are not checked.
 
   Args:
-    config: of which nothing is changed.
+    config: it stays as it is.
     changes: values by dotted key.
 
   Raises:
@@ -96,15 +96,15 @@ def replaced(config, changes: dict[str, object]):
   """
   changes = aliases.renamed(changes)
   values = aliases.renamed(flat(config)) | changes
-  known = known_keys(_strategy_name(values))
+  keys = known_keys(_strategy_name(values))
   for key in changes:
-    _check_known(key, known)
+    _check_known(key, keys)
     _check_applies(key, values)
   return _frozen(_completed(values))
 
 
 def from_flat(saved: dict):
-  """Returns the config of which `saved` is the `flat()`, after JSON.
+  """Returns the config whose `flat()` is `saved`, after JSON.
 
   A key that it lacks has its default, and one that there is no more is left
   out; values are not checked, since its paths may be those of another machine.
@@ -119,8 +119,8 @@ def completed(saved: dict) -> dict:
   Keys that there are no more stay; keys that do not apply do not.
   """
   values = aliases.renamed(saved)
-  known = known_keys(_strategy_name(values))
-  removed = {k: v for k, v in values.items() if k not in known}
+  keys = known_keys(_strategy_name(values))
+  removed = {k: v for k, v in values.items() if k not in keys}
   return json.loads(json.dumps(_completed(values))) | removed
 
 
@@ -136,7 +136,7 @@ def flat(config) -> dict[str, object]:
 
 
 def golden(config) -> str:
-  """Returns one line a key, sorted: a golden file, of which a diff is read."""
+  """Returns one line a key, sorted: the text of a golden file."""
   lines = [f'{k} = {v!r}' for k, v in sorted(flat(config).items())]
   return '\n'.join(lines) + '\n'
 
@@ -188,16 +188,16 @@ def _completed(values):
   }
 
 
-def _check_known(key, known):
-  if key in known:
+def _check_known(key, keys):
+  if key in keys:
     return
-  members = [k for k in known if k.startswith(f'{key}.')]
+  members = [k for k in keys if k.startswith(f'{key}.')]
   if members:
     raise errors.ConfigError(
       f'config.{key} is a group; its keys are {", ".join(members)}'
     )
   raise errors.ConfigError(
-    f'unknown key config.{key}{errors.nearest(key, known)}'
+    f'unknown key config.{key}{errors.nearest(key, keys)}'
   )
 
 
@@ -208,15 +208,15 @@ def _check_applies(key, values):
   name = _strategy_name(values)
   declared = (table.KEYS | strategy_keys(name)).get(key)
   if declared:
-    owner, wanted = declared.only_if
-    wanted = ', '.join(wanted)
+    chooser, choices = declared.only_if
+    choices = ', '.join(choices)
   else:
-    owner = _NAME
-    wanted = ', '.join(n for n in strategy_lib.BUILT_IN
+    chooser = _NAME
+    choices = ', '.join(n for n in strategy_lib.BUILT_IN
                        if key in strategy_keys(n))  # fmt: skip
-  now = values.get(owner, table.KEYS[owner].default)
+  now = values.get(chooser, table.KEYS[chooser].default)
   raise errors.ConfigError(
-    f'config.{key} belongs to {owner}={wanted}, not {now}'
+    f'config.{key} belongs to {chooser}={choices}, not {now}'
   )
 
 

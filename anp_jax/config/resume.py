@@ -70,6 +70,6 @@ def _is_equivalent(key, before, after):
   if key == 'data.cache':  # the same files, from memory or not
     return 'decoded' not in (before, after)
   if key == _NAME:
-    one, other = (strategy_lib.by_name(name) for name in (before, after))
-    return one.state == other.state
+    states = {strategy_lib.by_name(name).state for name in (before, after)}
+    return len(states) == 1
   return False

@@ -1,12 +1,16 @@
 """What a run left in its workdir, and what its weights say of the config."""
 
 import glob
+import importlib
 import json
 import os
 
 from anp_jax.config import errors
 from anp_jax.config import resolve
 from anp_jax.config import table
+
+# Like a strategy, it stands above this folder: it is imported if needed.
+_PUBLISHED = 'anp_jax.checkpoint.weights.published'
 
 
 def read(workdir: str | None) -> dict:
@@ -66,8 +70,7 @@ def with_weights_keys(config, typed, run: dict, is_untrained: bool):
   if not path:
     return config
   # JAX, which reads variables that a config sets, is imported by `read` alone.
-  from anp_jax.checkpoint.weights import published
-
+  published = importlib.import_module(_PUBLISHED)
   keys = published.NORMALISATION
   if run.get('init.from') == path and not is_untrained:
     values = {key: tuple(run[key]) for key in keys if key in run}

@@ -118,7 +118,7 @@ _MODEL = {
   ),
   'head_weights': value(
     (1.0, 0.5, 0.5), 'of the losses: pair, adjective, noun', _is_head_weights,
-    'three numbers, of which the first is above 0 and none below',
+    'three numbers, the first above 0 and none below',
     only_if=('model.head', ('multitask',)),
   ),
   'version': text(

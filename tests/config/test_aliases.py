@@ -51,19 +51,19 @@ def test_names_of_now_are_names():
 
 @pytest.mark.parametrize('key', _OLD)
 def test_an_old_key_that_is_typed(key):
-  others, value = _OLD[key]
-  typed = {k: str(v) for k, v in {**others, key: value}.items()}
+  context, value = _OLD[key]
+  typed = {k: str(v) for k, v in {**context, key: value}.items()}
   assert _is_set(command_line.load(_TINY, typed), key, value)
 
 
 @pytest.mark.parametrize('key', _OLD)
 def test_an_old_key_in_a_recipe(key):
-  others, value = _OLD[key]
+  context, value = _OLD[key]
   recipe = config_lib.base()
-  recipe.update_from_flattened_dict({**others, key: value})
+  recipe.update_from_flattened_dict({**context, key: value})
   assert _is_set(config_lib.resolved(recipe), key, value)
   # Of a recipe that began with a config that has the key.
-  recipe = builders.config(others)
+  recipe = builders.config(context)
   recipe.update_from_flattened_dict({key: value})
   assert _is_set(config_lib.resolved(recipe), key, value)
 
@@ -71,8 +71,8 @@ def test_an_old_key_in_a_recipe(key):
 @pytest.mark.parametrize('key', _OLD)
 def test_an_old_key_in_the_config_of_a_run(key):
   """Which has the keys of all strategies, as all runs had."""
-  others, value = _OLD[key]
-  saved = config_lib.flat(builders.config(others))
+  context, value = _OLD[key]
+  saved = config_lib.flat(builders.config(context))
   del saved[aliases.KEYS[key]]
   saved |= {'strategy.period': 8, 'data.scale_range': (256, 512), key: value}
   saved = json.loads(json.dumps(saved))

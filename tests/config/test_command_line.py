@@ -228,10 +228,10 @@ def test_help_has_every_key_with_its_default():
   text = help.text('all')
   assert max(map(len, text.splitlines())) <= 80
   lines = [x for x in text.splitlines() if x.startswith('config.')]
-  found = dict(line.removeprefix('config.').split(' = ', 1) for line in lines)
-  assert found.keys() == want.keys()
+  printed = dict(line.removeprefix('config.').split(' = ', 1) for line in lines)
+  assert printed.keys() == want.keys()
   for key, declared in want.items():
-    assert found[key].split('  ')[0] == repr(declared.default)
+    assert printed[key].split('  ')[0] == repr(declared.default)
   # A group and the keys of no group are parts of it.
   assert help.text('schedule') in text
   assert help.text('config.duration') in help.text('config')

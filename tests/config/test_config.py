@@ -11,9 +11,6 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import table
-from tests import builders
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / 'tests' / 'golden'
@@ -407,174 +404,6 @@ def test_bad_unit_names_the_nearest():
   assert "mean 'examples'?" in _error(config_lib.steps, '3 example5', 64, 1000)
 
 
-def _saved(config):
-  """As a checkpoint keeps it."""
-  return json.loads(config_lib.to_json(config))
-
-
-def test_difference_of_equals():
-  config = config_lib.base()
-  assert config_lib.difference(_saved(config), config) == ''
-  again = config_lib.base()
-  again.ema = 0  # an int that equals the float it stands for
-  assert config_lib.difference(_saved(config), again) == ''
-
-
-def test_difference_names_the_key_and_both_values():
-  saved = _saved(config_lib.base())
-  config = config_lib.base()
-  config.data.crop_area = (0.5, 1.0)
-  assert config_lib.difference(saved, config) == (
-    'config.data.crop_area is [0.5, 1.0], but the run in this workdir was '
-    'started with [0.35, 1.0]'
-  )
-
-
-def test_difference_sees_keys_of_another_version():
-  config = config_lib.base()
-  saved = _saved(config)
-  saved['model.removed'] = 1
-  assert 'config.model.removed' in config_lib.difference(saved, config)
-  del saved['model.removed'], saved['seed']
-  # The run began before there was such a key: with what is now its default.
-  assert config_lib.difference(saved, config) == ''
-  config.seed = 1
-  assert 'config.seed' in config_lib.difference(saved, config)
-
-
-# What a resume may change: where a run is, how long, how often it tells, and
-# by whom it is computed. All else decides the weights, and a key that is new
-# does until it is written down here.
-_MAY_CHANGE = {
-  'duration', 'time_limit', 'sharding', 'mesh.data', 'mesh.model',
-  'checkpoint.every', 'checkpoint.keep', 'checkpoint.keep_best',
-  'checkpoint.best_metric', 'checkpoint.on_error', 'eval.every',
-  'eval.batch_size', 'eval.examples', 'log.every', 'log.tensorboard',
-  'log.wandb', 'compile_cache.dir', 'compile_cache.max_gigabytes',
-  'profile.steps', 'cluster.rendezvous_timeout', 'cluster.heartbeat_timeout',
-  'cluster.stall_timeout', 'cluster.stop_timeout', 'data.dir', 'data.path',
-  'data.lists', 'data.pairs', 'data.eval_split', 'data.prefetch',
-  'data.cache_gigabytes', 'data.max_damaged', 'data.threads',
-  'strategy.servers', 'strategy.dedicated', 'strategy.mode',
-  'strategy.max_staleness',
-  'strategy.backup_workers', 'strategy.compensation',
-  'strategy.weight_prediction', 'strategy.wire_dtype', 'strategy.in_flight',
-  'strategy.lease_timeout', 'strategy.bind', 'strategy.tls_certificate',
-  'strategy.tls_key', 'strategy.shares', 'strategy.split_layers',
-  'strategy.plan', 'strategy.offload_to', 'strategy.models',
-  'strategy.max_in_ring',
-}  # fmt: skip
-
-
-def _another(value):
-  """Another value of the same type."""
-  if isinstance(value, bool):
-    return not value
-  if isinstance(value, (int, float)):
-    return value + 1
-  return value + ('another',) if isinstance(value, tuple) else f'{value}2'
-
-
-# Other keys choose what has a meaning with them; see the tests below.
-_CHOOSING = {
-  'strategy.name', 'optimizer.name', 'schedule.name', 'model.name',
-  'model.head', 'data.source', 'data.augment', 'data.cache', 'data.balance',
-}  # fmt: skip
-
-
-def _with_key(key):
-  """A valid config in which a key has a meaning."""
-  for changes in (
-    {},
-    *({'strategy.name': name} for name in strategy_lib.BUILT_IN),
-    *({'optimizer.name': name} for name in table.OPTIMIZERS),
-    *({'schedule.name': name} for name in table.SCHEDULES),
-    {'model.name': 'two_convolutions'}, {'model.head': 'multitask'},
-    {'data.source': 'folder'}, {'data.source': 'synthetic'},
-    {'data.augment': 'scale'}, {'data.cache': 'encoded'},
-    {'data.balance': 'weights'},
-  ):  # fmt: skip
-    config = config_lib.replaced(config_lib.base(), changes)
-    if key in config_lib.flat(config):
-      return config
-  raise AssertionError(key)
-
-
-@pytest.mark.parametrize('key', config_lib.known_keys())
-def test_a_resume_may_change_these_keys_and_no_other(key):
-  if key in _CHOOSING:
-    return
-  before = _with_key(key)
-  saved = _saved(before)
-  value = _another(config_lib.flat(before)[key])
-  config = config_lib.replaced(before, {key: value})
-  have = _saved(config)[key]
-  text = config_lib.difference(saved, config)
-  assert (key in config_lib.resumable(before)) <= (key in _MAY_CHANGE)
-  assert text == ('' if key in _MAY_CHANGE else (
-    f'config.{key} is {have!r}, but the run in this workdir was started with '
-    f'{saved[key]!r}'
-  ))  # fmt: skip
-
-
-@pytest.mark.parametrize('before, after, same', [
-  ('none', 'encoded', True), ('encoded', 'none', True),
-  ('none', 'decoded', False), ('decoded', 'encoded', False),
-  ('decoded', 'decoded', True),
-])  # fmt: skip
-def test_a_cache_of_files_changes_nothing(before, after, same):
-  """One of decoded images does: they are smaller."""
-  config = config_lib.base()
-  saved = _saved(config_lib.replaced(config, {'data.cache': before}))
-  config = config_lib.replaced(config, {'data.cache': after})
-  assert (config_lib.difference(saved, config) == '') == same
-
-
-def test_runs_that_noted_no_threads_are_resumed_with_any():
-  """Whatever their pools had, it was not in the config."""
-  config = builders.config({'strategy.name': 'invariant'})
-  saved = _saved(config)
-  del saved['strategy.threads']
-  config.strategy.threads = 8
-  assert config_lib.difference(saved, config) == ''
-  saved['strategy.threads'] = 2
-  assert 'config.strategy.threads is 8' in config_lib.difference(saved, config)
-
-
-def test_keys_that_may_change_are_listed_by_group():
-  assert config_lib.resumable(config_lib.base()) == (
-    'duration', 'time_limit', 'data.dir', 'data.path', 'data.lists',
-    'data.pairs', 'data.eval_split', 'data.cache_gigabytes', 'data.max_damaged',
-    'data.prefetch', 'data.threads', 'mesh', 'sharding', 'eval', 'checkpoint',
-    'log', 'compile_cache', 'cluster', 'profile',
-  )  # fmt: skip
-  config = builders.config({'strategy.name': 'server'})
-  assert 'strategy.servers' in config_lib.resumable(config)
-
-
-def test_strategies_of_one_state_go_on_with_each_other():
-  config = config_lib.base()
-  saved = _saved(config)
-  for name in ('server', 'channel_split'):
-    other = config_lib.replaced(config, {'strategy.name': name})
-    assert config_lib.difference(saved, other) == ''
-    assert config_lib.difference(_saved(other), config) == ''
-  other = config_lib.replaced(config, {'strategy.name': 'invariant'})
-  assert 'strategy.name' in config_lib.difference(saved, other)
-
-
-@pytest.mark.parametrize('change', [
-  {'optimizer.name': 'adam'}, {'schedule.name': 'step'},
-  {'model.name': 'lenet'}, {'data.augment': 'none'},
-])  # fmt: skip
-def test_difference_names_what_was_chosen_not_what_follows(change):
-  config = config_lib.base()
-  (key,) = change
-  other = config_lib.replaced(config, change)
-  text = config_lib.difference(_saved(config), other)
-  assert text.startswith(f'config.{key} is ')
-
-
 def test_data_dir(monkeypatch):
   config = config_lib.base()
   monkeypatch.delenv('ANP_DATA', raising=False)
@@ -606,15 +435,15 @@ def test_what_servers_cannot_do_is_refused(overrides, message):
 
 @pytest.mark.parametrize('name', ['server', 'channel_split', 'relay'])
 @pytest.mark.parametrize(
-  'given, message',
+  'files, message',
   [
     (('tls_key',), "tls_key='here.pem': expected both tls_certificate and"),
     (('tls_certificate',), "tls_key='': expected both tls_certificate and"),
     (('tls_certificate', 'tls_key'), "='here.pem': expected a file that exi"),
   ],
 )
-def test_half_of_what_encrypts_is_refused(name, given, message):
-  keys = {f'strategy.{key}': 'here.pem' for key in given}
+def test_half_of_what_encrypts_is_refused(name, files, message):
+  keys = {f'strategy.{key}': 'here.pem' for key in files}
   keys['strategy.name'] = name
   if name == 'relay':
     keys['strategy.models'] = "('seed=1',)"
