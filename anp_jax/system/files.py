@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import contextlib
 import json
 import os
-import tempfile
+import secrets
 
 
 def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
@@ -34,11 +34,11 @@ def atomic_path(path: str, mode: int = 0o666) -> Iterator[str]:
   """
   folder, name = os.path.split(path)
   # Two processes may write the same path: each has a draft of its own.
-  handle, draft = tempfile.mkstemp(prefix=f'.{name}.', dir=folder or '.')
-  os.close(handle)
+  draft = os.path.join(folder, f'.{name}.{secrets.token_hex(8)}')
+  # Not by tempfile: its files are for their owner alone, and the umask can be
+  # read only by setting it, for all threads.
+  os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
   try:
-    # mkstemp's files are for their owner alone.
-    os.chmod(draft, mode & ~_umask())
     yield draft
     os.replace(draft, path)
   except BaseException:
@@ -102,10 +102,3 @@ def read_json_lines(path: str) -> list[dict]:
     if isinstance(record, dict):
       records.append(record)
   return records
-
-
-def _umask() -> int:
-  """The process's umask, which can be read only by setting it."""
-  mask = os.umask(0o077)
-  os.umask(mask)
-  return mask

@@ -27,6 +27,7 @@ import time
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
+from anp_jax.system import progress as progress_lib
 from scripts.study import channel_split
 from scripts.study import grid
 from scripts.study import local
@@ -200,34 +201,34 @@ class _Progress:
   def __init__(self, study, cells):
     self._study = study
     self._cells = cells
-    self._live = sys.stdout.isatty()
+    self._line = progress_lib.LiveLine(sys.stdout)
     self._starts = {}
     self._left = 0
 
   def begin(self, left: int) -> None:
     self._left = left
-    print(f'{len(self._cells)} runs, {left} of them to do')
+    self._line.note(f'{len(self._cells)} runs, {left} of them to do')
 
   def began(self, cell) -> None:
     """May be called again and again while it runs."""
     if cell not in self._starts:
       self._starts[cell] = time.monotonic()
-      if not self._live:
-        print(f'{cell.name}: begins, {self._left} to do', flush=True)
-    if self._live:
-      lines = telemetry.read(self._study.workdir(cell))
-      step = f', step {lines[-1]["step"]}' if lines else ''
-      text = f'{cell.name}{step}, {self._time(cell)}, {self._left} to do'
-      print(f'\r\x1b[K{text}', end='', flush=True)
+      if not self._line.is_live:
+        self._line.note(f'{cell.name}: begins, {self._left} to do')
+    lines = telemetry.read(self._study.workdir(cell))
+    step = f', step {lines[-1]["step"]}' if lines else ''
+    self._line.show(
+      f'{cell.name}{step}, {self._time(cell)}, {self._left} to do'
+    )
 
   def ended(self, cell, error) -> None:
     self._left -= cell in self._starts
-    clear = '\r\x1b[K' if self._live else ''
-    how = f'failed: {error}' if error else f'done, {self._time(cell)}'
-    print(f'{clear}{cell.name}: {how}', flush=True)
+    self._line.close(keep=False)
+    text = f'failed: {error}' if error else f'done, {self._time(cell)}'
+    self._line.note(f'{cell.name}: {text}')
 
   def _time(self, cell):
-    return telemetry.elapsed(time.monotonic() - self._starts[cell])
+    return progress_lib.duration(time.monotonic() - self._starts[cell])
 
 
 if __name__ == '__main__':
