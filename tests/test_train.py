@@ -292,7 +292,7 @@ def _command(workdir, *more):
 
 @pytest.mark.slow
 def test_ctrl_c_and_the_same_command_again(tmp_path):
-  """As a person does it: a process, SIGINT, the same words again."""
+  """What a person does: a process, SIGINT, the same words again."""
   command = _command(
     tmp_path, _SMALL, '--config.duration=1000000 steps',
     '--config.log.every=1 steps',

@@ -212,7 +212,7 @@ def test_a_marker_of_an_earlier_start_is_no_reason_to_start_again(job, script):
 
 
 def test_the_same_marker_once_more_is_a_reason(job, script):
-  """Of a start that was stopped before its first step."""
+  """The marker of a start that was stopped before its first step."""
   job.program('python', f'rm -f "$WORKDIR/stopped.json"; {_STOPS}')
   for starts in (1, 2):
     assert job.start(script, _JOB)[0] == 0

@@ -99,7 +99,8 @@ def test_unknown_strategy_is_refused_with_those_there_are(tmp_path, capsys):
   assert study_main.main(_command(tmp_path, '--strategies=sync,synk')) == 2
   assert capsys.readouterr().err == (
     "error: --strategies: no strategy 'synk' (have: sync, invariant, local, "
-    "server, channel_split); did you mean 'sync'?\n"
+    'server, channel_split, or '
+    "package.module:Class); did you mean 'sync'?\n"
   )
 
 
