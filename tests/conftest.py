@@ -21,6 +21,7 @@ os.environ.setdefault(
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from anp_jax.config import data_keys  # noqa: E402
 from tests import builders  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)
@@ -42,7 +43,12 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def config():
   """The tiny recipe, a fresh copy for each test."""
-  return builders.load(str(_ROOT / 'configs' / 'resnet_anp.py:tiny'))
+  config = builders.load(str(_ROOT / 'configs' / 'resnet_anp.py:tiny'))
+  # A test may choose any source, cut, cache and balance.
+  for key, declared in data_keys.KEYS.items():
+    if key not in config.data:
+      config.data[key] = declared.default
+  return config
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from anp_jax import train
 from anp_jax.checkpoint import trained
 from anp_jax.checkpoint.weights import initial
 from anp_jax.checkpoint.weights import naming
-from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
@@ -33,13 +32,13 @@ _WIDTH, _CLASSES = 4, 10
 
 
 def _config(**keys):
-  config = command_line.load('configs/resnet_anp.py:tiny', {})
-  changes = {
+  recipe = builders.load('configs/resnet_anp.py:tiny')
+  recipe.update_from_flattened_dict({
     'log.tensorboard': False,
-    'model.width': _WIDTH,
+    'model.width': _WIDTH,  # of a ResNet
     **{key.replace('__', '.'): value for key, value in keys.items()},
-  }
-  return builders.editable(config_lib.replaced(config, changes))
+  })  # fmt: skip
+  return builders.editable(config_lib.resolved(recipe))
 
 
 def _program(config, devices=1, words=_WORDS):

@@ -162,7 +162,7 @@ def _config(flags, **overrides):
 def test_training_takes_their_normalisation_and_no_more(tmp_path):
   weight_files.folder(tmp_path, weight_files.BIT)
   config, _ = _config(_flags(), init__from=tmp_path)
-  want = command_line.load(_TINY, {'init.from': str(tmp_path)})
+  want = builders.load(_TINY, {'init.from': str(tmp_path)})
   want.data.mean, want.data.std = (127.5, 63.75, 191.25), (127.5, 51.0, 255.0)
   assert config_lib.flat(config) == config_lib.flat(want)
   typed = '(1.0, 2.0, 3.0)'

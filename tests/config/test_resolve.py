@@ -91,6 +91,10 @@ def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():
       'anp_shapes',
     ),
     (
+      {'data.balance': 'sample', 'data.balance_power': '0.5'},
+      'config.data.balance_power belongs to data.balance=weights, not sample',
+    ),
+    (
       {'model.kernels': '(1, 2)'},
       'config.model.kernels belongs to model.name=two_convolutions, not '
       'resnet50',

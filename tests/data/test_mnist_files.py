@@ -55,6 +55,7 @@ def test_mnist_as_a_tree_of_images(tmp_path):
       folder.mkdir(parents=True, exist_ok=True)
       Image.fromarray(image).save(folder / f'{i:02}.png')
   config = builders.load('configs/lenet.py:mnist')
+  config.data.lists = ''
   batches = {}
   for kind, path in (('arrays', files), ('folder', tmp_path / 'tree')):
     config.data.source, config.data.path = kind, str(path)

@@ -43,7 +43,7 @@ def choose_plan(
     with open(path) as f:
       saved = json.load(f)
   saved = processes.gather(saved)[0]
-  if saved and saved.get('key') == key:
+  if saved and _is_same(saved.get('key', {}), key):
     kind = costs_lib.OffloadCosts if spec.offload_devices else costs_lib.Costs
     costs, plan = kind.from_json(saved['costs']), saved['plan']
   else:
@@ -77,6 +77,14 @@ def measure(spec: run_spec.RunSpec, processes) -> costs_lib.Costs:
     # All processes must run equally many rounds.
     seconds += max(processes.gather(time.perf_counter() - start))
   return timing.costs()
+
+
+def _is_same(saved: dict, key: dict) -> bool:
+  """Whether measurements with a saved key serve; both as `_key` gives them."""
+  # Runs once noted all keys of config.model, also those of other networks.
+  model = saved.get('model', {})
+  model = {name: model[name] for name in key['model'] if name in model}
+  return {**saved, 'model': model} == key
 
 
 def _key(spec, processes) -> dict:
