@@ -99,7 +99,9 @@ def test_a_worker_whose_accelerator_jax_drops_is_refused(
   """A server that does nothing else may compute on the CPU."""
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
   monkeypatch.setattr(cluster.log_prefix, 'install', lambda text: None)
-  config.strategy.name, config.strategy.dedicated = 'server', dedicated
+  config = config_lib.replaced(
+    config, {'strategy.name': 'server', 'strategy.dedicated': dedicated}
+  )
   env = cluster_env.ALONE._replace(count=2, index=rank)
 
   def start():

@@ -9,6 +9,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax import train
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
@@ -474,4 +475,6 @@ def test_a_batch_that_does_not_divide_over_groups_is_refused():
 def test_turns_of_the_loop_over_a_devices_batch(keys, devices, turns):
   config = _config(**keys)
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  assert division.check(config, BATCH, mesh) == turns
+  division.check(config, BATCH, mesh)
+  cut = strategy_lib.find(config).batch_division(config, devices)
+  assert cut.parts // max(cut.at_once, devices) == turns

@@ -22,6 +22,12 @@ from tests import launching
 from tests import serving
 
 
+@pytest.fixture
+def config(config):
+  """The tiny recipe with the strategy `server`."""
+  return serving.config_of(config)
+
+
 @pytest.fixture(params=['server', 'worker'])
 def run_member(request, config, tmp_path):
   """Runs a process on a workdir in which there is no server 0."""

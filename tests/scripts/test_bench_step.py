@@ -49,7 +49,7 @@ class Worker:
       raise importlib.import_module('step').Lost('ValueError: broken')
     self.contestant = contestant
     self.open = True
-    self.made.append(self)
+    self.contestants.append(self)
     self.ready = {
       'first': 9.5 if self.device == 'cpu' else 40.0,
       'step': 0.5,
@@ -60,9 +60,9 @@ class Worker:
     assert self.open
     if what == 'memory':
       return {'memory': self.memory[self.contestant]}
-    self.asked.append((self.contestant, steps))
+    self.requests.append((self.contestant, steps))
     # A turn's second round takes three times as long.
-    turns = sum(c == self.contestant for c, _ in self.asked)
+    turns = sum(c == self.contestant for c, _ in self.requests)
     return {'seconds': self.seconds[self.contestant] * steps * (2 * turns - 1)}
 
   def close(self):
@@ -72,16 +72,16 @@ class Worker:
 def _measured(bench, monkeypatch, case, compiles=False, steps=0, **values):
   for name, value in values.items():
     monkeypatch.setattr(Worker, name, value)
-  for name in ('asked', 'made'):
+  for name in ('requests', 'contestants'):
     monkeypatch.setattr(Worker, name, [])
   flags = types.SimpleNamespace(rounds=2, steps=steps)
-  rows, ratios = [], {}
+  report = bench._Report()
   bench._measure(
-    case, ('flax', 'torch_eager', 'torch_compile'), flags, Worker, rows,
-    ratios, compiles,
+    case, ('flax', 'torch_eager', 'torch_compile'), flags, Worker, report,
+    compiles,
   )  # fmt: skip
-  assert not any(worker.open for worker in Worker.made)
-  return rows, ratios
+  assert not any(worker.open for worker in Worker.contestants)
+  return report.rows[1:], report.ratios
 
 
 def test_ratios_goals_and_turns(bench, monkeypatch, capsys):
@@ -117,7 +117,7 @@ def test_ratios_goals_and_turns(bench, monkeypatch, capsys):
   ]
   # About a second a turn, at half a second a step; every other round backwards.
   order = ['ours', 'flax', 'torch_eager', 'torch_compile']
-  assert Worker.asked == [(c, 2) for c in order + order[::-1]]
+  assert Worker.requests == [(c, 2) for c in order + order[::-1]]
   assert not capsys.readouterr().out
 
 
@@ -147,7 +147,7 @@ def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(
   })  # fmt: skip
   labels = [row[0] for row in rows]
   assert f'resnet50_gpu: ours, images/s, {H100}' in labels
-  assert {steps for _, steps in Worker.asked} == {7}
+  assert {steps for _, steps in Worker.requests} == {7}
   assert capsys.readouterr().out.splitlines() == [
     'skipped: resnet50_gpu: flax: ValueError: broken',
     'skipped: resnet50_gpu: torch_compile: ValueError: broken',
@@ -160,7 +160,7 @@ def test_our_flags_are_ours_and_the_allocator_is_everyones(bench, monkeypatch):
   monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
   monkeypatch.setattr(bench.xla_flags, '_devices_are_open', lambda: False)
   monkeypatch.setattr(bench.xla_flags, '_read', lambda path: '[madvise]')
-  monkeypatch.setattr(bench.xla_flags, '_can_start_anew', lambda: True)
+  monkeypatch.setattr(bench.xla_flags, '_can_restart', lambda: True)
   ours, peer = (bench._environment(c, {'A': '1'}) for c in ('ours', 'flax'))
   assert 'xla_cpu' in ours.pop('XLA_FLAGS')
   assert ours == peer

@@ -206,11 +206,8 @@ def test_a_marker_of_an_earlier_start_is_no_reason_to_start_again(job, script):
   assert len(job.calls('scontrol')) == 1
   assert len(job.calls('python')) == 2
 
-  """The marker of a start that was stopped before its first step."""
 
-  """The marker of a start that was stopped before its first step."""
-
-
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 def test_the_same_marker_once_more_is_a_reason(job, script):
   """The marker of a start that was stopped before its first step."""
   job.program('python', f'rm -f "$WORKDIR/stopped.json"; {_STOPS}')
