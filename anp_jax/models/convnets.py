@@ -57,7 +57,7 @@ class LeNet(nn.Module):
       dtype=self.dtype,
       param_dtype=self.param_dtype,
       name='hidden',
-    )(x.reshape(len(x), -1))
+    )(x.reshape(x.shape[0], -1))
     return _head(self, layers.relu(x, self.platform))
 
 
@@ -102,7 +102,7 @@ class Cifar10Full(nn.Module):
     x = normalise_response(x, platform=self.platform)
     x = layers.relu(_conv(self, 64, 2, 'conv3')(x), self.platform)
     x = pool(x, 'mean', 3, 2, self.platform)
-    return _head(self, x.reshape(len(x), -1))
+    return _head(self, x.reshape(x.shape[0], -1))
 
 
 class TwoConvolutions(nn.Module):
@@ -135,7 +135,7 @@ class TwoConvolutions(nn.Module):
     for i, features in enumerate(self.kernels, 1):
       x = layers.relu(_conv(self, features, 2, f'conv{i}')(x), self.platform)
       x = pool(x, 'max', 2, 2, self.platform)
-    return _head(self, x.reshape(len(x), -1))
+    return _head(self, x.reshape(x.shape[0], -1))
 
 
 def pool(x, kind: str, window: int, stride: int, platform: str = 'cpu'):

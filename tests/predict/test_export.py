@@ -144,6 +144,8 @@ def _run_alone(trained, folder, platforms=('cpu', 'cuda', 'tpu')):
   'name',
   [
     'tests.user_network:WithOurLayers',
+    'lenet',
+    pytest.param('cifar10_full', marks=pytest.mark.slow),
     pytest.param('resnet18', marks=pytest.mark.slow),
   ],
 )
