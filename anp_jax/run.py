@@ -57,6 +57,7 @@ class Run:
     """
     self._timer = startup.StartupTimer()
     self._timer.end_phase('imports')
+    self._starting = contextlib.ExitStack()
     self._processes, self._workdir = job.processes, job.workdir
     self._processes.check_shared(job.workdir)
     compile_cache.enable(job.config)
@@ -126,6 +127,7 @@ class Run:
       try:
         yield
       finally:
+        self._starting.close()
         self.profile.close()
         self._feed.close()
         self._telemetry.close()
@@ -142,12 +144,13 @@ class Run:
     Returns:
       The compiled step, and the iterator of its device batches.
     """
-    with self._pause('compiling', self.start_step):
-      first = next(self._feed)
-      self._timer.end_phase('first batch')
-      self._telemetry.set_flops(self._flops(state, first))
-      compiled = self._program.train_step.lower(state, first).compile()
-      compile_cache.release_memory()
+    # Until the first step has been computed; see `report_startup`.
+    self._starting.enter_context(self._pause('compiling', self.start_step))
+    first = next(self._feed)
+    self._timer.end_phase('first batch')
+    self._telemetry.set_flops(self._flops(state, first))
+    compiled = self._program.train_step.lower(state, first).compile()
+    compile_cache.release_memory()
     spec, source = self._spec, self._train_source
     self.log = delayed_metrics.TrainingLog(
       step_lib.metric_names(spec.objective), self._telemetry,
@@ -160,6 +163,7 @@ class Run:
 
   def report_startup(self) -> None:
     """Says what the start took, once the first step has been computed."""
+    self._starting.close()
     self._timer.end_phase('compile and first step')
     self._telemetry.note(self._timer.text())
     self._telemetry.log_duration('start', self._timer.before('first batch'))

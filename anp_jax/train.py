@@ -62,8 +62,8 @@ def _train(run: run_lib.Run) -> dict:
       scores = run.evaluate(run.start_step, state)
     train_step, batches = run.compile(state)
     for step in range(run.start_step + 1, run.total_steps + 1):
-      batch = next(batches)
       with run.profile.step(step, state):
+        batch = next(batches)
         state, values = train_step(state, batch)
       if step == run.start_step + 1:
         jax.block_until_ready(values)

@@ -14,6 +14,7 @@ from anp_jax.config.durations import window
 from anp_jax.config.errors import ConfigError
 from anp_jax.config.errors import nearest
 from anp_jax.config.resolve import base
+from anp_jax.config.resolve import completed
 from anp_jax.config.resolve import flat
 from anp_jax.config.resolve import from_flat
 from anp_jax.config.resolve import golden
@@ -27,9 +28,9 @@ from anp_jax.config.resume import resumable
 
 __all__ = [
   'MOST_MEGAPIXELS', 'ConfigError', 'base', 'cache_dir', 'data_dir',
-  'difference', 'flat', 'from_flat', 'golden', 'known_keys', 'nearest',
-  'renamed_key', 'replaced', 'resolved', 'resumable', 'steps', 'to_json',
-  'variant', 'window',
+  'completed', 'difference', 'flat', 'from_flat', 'golden', 'known_keys',
+  'nearest', 'renamed_key', 'replaced', 'resolved', 'resumable', 'steps',
+  'to_json', 'variant', 'window',
 ]  # fmt: skip
 
 

@@ -326,6 +326,16 @@ def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:
   Raises:
     ConfigError: in one line that names the file or key at fault.
   """
+  return resolve.resolved(_recipe(spec), overrides)
+
+
+def applying(spec: str, overrides: dict[str, str]) -> dict[str, str]:
+  """Returns those of the overrides that apply; see `resolve.applying`."""
+  return resolve.applying(_recipe(spec), overrides)
+
+
+def _recipe(spec):
+  """The config that a recipe returns, as it is."""
   path, _, variant = spec.partition(':')
   path = aliases.recipe(path)
   if not os.path.isfile(path):
@@ -352,4 +362,4 @@ def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:
     raise errors.ConfigError(f'{path}: {type(e).__name__}: {text}') from e
   if not isinstance(config, ml_collections.ConfigDict):
     raise errors.ConfigError(f'{path}: get_config must return a ConfigDict')
-  return resolve.resolved(config, overrides)
+  return config

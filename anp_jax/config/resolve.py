@@ -26,10 +26,10 @@ def base() -> ml_collections.ConfigDict:
   return _nested(_completed({}))
 
 
-def known_keys(name: str = 'sync') -> dict[str, keys_lib.Key]:
-  """Returns all keys, those of the strategy `name` before other strategies'."""
+def known_keys(*names: str) -> dict[str, keys_lib.Key]:
+  """Returns all keys; those of the strategies named go before others."""
   keys = dict(table.KEYS)
-  for strategy in (name, *strategy_lib.BUILT_IN):
+  for strategy in (*names, *strategy_lib.BUILT_IN):
     for key, declared in strategy_keys(strategy).items():
       keys.setdefault(key, declared)
   return keys
@@ -61,7 +61,7 @@ def resolved(config, typed: dict[str, str] | None = None):
     ConfigError: naming the key, the value and what was expected.
   """
   values, typed = aliases.renamed(flat(config)), aliases.renamed(typed or {})
-  keys = known_keys(_strategy_name(typed if _NAME in typed else values))
+  keys = _keys_of(values, typed)
   for key in values:
     _check_known(key, keys)
   for key, declared in table.KEYS.items():
@@ -73,15 +73,39 @@ def resolved(config, typed: dict[str, str] | None = None):
     _check_known(key, keys)
     values[key] = keys[key].parse(key, text)
   for key in dict.fromkeys(d.only_if[0] for d in keys.values() if d.only_if):
-    keys[key].validate(key, values[key])
+    keys[key].validate(key, values.get(key, keys[key].default))
   for key in typed:
-    _check_applies(key, values)
+    # A default asks for nothing, whatever it belongs to.
+    if values[key] != keys[key].default:
+      _check_applies(key, values)
   values = _completed(values)
   for key, declared in _applicable(values).items():
     declared.validate(key, values[key])
   rules.check_together(values)
   strategy_lib.by_name(values[_NAME]).check(values)
   return _frozen(values)
+
+
+def applying(config, typed: dict[str, str]) -> dict[str, str]:
+  """Returns the typed keys that apply, when all of them are set.
+
+  It is for commands that give runs of several strategies, models or optimizers
+  the same keys. Keys that there are not stay, to be refused by `resolved`.
+
+  Args:
+    config: see `resolved`.
+    typed: text by dotted key.
+  """
+  values, renamed = aliases.renamed(flat(config)), aliases.renamed(typed)
+  keys = _keys_of(values, renamed)
+  for key in renamed.keys() & keys.keys():
+    values[key] = keys[key].parse(key, renamed[key])
+  inapplicable = keys.keys() - _applicable(values).keys()
+  return {
+    key: text
+    for key, text in typed.items()
+    if aliases.renamed_key(key) not in inapplicable
+  }
 
 
 def replaced(config, changes: dict[str, object]):
@@ -160,6 +184,14 @@ def variant(name: str, variants: dict) -> dict:
   return variants.get(name, {})
 
 
+def _keys_of(values, typed):
+  """All keys, with those of the strategy that is typed and of the recipe's."""
+  names = dict.fromkeys(
+    [_strategy_name(values | typed), _strategy_name(values)]
+  )
+  return known_keys(*names)
+
+
 def _strategy_name(values):
   name = values.get(_NAME, table.KEYS[_NAME].default)
   table.KEYS[_NAME].validate(_NAME, name)
@@ -214,7 +246,9 @@ def _check_applies(key, values):
     chooser = _NAME
     choices = ', '.join(n for n in strategy_lib.BUILT_IN
                        if key in strategy_keys(n))  # fmt: skip
-  now = values.get(chooser, table.KEYS[chooser].default)
+  now = values.get(chooser)
+  if now is None:
+    now = (table.KEYS | strategy_keys(name))[chooser].default
   raise errors.ConfigError(
     f'config.{key} belongs to {chooser}={choices}, not {now}'
   )

@@ -169,6 +169,9 @@ class Strategy(Protocol):
       ConfigError: naming the key and what would fit.
     """
 
+  def check_evaluation(self, config, mesh) -> None:
+    """Refuses devices that would give other scores; see `check_mesh`."""
+
   def batch_division(self, config, devices: int) -> BatchDivision:
     """How a step's batch is cut.
 

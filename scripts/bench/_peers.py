@@ -107,31 +107,40 @@ def _ahead(step):
 
 
 def _config(case, cache):
+  from anp_jax import config as config_lib
   from anp_jax.config import command_line
 
+  spec = os.path.join(_ROOT, 'configs', 'resnet_anp.py')
   config = command_line.load(
-    os.path.join(_ROOT, 'configs', 'resnet_anp.py'),
+    spec,
+    command_line.applying(
+      spec,
+      {
+        'batch_size': str(case.batch),
+        'compile_cache.dir': cache,
+        'data.image_size': str(case.side),
+        'data.resize': str(case.side),
+        'data.source': 'synthetic',
+        'data.synthetic_classes': str(case.classes),
+        'model.dtype': case.dtype,
+        'model.name': case.model,
+        'model.norm_group': '0',
+        'optimizer.learning_rate': str(RATE),
+        'optimizer.momentum': str(MOMENTUM),
+        'optimizer.name': 'momentum',
+        'optimizer.weight_decay': str(DECAY),
+        'schedule.name': 'constant',
+        'schedule.warmup': '0 steps',
+      },
+    ),
+  )
+  return config_lib.replaced(
+    config,
     {
-      'batch_size': str(case.batch),
-      'compile_cache.dir': cache,
-      'data.image_size': str(case.side),
-      'data.resize': str(case.side),
-      'data.source': 'synthetic',
-      'data.synthetic_classes': str(case.classes),
-      'model.dtype': case.dtype,
-      'model.name': case.model,
-      'model.norm_group': '0',
-      'optimizer.learning_rate': str(RATE),
-      'optimizer.momentum': str(MOMENTUM),
-      'optimizer.name': 'momentum',
-      'optimizer.weight_decay': str(DECAY),
-      'schedule.name': 'constant',
-      'schedule.warmup': '0 steps',
+      'data.mean': config.data.mean[: case.channels],
+      'data.std': config.data.std[: case.channels],
     },
   )
-  config.data.mean = config.data.mean[: case.channels]
-  config.data.std = config.data.std[: case.channels]
-  return config
 
 
 def flax_step(case) -> Contestant:

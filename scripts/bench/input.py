@@ -29,6 +29,7 @@ import _common
 import jax
 import numpy as np
 
+from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.data import index_shuffle
 from anp_jax.data import sources
@@ -282,7 +283,7 @@ def _memory(overrides, flags, rows, ratios):
   """The process's memory over epochs of 512 images."""
   config = _load(overrides)
   full_source = sources.open_source(config, training=True)
-  config.data.source = 'folder'
+  config = config_lib.replaced(config, {'data.source': 'folder'})
   sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
   feed = stream_lib.Stream(config, sharding).train(
     _Part(full_source), _BATCH, 0

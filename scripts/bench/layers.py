@@ -147,20 +147,21 @@ def _flags():
 
 
 def _config(flags):
+  keys = {
+    'batch_size': str(flags.batch),
+    'data.image_size': str(flags.size),
+    'data.resize': str(flags.size),
+    'data.source': 'synthetic',
+    'duration': '1000 steps',
+    'model.dtype': flags.dtype,
+    'model.name': flags.model,
+    'model.norm_group': str(math.gcd(32, flags.batch)),
+    'model.width': str(flags.width),
+    'schedule.warmup': '0 steps',
+  }
+  # Some belong to one strategy, or to ResNets, alone.
   return command_line.load(
-    flags.config,
-    {
-      'batch_size': str(flags.batch),
-      'data.image_size': str(flags.size),
-      'data.resize': str(flags.size),
-      'data.source': 'synthetic',
-      'duration': '1000 steps',
-      'model.dtype': flags.dtype,
-      'model.name': flags.model,
-      'model.norm_group': str(math.gcd(32, flags.batch)),
-      'model.width': str(flags.width),
-      'schedule.warmup': '0 steps',
-    },
+    flags.config, command_line.applying(flags.config, keys)
   )
 
 

@@ -83,23 +83,25 @@ def _load(flags, strategy, processes):
   # As many as invariant needs: a power of two, whole groups of images in each.
   shards = max(2, 1 << (processes - 1).bit_length())
   images = flags.batch * processes // shards
+  keys = {
+    'batch_size': str(flags.batch * processes),
+    'cluster.stall_timeout': '0',
+    'data.image_size': str(flags.size),
+    'data.resize': str(flags.size),
+    'data.source': 'synthetic',
+    'duration': '1000 steps',
+    'model.name': flags.model,
+    'model.norm_group': str(math.gcd(32, images)),
+    'schedule.warmup': '0 steps',
+    'strategy.logical_shards': str(shards),
+    'strategy.name': strategy,
+    'strategy.groups': str(processes),
+    'strategy.period': str(flags.period),
+  }
+  # Some belong to one strategy, or to ResNets, alone.
   return command_line.load(
     'configs/resnet_anp.py',
-    {
-      'batch_size': str(flags.batch * processes),
-      'cluster.stall_timeout': '0',
-      'data.image_size': str(flags.size),
-      'data.resize': str(flags.size),
-      'data.source': 'synthetic',
-      'duration': '1000 steps',
-      'model.name': flags.model,
-      'model.norm_group': str(math.gcd(32, images)),
-      'schedule.warmup': '0 steps',
-      'strategy.logical_shards': str(shards),
-      'strategy.name': strategy,
-      'strategy.groups': str(processes),
-      'strategy.period': str(flags.period),
-    },
+    command_line.applying('configs/resnet_anp.py', keys),
   )
 
 

@@ -51,22 +51,24 @@ def _flags():
 
 
 def _config(flags, strategy='sync'):
+  keys = {
+    'batch_size': str(flags.batch),
+    'model.norm_group': str(math.gcd(32, flags.batch // 2)),
+    'strategy.name': strategy,
+    # The fewest that two devices may have.
+    'strategy.logical_shards': '4',
+    'cluster.stall_timeout': '0',
+    'data.image_size': str(flags.size),
+    'data.resize': str(flags.size),
+    'data.source': 'synthetic',
+    'duration': '1000 steps',
+    'model.name': flags.model,
+    'schedule.warmup': '0 steps',
+  }
+  # Some belong to one strategy, or to ResNets, alone.
   return command_line.load(
     'configs/resnet_anp.py',
-    {
-      'batch_size': str(flags.batch),
-      'model.norm_group': str(math.gcd(32, flags.batch // 2)),
-      'strategy.name': strategy,
-      # The fewest that two devices may have.
-      'strategy.logical_shards': '4',
-      'cluster.stall_timeout': '0',
-      'data.image_size': str(flags.size),
-      'data.resize': str(flags.size),
-      'data.source': 'synthetic',
-      'duration': '1000 steps',
-      'model.name': flags.model,
-      'schedule.warmup': '0 steps',
-    },
+    command_line.applying('configs/resnet_anp.py', keys),
   )
 
 

@@ -118,15 +118,28 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
     raise config_lib.ConfigError(
       f'--target_accuracy={target}: expected a number above 0, at most 1'
     )
-  command_line.load(flags.config, overrides)
+  strategies = grid.strategies(flags.strategies)
+  _check_overrides(flags.config, overrides, strategies)
   cells = grid.expand(
-    grid.strategies(flags.strategies),
+    strategies,
     grid.numbers('--nodes', flags.nodes, 1),
     grid.numbers('--devices_per_node', flags.devices_per_node, 1),
     grid.numbers('--seeds', flags.seeds, 0),
     rates,
   )
   return runner.Study(flags.config, overrides, flags.workdir), cells
+
+
+def _check_overrides(spec, overrides, strategies):
+  """Refuses keys that no strategy of the study has, and bad values."""
+  unused = dict(overrides)
+  for name in strategies:
+    chosen = overrides | {'strategy.name': name}
+    applying = command_line.applying(spec, chosen)
+    command_line.load(spec, applying)
+    unused = {k: v for k, v in unused.items() if k not in applying}
+  if unused:
+    command_line.load(spec, unused)
 
 
 def _train(study, cells, options, progress) -> dict[grid.Cell, str]:

@@ -7,6 +7,7 @@ import math
 import re
 
 from anp_jax import config as config_lib
+from anp_jax.config import aliases
 from anp_jax.config import strategy as strategy_lib
 
 RATE = 'optimizer.learning_rate'
@@ -119,7 +120,9 @@ def strategies(text: str) -> tuple[str, ...]:
     ConfigError: for one that there is not, with those there are, and for that
       of many models.
   """
-  names = tuple(dict.fromkeys(p.strip() for p in text.split(',')))
+  former = aliases.VALUES['strategy.name']
+  names = (p.strip() for p in text.split(','))
+  names = tuple(dict.fromkeys(former.get(name, name) for name in names))
   for name in names:
     if name == _RING:
       raise config_lib.ConfigError(

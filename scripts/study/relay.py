@@ -91,7 +91,7 @@ class Study:
   def __init__(self, flags, overrides, config):
     self.stations = flags.stations
     self._flags = flags
-    self._overrides = [f'--config.{k}={v}' for k, v in overrides.items()]
+    self._overrides = overrides
     self._cores = sorted(os.sched_getaffinity(0))
     self._models = [
       [part.strip() for part in text.split(';') if part.strip()]
@@ -229,9 +229,9 @@ class Study:
     seconds = sent = 0.0
     for i, model in enumerate(self._models):
       folder = os.path.join(self._flags.workdir, f'sync-{i:03}')
-      overrides = [f'--config.{text}' for text in model]
+      differs = dict(text.split('=', 1) for text in model)
       sent += self._launch(
-        ['main.py'], folder, ['--config.strategy.name=sync', *overrides]
+        ['main.py'], folder, {'strategy.name': 'sync', **differs}
       )
       records = telemetry.read(folder)
       timed = [r for r in records if r.get('seconds')]
@@ -263,12 +263,16 @@ class Study:
       'moved': sum(s.get('bytes', 0) for s in spans) / 1e6,
     }
 
-  def _launch(self, program, folder, more=()):
+  def _launch(self, program, folder, changes=None):
     """Runs the processes of one way; returns the MB that the interface sent."""
     shutil.rmtree(folder, ignore_errors=True)
-    common = [f'--config={self._flags.config}', f'--workdir={folder}']
+    spec = self._flags.config
+    # One network by itself has no keys of a ring.
+    overrides = command_line.applying(spec, self._overrides | (changes or {}))
     return launching.launch(
-      program, folder, self.stations, [*common, *self._overrides, *more],
+      program, folder, self.stations,
+      [f'--config={spec}', f'--workdir={folder}',
+       *(f'--config.{key}={value}' for key, value in overrides.items())],
       self._cores,
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ class Study:
 
   def config(self, cell: grid.Cell):
     """A cell's resolved config; ConfigError if it is not valid."""
-    return command_line.load(self.spec, self.overrides | cell.overrides)
+    return command_line.load(self.spec, self._overrides(cell))
 
   def arguments(self, cell: grid.Cell) -> list[str]:
     """The arguments of main.py for a cell."""
@@ -53,8 +53,13 @@ class Study:
 
   def overridden(self, cell: grid.Cell) -> list[str]:
     """The part of `arguments` that sets keys of the config."""
-    overrides = self.overrides | cell.overrides
+    overrides = self._overrides(cell)
     return [f'--config.{key}={value}' for key, value in overrides.items()]
+
+  def _overrides(self, cell):
+    """Those of the study and the cell that its strategy has."""
+    overrides = self.overrides | cell.overrides
+    return command_line.applying(self.spec, overrides)
 
 
 def record(study: Study, cell: grid.Cell) -> dict:
@@ -77,7 +82,10 @@ def write_record(study: Study, cell: grid.Cell, values: dict) -> None:
 
 def is_finished(study: Study, cell: grid.Cell) -> bool:
   """Whether the run of this very config has come to its end."""
-  return record(study, cell).get('config') == _as_saved(study.config(cell))
+  config = _as_saved(study.config(cell))
+  saved = record(study, cell).get('config')
+  # It may have been written before keys had their names of now.
+  return bool(saved) and config_lib.completed(saved) == config
 
 
 def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:

@@ -13,6 +13,8 @@ from tests import builders
 
 _RELAY = 'configs/relay_anp.py'
 
+_TINY = 'configs/resnet_anp.py:tiny'
+
 
 class Mine(strategy.Strategy):
   """A strategy of a user's."""
@@ -173,3 +175,55 @@ def test_networks_of_the_registry_are_the_configs():
     config = builders.config({'model.name': name})
     assert models.create(config, 3, 'cpu')
     assert models.has_batch_norm(config) == ('norm_group' in config.model)
+
+
+def test_a_default_may_be_typed_whatever_it_belongs_to():
+  """As an old script does it: --config.data.lists= for other data."""
+  load = command_line.load
+  typed = {'data.lists': '', 'strategy.period': '8'}
+  assert load(_TINY, typed) == load(_TINY, {})
+
+
+def test_of_many_keys_those_that_apply_are_taken():
+  typed = {
+    'strategy.period': '3', 'strategy.lanes': '2', 'model.width': '8',
+    'seed': '4', 'strategy.nonsense': '1',
+  }  # fmt: skip
+
+  def taken(**choice):
+    choice = {key.replace('__', '.'): value for key, value in choice.items()}
+    return command_line.applying(_TINY, typed | choice).keys() - choice.keys()
+
+  assert taken() == {'model.width', 'seed', 'strategy.nonsense'}
+  assert taken(strategy__name='local') == taken() | {'strategy.period'}
+  assert taken(strategy__name='server') == taken() | {'strategy.lanes'}
+  assert taken(model__name='lenet') == taken() - {'model.width'}
+
+
+def test_a_key_of_the_wrong_type_that_others_depend_on_is_one_line():
+  with pytest.raises(config_lib.ConfigError, match='models=3: expected a tup'):
+    command_line.load('configs/relay_anp.py', {'strategy.models': '3'})
+
+
+def test_a_strategy_may_have_keys_that_depend_on_its_own(monkeypatch):
+  class Own(strategy.by_name('sync').__class__):
+    name = 'own'
+
+    def default_config(self):
+      return {
+        'kind': keys.text('a', 'of two', ('a', 'b')),
+        'size': keys.integer(3, 'of b', only_if=('strategy.kind', ('b',))),
+      }
+
+  monkeypatch.setitem(strategy.BUILT_IN, 'own', f'{__name__}:Own')
+  monkeypatch.setattr(
+    strategy, 'by_name',
+    lambda name, real=strategy.by_name: Own() if name == 'own' else real(name),
+  )  # fmt: skip
+  load, own = command_line.load, {'strategy.name': 'own'}
+  assert 'size' not in load(_TINY, own).strategy
+  assert load(_TINY, {**own, 'strategy.kind': 'b'}).strategy.size == 3
+  with pytest.raises(
+    config_lib.ConfigError, match='belongs to strategy.kind=b'
+  ):
+    load(_TINY, {**own, 'strategy.size': '4'})

@@ -60,6 +60,29 @@ def test_learning_rates_are_an_axis_of_their_own():
   assert grid.learning_rates(None) == (None,)
 
 
+def test_each_strategy_is_given_the_keys_that_it_has(tmp_path, capsys):
+  keys = {'strategy.period': '3', 'strategy.lanes': '2', 'seed': '1'}
+  study = runner.Study(_TINY, keys, str(tmp_path))
+  shares = {
+    name: {a.partition('=')[0].removeprefix('--config.')
+           for a in study.overridden(_cell(name))}
+    for name in ('sync', 'local', 'server')
+  }  # fmt: skip
+  common = {'seed', 'strategy.name'}
+  assert shares == {
+    'sync': common, 'local': common | {'strategy.period'},
+    'server': common | {'strategy.lanes'},
+  }  # fmt: skip
+  # One that none of them has is refused.
+  command = _command(tmp_path, '--config.strategy.period=3')
+  assert study_main.main(command) == 2
+  assert 'belongs to strategy.name=local, not sync' in capsys.readouterr().err
+
+
+def test_strategies_may_have_their_former_names():
+  assert grid.strategies('sync,kernel_split') == ('sync', 'channel_split')
+
+
 def test_lists_of_numbers():
   assert grid.numbers('--nodes', '4, 1,2,1', 1) == (1, 2, 4)
   assert grid.numbers('--seeds', '0', 0) == (0,)

@@ -47,6 +47,10 @@ class Invariant(sync.Sync):
 
     step.check(config, mesh_lib.batch_devices(mesh), mesh_lib.platform(mesh))
 
+  def check_evaluation(self, config, mesh):
+    """Refuses what training refuses: scores are bits, too."""
+    self.check_mesh(config, mesh)
+
   def batch_division(self, config, devices):
     """Logical shards, computed one after another on each device."""
     shards = config.strategy.logical_shards

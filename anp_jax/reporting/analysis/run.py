@@ -88,7 +88,7 @@ def run(
   compile_cache.enable(config)
   is_untrained = _is_untrained(config, workdir)
   mesh = mesh_lib.create(config, hosts=processes.hosts)
-  strategy_lib.find(config).check_mesh(config, mesh)
+  strategy_lib.find(config).check_evaluation(config, mesh)
   config = run_dir.with_batch_size(
     config, workdir, mesh_lib.batch_devices(mesh)
   )
@@ -298,7 +298,9 @@ def _name(config, workdir, step):
   """STEP-SPLIT; for other data than the run's, also whose."""
   saved, values = run_dir.saved_config(workdir), config_lib.flat(config)
   name = f'{step}-{_split(config)}'
-  if all(saved.get(key, '') == values.get(key, '') for key in _SAME_DATA):
+  if not saved or all(
+    saved.get(key, '') == values.get(key, '') for key in _SAME_DATA
+  ):
     return name
   path = config.data.get('path', '')
   path = path and os.path.abspath(os.path.expanduser(path))

@@ -36,14 +36,17 @@ class Relay(sync.Sync):
       ),
       'shares': keys.Key(
         (), 'of the training set, for each station, in proportion; (): alike',
-        check=rules.check_shares,
+        check=rules.check_shares, resumable=True,
       ),
       **transport_keys.KEYS,
     }  # fmt: skip
 
   def alternatives(self, config):
     """What differs in each model of the ring."""
-    texts = [m for m in config['strategy.models'] if isinstance(m, str)]
+    models = config['strategy.models']
+    if not isinstance(models, tuple | list):
+      return []  # it is refused by its type
+    texts = [m for m in models if isinstance(m, str)]
     return [
       {
         key.strip(): value.strip()
