@@ -159,7 +159,7 @@ class Run:
       ),
       spec.steps(self._config.log.every), self.total_steps, self._feed,
     )  # fmt: skip
-    return compiled, itertools.chain([first], self._batches())
+    return compiled, self._batches(first)
 
   def report_startup(self) -> None:
     """Says what the start took, once the first step has been computed."""
@@ -301,10 +301,12 @@ class Run:
     for line in messages:
       self._telemetry.note(line)
 
-  def _batches(self):
-    """The batches after the first, each with signs of life."""
+  def _batches(self, batch):
+    """The first batch, then those after it, each with signs of life."""
+    yield batch
     for step in itertools.count(self.start_step + 2):
       self._processes.heartbeat('input', step)
+      del batch  # its memory is free while the next one is awaited
       batch = next(self._feed)
       self._processes.heartbeat('step', step)
       yield batch

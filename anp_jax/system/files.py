@@ -23,6 +23,8 @@ def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
     content = content.encode('utf-8', 'backslashreplace')
   with atomic_path(path, mode) as draft, open(draft, 'wb') as file:
     file.write(content)
+    file.flush()
+    os.fsync(file.fileno())  # else a power loss may leave an empty file
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from anp_jax import models
 from anp_jax.config import command_line
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
+from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed as feed_lib
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -58,8 +59,9 @@ def main():
   for batch in decoded:
     batch.pop('vote')
   rows = feed_lib.local_rows(sharding, size)
+  plan = batch_plan.BatchPlan(config, len(source), size, rows, training=True)
   memory = feed_lib.Feed(
-    feed_lib.on_device(itertools.cycle(decoded), sharding, rows, size),
+    feed_lib.on_device(itertools.cycle(decoded), plan, sharding),
     config.data.prefetch,
   )
 

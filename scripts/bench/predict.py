@@ -239,7 +239,9 @@ def _ours(side, model):
     )  # fmt: skip
     predictions = []
     for batch, names in predict.named(net, batches):
-      predictions += [table.of(f, names, i) for i, f in enumerate(batch.files)]
+      predictions += [
+        table.file_rows(f, names, i) for i, f in enumerate(batch.files)
+      ]
     return len(predictions)
 
   def run(size, count):

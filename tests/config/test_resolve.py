@@ -178,7 +178,7 @@ def test_networks_of_the_registry_are_the_configs():
 
 
 def test_a_default_may_be_typed_whatever_it_belongs_to():
-  """As an old script does it: --config.data.lists= for other data."""
+  """An old script may type --config.data.lists= for other data."""
   load = command_line.load
   typed = {'data.lists': '', 'strategy.period': '8'}
   assert load(_TINY, typed) == load(_TINY, {})
@@ -220,10 +220,10 @@ def test_a_strategy_may_have_keys_that_depend_on_its_own(monkeypatch):
     strategy, 'by_name',
     lambda name, real=strategy.by_name: Own() if name == 'own' else real(name),
   )  # fmt: skip
-  load, own = command_line.load, {'strategy.name': 'own'}
-  assert 'size' not in load(_TINY, own).strategy
-  assert load(_TINY, {**own, 'strategy.kind': 'b'}).strategy.size == 3
+  load, chosen = command_line.load, {'strategy.name': 'own'}
+  assert 'size' not in load(_TINY, chosen).strategy
+  assert load(_TINY, {**chosen, 'strategy.kind': 'b'}).strategy.size == 3
   with pytest.raises(
     config_lib.ConfigError, match='belongs to strategy.kind=b'
   ):
-    load(_TINY, {**own, 'strategy.size': '4'})
+    load(_TINY, {**chosen, 'strategy.size': '4'})
