@@ -25,6 +25,8 @@ TINY = {
 def config_of(config, **keys):
   """Returns a copy of a config with these keys."""
   changes = {**TINY, **keys}
+  if changes['strategy.name'] != 'server':
+    del changes['strategy.in_flight']
   return builders.editable(config_lib.replaced(config, changes))
 
 

@@ -379,17 +379,16 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
 
 @pytest.mark.slow
 def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
-  config.model.name = 'tests.user_network:WithoutDropout'
-  config.model.norm_group = 2
-  config.log.tensorboard = False
-  config.schedule.name, config.schedule.warmup = 'constant', '0 steps'
-  config.ema = 0.9
-  config.strategy.update(
-    {'name': 'local', 'groups': 4, 'period': 4, 'outer': 'nesterov'}
-  )
+  keys = {
+    'model.name': 'tests.user_network:WithoutDropout', 'model.norm_group': 2,
+    'log.tensorboard': False, 'schedule.name': 'constant', 'ema': 0.9,
+    'schedule.warmup': '0 steps', 'strategy.name': 'local',
+    'strategy.groups': 4, 'strategy.period': 4, 'strategy.outer': 'nesterov',
+  }  # fmt: skip
   for name, stops in (('whole', (10,)), ('parts', (6, 10))):
     for stop in stops:
-      config.duration = f'{stop} steps'
+      keys['duration'] = f'{stop} steps'
+      config = config_lib.replaced(config, keys)
       scores = train.run(config, str(tmp_path / name))
   assert train.run(config, str(tmp_path / name), 'evaluate') == scores
   want, result = (launching.weights(tmp_path / n) for n in ('whole', 'parts'))
