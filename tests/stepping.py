@@ -100,7 +100,7 @@ class Run:
       objective=self.objective,
       optimizer=optimizer,
       schedule=optimizer_lib.schedule(*schedule_of),
-      strategy=strategy_lib.find(config).build(config, specs),
+      strategy_step=strategy_lib.find(config).build(config, specs),
       abstract_single=self.like,
     ).jitted()
 

@@ -97,7 +97,7 @@ def create(spec: run_spec.RunSpec) -> Program:
   )
   shared = {
     'config': config, 'mesh': mesh, 'model': model, 'objective': objective,
-    'strategy': strategy_step, 'abstract_single': single,
+    'strategy_step': strategy_step, 'abstract_single': single,
   }  # fmt: skip
   return Program(
     spec=spec,

@@ -27,7 +27,7 @@ class EvalStep:
     mesh: of the run.
     model: Flax module called (images, train).
     objective: `objective.Objective`.
-    strategy: how sums travel, such as `parallel.sync.step.SyncStep`.
+    strategy_step: how sums travel, such as `parallel.sync.step.SyncStep`.
     abstract_single: TrainState of one network, of jax.ShapeDtypeStruct with
       shardings.
   """
@@ -36,7 +36,7 @@ class EvalStep:
   mesh: jax.sharding.Mesh
   model: nn.Module
   objective: Any
-  strategy: Any
+  strategy_step: Any
   abstract_single: state_lib.TrainState
 
   def sums(self) -> Callable:
@@ -97,8 +97,8 @@ class EvalStep:
     images = mixing.normalise(
       batch['image'], d.mean, d.std, self.config.model.dtype
     )
-    variables = {'params': self.strategy.gather(params), **stats}
-    with self.strategy.convolution_context():
+    variables = {'params': self.strategy_step.gather(params), **stats}
+    with self.strategy_step.convolution_context():
       outputs = self.model.apply(variables, images, False)
     return outputs.astype(self.config.model.param_dtype)
 
@@ -112,7 +112,7 @@ class EvalStep:
     Returns:
       (params, stats, batch) -> sums, or, where there are rows, (sums, rows).
     """
-    strategy, mesh = self.strategy, self.mesh
+    strategy, mesh = self.strategy_step, self.mesh
 
     def whole(*shards):
       sums, rows = zip(*shards, strict=True)

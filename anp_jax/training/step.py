@@ -43,7 +43,7 @@ class TrainStep:
     objective: `objective.Objective`.
     optimizer: optax chain.
     schedule: step to learning rate.
-    strategy: how gradients travel, such as `parallel.sync.step.SyncStep`.
+    strategy_step: how gradients travel, such as `parallel.sync.step.SyncStep`.
     abstract_single: TrainState of one network, of jax.ShapeDtypeStruct with
       shardings.
   """
@@ -54,7 +54,7 @@ class TrainStep:
   objective: Any
   optimizer: optax.GradientTransformation
   schedule: Callable
-  strategy: Any
+  strategy_step: Any
   abstract_single: state_lib.TrainState
 
   def jitted(self) -> Callable:
@@ -73,10 +73,10 @@ class TrainStep:
       out_shardings=(shardings, mesh_lib.replicated(self.mesh)),
     )
     update = self._wrapped_update()
-    if self.strategy.separate_programs:
+    if self.strategy_step.separate_programs:
       shard, add = self._separate_programs()
       return microsteps.SequentialSteps(
-        count=self.strategy.shards_per_device(self.mesh),
+        count=self.strategy_step.shards_per_device(self.mesh),
         shard=shard,
         add=add,
         update=jit(update),
@@ -99,9 +99,9 @@ class TrainStep:
       vote): sums over the batch, new statistics, and the largest vote.
     """
     specs = jax.tree.map(lambda s: s.sharding.spec, self._abstract_state)
-    group = self.strategy.per_group_spec
+    group = self.strategy_step.per_group_spec
     return jax.shard_map(
-      self.strategy.wrap_shard_step(self._shard_step),
+      self.strategy_step.wrap_shard_step(self._shard_step),
       mesh=self.mesh,
       in_specs=(specs.params, specs.stats, P(), P(mesh_lib.BATCH)),
       out_specs=(specs.params, specs.stats, group, group, group, group),
@@ -112,7 +112,7 @@ class TrainStep:
 
   @functools.cached_property
   def _abstract_state(self):
-    return self.strategy.abstract_state(self.abstract_single)
+    return self.strategy_step.abstract_state(self.abstract_single)
 
   @functools.cached_property
   def _frozen(self):
@@ -122,7 +122,7 @@ class TrainStep:
 
   def _wrapped_update(self):
     """(state, reduced gradients) -> (state, values), of the whole run."""
-    update = self.strategy.wrap_update(
+    update = self.strategy_step.wrap_update(
       self._update, _joined, self.abstract_single
     )
     return self._frozen.wrap_update(update)
@@ -165,13 +165,13 @@ class TrainStep:
 
     def shard(params, stats, step, batch, index):
       micro = microsteps.micro_batch(
-        batch, index, self.strategy.micro_batches()
+        batch, index, self.strategy_step.micro_batches()
       )
       return microsteps.with_axis(self._totals(params, stats, step, micro))
 
     def add(stats, batch, *shards):
       shards = jax.tree.map(lambda x: x[0], shards)
-      return self._reduced(stats, batch, self.strategy.add_shards(shards))
+      return self._reduced(stats, batch, self.strategy_step.add_shards(shards))
 
     mapped = functools.partial(jax.shard_map, mesh=self.mesh, check_vma=False)
     return (
@@ -193,8 +193,8 @@ class TrainStep:
 
   def _shard_step(self, params, stats, step, batch):
     """One device's part of a step."""
-    params = self.strategy.gather(params)
-    totals = self.strategy.accumulate(
+    params = self.strategy_step.gather(params)
+    totals = self.strategy_step.accumulate(
       lambda micro: self._totals(params, stats, step, micro), batch
     )
     return self._reduced(stats, batch, totals)
@@ -217,7 +217,7 @@ class TrainStep:
       images, targets, batch['row'], mixing_key, config.data.mixup,
       config.data.cutmix,
     )  # fmt: skip
-    with self.strategy.convolution_context(), self._frozen.applied():
+    with self.strategy_step.convolution_context(), self._frozen.applied():
       outputs, new_stats = self.model.apply(
         {'params': self._frozen.stop_gradients(params), **stats},
         images,
@@ -236,7 +236,7 @@ class TrainStep:
 
   def _reduced(self, stats, batch, totals):
     """What `gradient` gives, from the totals of one device's batch."""
-    strategy = self.strategy
+    strategy = self.strategy_step
     gradients, new_stats, sums = totals
     weight = sums.pop('weight')
     # A float like the weight, to travel with it.

@@ -77,7 +77,7 @@ def our_maker(cache: str) -> Callable:
       objective=objective,
       optimizer=optimizer,
       schedule=optimizer_lib.schedule(*schedule_of),
-      strategy=strategy_lib.find(config).build(config, specs),
+      strategy_step=strategy_lib.find(config).build(config, specs),
       abstract_single=abstract_state,
     ).jitted()
     stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))

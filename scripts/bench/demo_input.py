@@ -50,7 +50,7 @@ def main():
     objective=objective,
     optimizer=optimizer,
     schedule=optimizer_lib.schedule(*schedule_of),
-    strategy=strategy_lib.find(config).build(config, specs),
+    strategy_step=strategy_lib.find(config).build(config, specs),
     abstract_single=abstract_state,
   ).jitted()
   sharding = mesh_lib.batch_sharding(mesh)

@@ -139,7 +139,7 @@ def _evaluator(
     mesh=mesh,
     model=model or _network(),
     objective=objective,
-    strategy=strategy_lib.find(config).build(config, specs),
+    strategy_step=strategy_lib.find(config).build(config, specs),
     abstract_single=abstract_state,
   )
   jitted = steps.sums() if held_out is None else steps.examples(held_out)
