@@ -12,18 +12,16 @@ import time
 import _common
 import jax
 
-from anp_jax import models
 from anp_jax.config import command_line
-from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed as feed_lib
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
+from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
-from anp_jax.training import optimizer as optimizer_lib
-from anp_jax.training import step as step_lib
+from anp_jax.training import run_spec
 
 _STEPS = 40
 _ROUNDS = 7
@@ -35,24 +33,12 @@ def main():
   mesh = mesh_lib.create(config)
   source = sources.open_source(config, training=True)
   size = config.batch_size
-  schedule_of = (config, size, len(source), 10000)
   objective = objective_lib.create(source.vocabulary, config)
-  model = models.create(config, objective.outputs, mesh_lib.platform(mesh))
-  optimizer = optimizer_lib.create(*schedule_of)
-  init = state_lib.Init(model, optimizer, config)
-  abstract_state = state_lib.abstract(init, config, mesh)
-  state = state_lib.create(init, abstract_state)
-  specs = jax.tree.map(lambda s: s.sharding.spec, abstract_state.params)
-  step = step_lib.TrainStep(
-    config=config,
-    mesh=mesh,
-    model=model,
-    objective=objective,
-    optimizer=optimizer,
-    schedule=optimizer_lib.schedule(*schedule_of),
-    strategy_step=strategy_lib.find(config).build(config, specs),
-    abstract_single=abstract_state,
-  ).jitted()
+  program = build.create(
+    run_spec.RunSpec(config, mesh, objective, size, len(source))
+  )
+  state = state_lib.create(program.init_fn, program.abstract_state)
+  step = program.train_step
   sharding = mesh_lib.batch_sharding(mesh)
   files = stream_lib.Stream(config, sharding).train(source, size, 0)
   decoded = [jax.device_get(next(files)) for _ in range(_STEPS)]
