@@ -119,12 +119,12 @@ def lenet(tmp_path_factory):
   """A run of LeNet's shipped recipe on one core, in shards on one device."""
   folder = tmp_path_factory.mktemp('lenet')
   _run(folder, 'lenet.py', _LENET, ONE_CORE)
-  expected = _results(folder / 'run')
+  results = _results(folder / 'run')
   expected = {'20/params/conv1/kernel', 'validation of step 20', 'best'}
   for name in ('scores.json', 'predictions.csv'):
     expected.add(f'evaluation/20-validation/{name}')
-  assert expected <= expected.keys()
-  return folder, expected
+  assert expected <= results.keys()
+  return folder, results
 
 
 @pytest.mark.parametrize('topology', [ALL_CORES, TWO, FOUR, BOUND, TWO_BY_TWO])
