@@ -31,6 +31,8 @@ def free_port() -> int:
 def arguments(workdir, *more, **texts) -> list[str]:
   """Arguments of main.py: the tiny recipe, with these keys."""
   keys = {**TINY, **texts}
+  if texts.get('data.source', 'synthetic') != 'synthetic':
+    keys.pop('data.synthetic_examples')
   return [
     '--config=configs/resnet_anp.py:tiny',
     f'--workdir={workdir}',
