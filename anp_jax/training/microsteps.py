@@ -37,11 +37,17 @@ class _Sequential:
   @functools.cached_property
   def _indices(self):
     replicated = mesh_lib.replicated(self.mesh)
-    # Also where the step is first called to be traced, as for its operations.
-    with jax.ensure_compile_time_eval():
-      return [
-        jax.device_put(np.int32(i), replicated) for i in range(self.count)
-      ]
+    return [jax.device_put(np.int32(i), replicated) for i in range(self.count)]
+
+  def _indices_with(self, batch):
+    """The shards' indices for a batch; without devices where it is traced.
+
+    A step is traced to count its operations, also for devices that are not of
+    this machine.
+    """
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(batch)):
+      return [np.int32(i) for i in range(self.count)]
+    return self._indices
 
   def _lower(self, *arguments):
     """The lowered program of a shard, and the abstract totals of one."""
@@ -57,7 +63,9 @@ class SequentialScores(_Sequential):
 
   def __call__(self, params, stats, batch):
     """Runs the programs."""
-    shards = [self.shard(params, stats, batch, i) for i in self._indices]
+    shards = [
+      self.shard(params, stats, batch, i) for i in self._indices_with(batch)
+    ]
     return self.add(*shards)
 
   def lower(self, params, stats, batch) -> 'Lowered':
@@ -86,7 +94,7 @@ class SequentialSteps(_Sequential):
     """Runs the programs."""
     shards = [
       self.shard(state.params, state.stats, state.step, batch, i)
-      for i in self._indices
+      for i in self._indices_with(batch)
     ]
     reduced = self.add(state.stats, _rows(batch), *shards)
     return self.update(state, reduced)

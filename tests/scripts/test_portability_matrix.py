@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from anp_jax.cluster import preemption
+from anp_jax.config import command_line
 from anp_jax.config import strategy as strategy_lib
 from scripts.portability import targets
 
@@ -83,8 +84,12 @@ def _compiled(network, strategy, target, dtype='float32', model=1):
     'mesh.model': model,
     **NETWORKS[network][0],
   }
+  spec = str(_ROOT / 'configs' / 'resnet_anp.py:tiny')
+  overrides = command_line.applying(
+    spec, {key: str(value) for key, value in overrides.items()}
+  )
   command = [sys.executable, '-m', 'scripts.portability', f'--target={target}']
-  command.append('--config=configs/resnet_anp.py:tiny')
+  command.append(f'--config={spec}')
   command += [f'--config.{key}={value}' for key, value in overrides.items()]
   done = subprocess.run(
     command, capture_output=True, text=True, cwd=_ROOT, check=False
