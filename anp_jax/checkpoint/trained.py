@@ -88,7 +88,7 @@ def load(path: str, which: str = 'newest') -> Trained:
   config = config_lib.from_flat(meta['config'])
   source = state['average'] or state
   trees = {'params': source['params'], 'stats': source['stats']}
-  if strategy_lib.find(config).has_group_weights():
+  if strategy_lib.find(config).has_group_weights:
     trees = jax.tree.map(_mean_of_groups, trees)
   return Trained(
     folder, config, vocabulary(folder), int(state['step'].max()), **trees

@@ -82,6 +82,8 @@ class Strategy(Protocol):
       other's checkpoints.
     sums_statistics: whether a network may take statistics of the batch over the
       mesh's data axis.
+    has_group_weights: whether leaves of the saved state have a leading axis of
+      groups.
     keeps_models_apart: whether a run has several models with checkpoints and
       scores of their own.
   """
@@ -89,6 +91,7 @@ class Strategy(Protocol):
   name: str
   state: str = 'single'
   sums_statistics: bool = True
+  has_group_weights: bool = False
   keeps_models_apart: bool = False
 
   # What a config says.
@@ -155,10 +158,6 @@ class Strategy(Protocol):
       ConfigError: if the devices do not divide into the config's groups.
     """
     return 1
-
-  def has_group_weights(self) -> bool:
-    """Whether leaves of the saved state have a leading axis of groups."""
-    return False
 
   # How it divides a batch.
 

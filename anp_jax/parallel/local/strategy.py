@@ -11,6 +11,7 @@ class Local(sync.Sync):
 
   name = 'local'
   state = 'local'
+  has_group_weights = True
 
   def default_config(self):
     """The groups, and when and how they exchange weights."""
@@ -52,10 +53,6 @@ class Local(sync.Sync):
         f'{devices} devices of the batch, or a multiple of it'
       )
     return min(groups, devices)
-
-  def has_group_weights(self):
-    """Each leaf of the state has one part a group."""
-    return True
 
   def batch_division(self, config, devices):
     """Divides like `sync`; each group has a part if there are more of them."""
