@@ -14,6 +14,7 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.config import command_line
+from anp_jax.system import files
 from scripts.study import grid
 
 ENDED = 'study.json'
@@ -69,15 +70,12 @@ def record(study: Study, cell: grid.Cell) -> dict:
     `config`, with which it ran; `cores` of the machine where all its processes
     ran, or None if these were on hosts of their own.
   """
-  return _read(os.path.join(study.workdir(cell), ENDED)) or {}
+  return files.read_json(os.path.join(study.workdir(cell), ENDED)) or {}
 
 
 def write_record(study: Study, cell: grid.Cell, values: dict) -> None:
   """Replaces a run's `record`."""
-  path = os.path.join(study.workdir(cell), ENDED)
-  with open(path + '.new', 'w') as f:
-    json.dump(values, f, indent=1)
-  os.replace(path + '.new', path)
+  files.write_json(os.path.join(study.workdir(cell), ENDED), values)
 
 
 def is_finished(study: Study, cell: grid.Cell) -> bool:
@@ -103,7 +101,7 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
   workdir = study.workdir(cell)
   if status:
     return _error(os.path.join(workdir, LOG)) or f'ended with status {status}'
-  stopped = _read(os.path.join(workdir, workdir_lib.MARKER))
+  stopped = files.read_json(os.path.join(workdir, workdir_lib.MARKER))
   if stopped:
     return (
       f'stopped at step {stopped["step"]} of {stopped["total"]} by '
@@ -125,14 +123,6 @@ def environment(cell: grid.Cell) -> dict[str, str]:
 
 def _as_saved(config):
   return json.loads(config_lib.to_json(config))
-
-
-def _read(path):
-  """The JSON in a file; None where there is none."""
-  if not os.path.exists(path):
-    return None
-  with open(path) as f:
-    return json.load(f)
 
 
 def _error(log):
