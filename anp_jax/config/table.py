@@ -134,6 +134,10 @@ _MODEL = {
     'float32', 'of the computation; bfloat16 on accelerators',
     ('float32', 'bfloat16', 'float64'),
   ),
+  'cpu_library': text(
+    'auto', 'of convolutions on a CPU; auto: oneDNN where it is found',
+    ('auto', 'onednn', 'xla'),
+  ),
   'param_dtype': text(
     'float32', 'of parameters and statistics', ('float32', 'float64')
   ),

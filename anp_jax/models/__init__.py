@@ -4,6 +4,8 @@ import importlib
 import inspect
 
 from anp_jax import config as config_lib
+from anp_jax.models.layers import onednn
+from anp_jax.system.onednn import library
 
 _CONVNETS = {
   'lenet': 'LeNet',
@@ -23,6 +25,31 @@ def is_resnet(config) -> bool:
   return name.startswith('resnet') and ':' not in name
 
 
+def target(config, platform: str) -> str:
+  """Returns the platform that layers are made for.
+
+  Args:
+    config: the run's config; model.cpu_library says what a CPU computes with.
+    platform: of the mesh's devices: 'cpu', 'gpu', 'tpu'.
+
+  Returns:
+    'cpu_onednn' for a CPU with oneDNN, else the platform.
+
+  Raises:
+    ConfigError: if the config asks for oneDNN and there is none to use.
+  """
+  if platform != 'cpu' or config.model.cpu_library == 'xla':
+    return platform
+  if library.find():
+    return onednn.PLATFORM
+  if config.model.cpu_library == 'onednn':
+    reason = library.missing_reason() or f'{library.VARIABLE}, or the system'
+    raise config_lib.ConfigError(
+      f"config.model.cpu_library='onednn': there is no oneDNN to use: {reason}"
+    )
+  return platform
+
+
 def create(config, num_classes: int, platform: str, axis_name=None):
   """The network that config.model names.
 
@@ -35,7 +62,7 @@ def create(config, num_classes: int, platform: str, axis_name=None):
   Args:
     config: the run's config.
     num_classes: outputs, see `objective.Objective.outputs`.
-    platform: of the mesh's devices: 'cpu', 'gpu', 'tpu'.
+    platform: of the mesh's devices, see `target`.
     axis_name: mesh axis that divides the batch, for global batch statistics.
 
   Returns:

@@ -62,9 +62,8 @@ class Block(nn.Module):
       y = self.conv(wider * self.features, size, stride, name=f'conv{i}')(y)
       init = nn.initializers.zeros_init if last and self.zero_init else (
         nn.initializers.ones_init)  # fmt: skip
-      y = self.norm(scale_init=init(), name=f'norm{i}')(y, train)
-      if not last:
-        y = self.relu(y)
+      norm = self.norm(scale_init=init(), relu=not last, name=f'norm{i}')
+      y = norm(y, train)
     if x.shape != y.shape:
       x = self.conv(y.shape[-1], 1, self.stride, name='shortcut_conv')(x)
       x = self.norm(name='shortcut_norm')(x, train)
@@ -112,7 +111,7 @@ class ResNet(nn.Module):
     )
     relu = functools.partial(layers.relu, platform=self.platform)
     x = conv(self.width, 7, 2, name='stem_conv')(images)
-    x = relu(norm(name='stem_norm')(x, train))
+    x = norm(relu=True, name='stem_norm')(x, train)
     x = layers.max_pool(x, platform=self.platform)
     for i, blocks in enumerate(self.stages):
       for j in range(blocks):

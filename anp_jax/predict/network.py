@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax import models
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.training import mixing
 
@@ -115,7 +116,7 @@ class Network:
 def _program(trained, top, platform):
   """(weights, images) -> Names, of one device's part."""
   config, objective = trained.config, trained.objective
-  model = trained.model(platform)
+  model = trained.model(models.target(trained.config, platform))
   d, m = config.data, config.model
 
   def name(weights, images):

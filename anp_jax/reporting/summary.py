@@ -26,6 +26,7 @@ from anp_jax.system import device_peaks
 from anp_jax.system import drawing
 from anp_jax.system import markdown
 from anp_jax.system import progress
+from anp_jax.system.onednn import library as onednn
 from anp_jax.training import metric_labels
 
 _NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
@@ -94,10 +95,23 @@ def log_run_info(
     f'data     {config.data.source}: {len(train):,} training and '
     f'{len(validation):,} validation images, {classes}',
     f'devices  {devices}, {config.batch_size} images a step, {cores}',
+    *_cpu_library(config, mesh),
     f'scores   {_scored_weights(config)}',
     *cautions(config, train, config.batch_size, len(train), class_sizes),
   ):
     note(text)
+
+
+def _cpu_library(config, mesh):
+  """The line that says what a CPU computes convolutions with; or none."""
+  platform_name = mesh.devices.flat[0].platform
+  if platform_name != 'cpu' or config.model.cpu_library == 'xla':
+    return []
+  library = onednn.find()
+  if library:
+    return [f'library  {library.describe()}']
+  reason = onednn.missing_reason()
+  return [f'library  XLA alone: {reason}'] if reason else []
 
 
 def cautions(

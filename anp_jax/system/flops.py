@@ -11,6 +11,8 @@ import math
 import jax
 from jax.extend import core
 
+from anp_jax.system.onednn import operations
+
 
 def count_call(
   function: Callable, *arguments, branches: Callable[[Iterable], int] = max
@@ -67,6 +69,8 @@ def _operations(equation, is_used, branches):
     return _product(equation)
   if name == 'conv_general_dilated':
     return _convolution(equation)
+  if name == 'ffi_call':
+    return _custom_call(params)
   counts = []
   for jaxpr in _inner(params):
     # Results of a loop's body are those of the loop, and what it carries.
@@ -122,6 +126,24 @@ def _convolution(equation):
   batch, features = (result[i] for i in result_axes[:2])
   # A kernel's channels are those of one group.
   return 2 * meetings * batch * features * kernel[kernel_axes[1]]
+
+
+def _custom_call(params):
+  """Those of a convolution by oneDNN; its gradients have as many."""
+  operation = dict(params['attributes']).get('operation')
+  if params['target_name'] != operations.TARGET or operation is None:
+    return 0
+  spec = operations.parse(operation)
+  if not isinstance(spec, operations.ConvolutionSpec):
+    return 0
+  meetings = math.prod(
+    _meetings(
+      spec.image[i + 1], spec.kernel[i], spec.result[i + 1], spec.pads[2 * i],
+      spec.stride, (1, 1),
+    )
+    for i in range(2)
+  )  # fmt: skip
+  return 2 * meetings * spec.result[0] * math.prod(spec.kernel[2:])
 
 
 def _meetings(size, taps, outputs, before, stride, dilation):

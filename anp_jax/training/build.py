@@ -14,8 +14,11 @@ import numpy as np
 
 from anp_jax import models
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.models.layers import onednn
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
+from anp_jax.system import cores
+from anp_jax.system.onednn import library
 from anp_jax.training import eval_step as eval_step_lib
 from anp_jax.training import multipliers
 from anp_jax.training import optimizer as optimizer_lib
@@ -85,7 +88,7 @@ def create(spec: run_spec.RunSpec) -> Program:
   optimizer = optimizer_lib.create(*schedule_of)
   strategy = strategy_lib.find(config)
   model = models.create(
-    config, objective.outputs, mesh_lib.platform(mesh),
+    config, objective.outputs, _target(config, mesh, strategy),
     mesh_lib.DATA if strategy.sums_statistics else None,
   )  # fmt: skip
   init = state_lib.Init(model, optimizer, config)
@@ -113,6 +116,19 @@ def create(spec: run_spec.RunSpec) -> Program:
     ),
     evaluation=eval_step_lib.EvalStep(**shared),
   )
+
+
+def _target(config, mesh, strategy):
+  """The platform that layers are made for; sets the threads of oneDNN."""
+  target = models.target(config, mesh_lib.platform(mesh))
+  opened = library.find() if target == onednn.PLATFORM else None
+  if opened:
+    devices = jax.local_device_count('cpu')
+    # Bits depend on the number of threads: a strategy may fix it. Else the
+    # devices, which compute at one time, share the cores.
+    fixed = strategy.xla_settings(config).get('threads')
+    opened.threads = fixed or max(1, cores.count() // devices)
+  return target
 
 
 def abstract_batch(config, mesh, size: int) -> dict:

@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax import lax
 import jax.numpy as jnp
 
+from anp_jax.models.layers import onednn
 from anp_jax.models.layers.activation import relu
 from anp_jax.models.layers.convolution import add_bias
 from anp_jax.models.layers.convolution import convolve
@@ -76,6 +77,7 @@ class BatchNorm(nn.Module):
   Attributes:
     group: examples a group; 0: all of the batch, over `axis_name` if given.
     axis_name: mesh axis over which a global group (group=0) is divided.
+    relu: whether a ReLU follows.
   """
 
   group: int = 32
@@ -86,6 +88,7 @@ class BatchNorm(nn.Module):
   scale_init: Any = nn.initializers.ones_init()
   axis_name: str | None = None
   platform: str = 'cpu'
+  relu: bool = False
 
   @nn.compact
   def __call__(self, x, train: bool):
@@ -108,7 +111,7 @@ class BatchNorm(nn.Module):
     if not train or self.is_initializing():
       factor = scale * lax.rsqrt(running_var.value + self.epsilon)
       offset = bias - running_mean.value * factor
-      return (x * factor + offset).astype(self.dtype)
+      return self._activate((x * factor + offset).astype(self.dtype))
     size = self.group or x.shape[0]
     if x.shape[0] % size:
       raise ValueError(
@@ -117,11 +120,25 @@ class BatchNorm(nn.Module):
       )
     grouped = x.reshape(x.shape[0] // size, -1, x.shape[-1])
     axis_name = None if self.group else self.axis_name
-    y, mean, var = normalise(
-      grouped, scale, bias, self.epsilon, axis_name, self.platform
+    if axis_name is not None and lax.axis_size(axis_name) == 1:
+      axis_name = None
+    fused = axis_name is None and onednn.takes_norm(
+      grouped, scale, self.relu, self.platform
     )
+    if fused:
+      y, mean, var = onednn.normalise(
+        grouped, scale, bias, self.epsilon, self.relu
+      )
+    else:
+      y, mean, var = normalise(
+        grouped, scale, bias, self.epsilon, axis_name, self.platform
+      )
     for running, new in ((running_mean, mean), (running_var, var)):
       running.value = self.momentum * running.value + (
         1 - self.momentum
       ) * new.mean(0)
-    return y.reshape(x.shape).astype(self.dtype)
+    y = y.reshape(x.shape).astype(self.dtype)
+    return y if fused else self._activate(y)
+
+  def _activate(self, y):
+    return relu(y, self.platform) if self.relu else y

@@ -6,6 +6,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from anp_jax.models.layers import onednn
 from anp_jax.models.layers import sums
 from anp_jax.models.layers import windows
 
@@ -17,28 +18,36 @@ _PATCHES_UP_TO = 4
 _TALL = 4096
 
 
-def convolve(x, kernel, stride: int = 1, padding=0, platform: str = 'cpu'):
+def convolve(
+  x, kernel, stride: int = 1, padding=0, platform: str = 'cpu', groups: int = 1
+):
   """Two-dimensional convolution without bias.
 
   Args:
     x: (batch, height, width, channels), any float dtype.
-    kernel: (height, width, channels, features), the dtype of x.
+    kernel: (height, width, channels of a group, features), the dtype of x.
     stride: pixels, both ways.
     padding: of zeros; see `windows.pads`.
-    platform: of the device it is compiled for: 'cpu', 'gpu', 'tpu'.
+    platform: of the device it is compiled for: 'cpu', 'cpu_onednn', 'gpu',
+      'tpu'; see `models.target`.
+    groups: of channels, each convolved with its share of the features.
 
   Returns:
     (batch, height', width', features), the dtype of x.
   """
   window = kernel.shape[:2]
   pads = windows.pads(padding, x.shape[1:3], window, stride)
-  return _convolve(x, kernel, stride, pads, platform)
+  return _convolve(x, kernel, stride, pads, platform, groups)
 
 
 # A network has many convolutions of few shapes: each is traced once.
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _convolve(x, kernel, stride, pads, platform):
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+def _convolve(x, kernel, stride, pads, platform, groups):
   window = kernel.shape[:2]
+  if onednn.takes_convolution(x, kernel, stride, pads, platform, groups):
+    return onednn.convolve(x, kernel, stride, pads, groups)
+  if groups > 1:
+    return _library(x, kernel, stride, pads, groups)
   kind = lowering(x.shape, kernel.shape, stride, pads, platform)
   if kind == 'product':
     return _product(x[:, ::stride, ::stride], kernel[0, 0])
@@ -55,7 +64,9 @@ def _convolve(x, kernel, stride, pads, platform):
 
 
 def lowering(shape, kernel_shape, stride: int, pads, platform: str) -> str:
-  """The name of the way in which a convolution is computed.
+  """The name of the way in which XLA computes a convolution.
+
+  On a CPU with oneDNN, `onednn.takes_convolution` is asked first.
 
   | where | what | because |
   |---|---|---|
@@ -78,7 +89,7 @@ def lowering(shape, kernel_shape, stride: int, pads, platform: str) -> str:
   window = tuple(kernel_shape[:2])
   if platform == 'tpu' and stride == 2 and shape[-1] <= 4 and min(window) > 2:
     return 'depth'
-  if platform != 'cpu':
+  if not platform.startswith('cpu'):
     return 'library'
   if window == (1, 1) and pads == ((0, 0), (0, 0)):
     return 'product'
@@ -88,13 +99,14 @@ def lowering(shape, kernel_shape, stride: int, pads, platform: str) -> str:
   return 'patches' if rows * columns <= _PATCHES_UP_TO else 'apart'
 
 
-def _library(x, kernel, stride, pads):
+def _library(x, kernel, stride, pads, groups=1):
   return lax.conv_general_dilated(
     x,
     kernel,
     (stride, stride),
     pads,
     dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    feature_group_count=groups,
   )
 
 

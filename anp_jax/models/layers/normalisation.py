@@ -60,7 +60,7 @@ def _moments(x, axis_name, platform):
   accelerator, which memory holds up, reads x once, less its first row: where
   that lies k deviations off the mean, the variance is good to k^2 6e-8.
   """
-  if platform == 'cpu':
+  if platform.startswith('cpu'):
     over_rows = functools.partial(sums.over_rows, platform=platform)
     mean = _across(over_rows(lambda x: x, x) / x.shape[1], axis_name)
     var = over_rows(lambda x: jnp.square(x - mean[:, None]), x)

@@ -28,7 +28,7 @@ def max_pool(
     (batch, height', width', channels), the dtype of x.
   """
   over = _windows(x, window, stride, padding)
-  if platform == 'cpu':
+  if platform.startswith('cpu'):
     return _max_pool(x, x.shape, over)
   return nn.max_pool(x, over.shape, (stride, stride), over.pads)
 
@@ -41,7 +41,7 @@ def avg_pool(
   Arguments and result are those of `max_pool`.
   """
   over = _windows(x, window, stride, padding)
-  if platform == 'cpu':
+  if platform.startswith('cpu'):
     return _avg_pool(x, x.shape, over)
   return nn.avg_pool(x, over.shape, (stride, stride), over.pads)
 

@@ -29,7 +29,7 @@ def over_rows(term: Callable, *arrays, platform: str):
     (groups, channels).
   """
   groups, rows, channels = arrays[0].shape
-  slices = math.gcd(_SLICES, rows) if platform == 'cpu' else 1
+  slices = math.gcd(_SLICES, rows) if platform.startswith('cpu') else 1
   if slices == 1:
     return term(*arrays).sum(1)
   parts = [a.reshape(groups, slices, -1, channels) for a in arrays]

@@ -1,0 +1,173 @@
+"""Convolutions and batch norm that oneDNN computes, and which of them it does.
+
+Of a platform 'cpu_onednn': a CPU for which `system.onednn` has a library.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from anp_jax.models.layers import windows
+from anp_jax.system.onednn import custom_call
+from anp_jax.system.onednn import library
+from anp_jax.system.onednn import operations
+
+PLATFORM = 'cpu_onednn'
+# A map of so few channels is taken for images, whose gradient nobody needs.
+_IMAGE_CHANNELS = 4
+_FEW_PIXELS = 4
+
+
+def takes(x, platform: str) -> bool:
+  """Whether oneDNN may compute with an array on a platform.
+
+  Args:
+    x: array, or its shape and dtype.
+    platform: of the device it is compiled for.
+  """
+  return (
+    platform == PLATFORM
+    and x.size > 0
+    and jnp.dtype(x.dtype).name in library.opened().dtypes
+  )
+
+
+def takes_convolution(
+  x, kernel, stride: int, pads, platform: str, groups: int = 1
+) -> bool:  # fmt: skip
+  """Whether oneDNN computes a convolution; arguments are `convolve`'s.
+
+  Of float32 maps of few pixels, whose kernel is larger than they are, XLA
+  computes patches (3x3, 512 channels, 32 maps of 2x2: 1.8 against 2.6 ms, its
+  gradients 1.7 and 2.0 against 3.1 and 2.9).
+  """
+  if not takes(x, platform):
+    return False
+  spec = _spec('forward', x, kernel, stride, pads, groups)
+  if spec.dtype == 'float32' and math.prod(spec.result[1:3]) <= _FEW_PIXELS:
+    return False
+  return all(
+    custom_call.supports(spec._replace(direction=direction))
+    for direction in ('forward', 'backward_data', 'backward_weights')
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def convolve(x, kernel, stride: int, pads, groups: int = 1):
+  """Convolution by oneDNN; sums are in float32.
+
+  Args:
+    x: (batch, height, width, channels), float32 or bfloat16.
+    kernel: (height, width, channels of a group, features), likewise.
+    stride: pixels, both ways.
+    pads: padding of x, ((top, bottom), (left, right)).
+    groups: of channels, each convolved with its share of the features.
+
+  Returns:
+    (batch, height', width', features), the dtype of x.
+  """
+  spec = _spec('forward', x, kernel, stride, pads, groups)
+  result = jax.ShapeDtypeStruct(spec.result, x.dtype)
+  return custom_call.call(spec, result, x, kernel)
+
+
+def _convolve_forward(x, kernel, stride, pads, groups):
+  return convolve(x, kernel, stride, pads, groups), (x, kernel)
+
+
+def _convolve_backward(stride, pads, groups, saved, dy):
+  x, kernel = saved
+  arguments = x, kernel, stride, pads, groups
+  spec = _spec('backward_data', *arguments)
+  dx = custom_call.call(spec, _like(x), dy, kernel)
+  # The kernel's gradient waits for dx: else XLA, which sees no order between
+  # dx and the update of the kernel in place, copies all kernels first (52 ms
+  # of a step of ResNet-50 at 8 x 224 px). Of images dx is not asked for.
+  waits = x.shape[-1] > _IMAGE_CHANNELS
+  spec = spec._replace(direction='backward_weights', waits=waits)
+  awaited = (dx,) if waits else ()
+  return dx, custom_call.call(spec, _like(kernel), x, dy, *awaited)
+
+
+convolve.defvjp(_convolve_forward, _convolve_backward)
+
+
+def _spec(direction, x, kernel, stride, pads, groups):
+  size = windows.size(
+    x.shape[1:3], windows.Windows(kernel.shape[:2], stride, pads)
+  )
+  (top, bottom), (left, right) = pads
+  return operations.ConvolutionSpec(
+    direction,
+    jnp.dtype(x.dtype).name,
+    tuple(x.shape),
+    tuple(kernel.shape),
+    (x.shape[0], *size, kernel.shape[-1]),
+    stride,
+    (top, bottom, left, right),
+    groups,
+  )
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def normalise(x, scale, bias, epsilon: float, relu: bool):
+  """Batch norm of each group by oneDNN, and the ReLU after it.
+
+  Args:
+    x: (groups, rows, channels), float32 or bfloat16.
+    scale: (channels,), float32.
+    bias: (channels,), float32.
+    epsilon: added to the variance.
+    relu: whether y is what a ReLU makes of it.
+
+  Returns:
+    y: like x; mean and variance (biased): (groups, channels), float32.
+  """
+  return _normalise_forward(x, scale, bias, epsilon, relu)[0]
+
+
+def takes_norm(x, scale, relu: bool, platform: str) -> bool:
+  """Whether oneDNN computes a batch norm; the arguments are `normalise`'s."""
+  return (
+    takes(x, platform)
+    and scale.dtype == jnp.float32
+    and custom_call.supports(_norm_spec('backward', x, 1e-5, relu))
+  )
+
+
+def _normalise_forward(x, scale, bias, epsilon, relu):
+  spec = _norm_spec('forward', x, epsilon, relu)
+  statistics = jax.ShapeDtypeStruct((x.shape[0], x.shape[2]), jnp.float32)
+  results = [_like(x), statistics, statistics]
+  if relu:
+    mask = custom_call.mask_bytes(spec)
+    results.append(jax.ShapeDtypeStruct((x.shape[0], mask), jnp.uint8))
+  y, mean, var, *mask = custom_call.call(spec, results, x, scale, bias)
+  return (y, mean, var), (x, mean, var, scale, mask)
+
+
+def _normalise_backward(epsilon, relu, saved, cotangents):
+  x, mean, var, scale, mask = saved
+  dx, dscale, dbias = custom_call.call(
+    _norm_spec('backward', x, epsilon, relu),
+    (_like(x), _like(mean), _like(mean)),
+    x, mean, var, cotangents[0], scale, *mask,
+  )  # fmt: skip
+  return dx, dscale.sum(0), dbias.sum(0)
+
+
+normalise.__wrapped__.defvjp(_normalise_forward, _normalise_backward)
+
+
+def _norm_spec(direction, x, epsilon, relu):
+  dtype = jnp.dtype(x.dtype).name
+  return operations.BatchNormSpec(
+    direction, dtype, tuple(x.shape), epsilon, relu
+  )
+
+
+def _like(x):
+  return jax.ShapeDtypeStruct(x.shape, x.dtype)

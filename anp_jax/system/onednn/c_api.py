@@ -1,0 +1,243 @@
+"""The C interface of oneDNN 3, as far as it is used here, by ctypes.
+
+Numbers are those of oneDNN's public header dnnl_types.h, which are the same in
+every 3.x release. What oneDNN makes is never freed: it is kept by shape.
+"""
+
+from collections.abc import Sequence
+import ctypes
+
+POINTER = ctypes.c_void_p
+_INT, _SIZE = ctypes.c_int, ctypes.c_size_t
+_DIMENSIONS = ctypes.c_int64 * 12
+
+# dnnl_data_type_t, by NumPy's names.
+DTYPES = {'float32': 3, 'bfloat16': 2}
+_CPU, _IN_ORDER, _USER_SCRATCHPAD = 1, 1, 1
+FORWARD_TRAINING, BACKWARD = 64, 128  # dnnl_prop_kind_t
+DIRECT = 1  # dnnl_alg_kind_t: the algorithm of a convolution
+ANY_LAYOUT = 1  # dnnl_format_tag_t
+SCALE, SHIFT, RELU = 2, 4, 8  # dnnl_normalization_flags_t
+# dnnl_query_t.
+_IMPLEMENTATION = 8
+WEIGHTS, DIFF_WEIGHTS, WORKSPACE, _SCRATCHPAD = 131, 132, 135, 136
+# Names of arguments, DNNL_ARG_*.
+(ARG_SRC, ARG_DST, ARG_WEIGHTS, ARG_BIAS, ARG_MEAN, ARG_VARIANCE, ARG_SCALE,
+ ARG_SHIFT, ARG_WORKSPACE, _ARG_SCRATCHPAD, ARG_DIFF_SRC, ARG_DIFF_DST,
+ ARG_DIFF_WEIGHTS, ARG_DIFF_BIAS, ARG_DIFF_SCALE, ARG_DIFF_SHIFT) = (
+  1, 17, 33, 41, 49, 50, 51, 52, 64, 80, 129, 145, 161, 169, 255, 256,
+)  # fmt: skip
+
+
+class OneDnnError(RuntimeError):
+  """A function of oneDNN did not succeed."""
+
+
+class _Version(ctypes.Structure):
+  _fields_ = [('major', _INT), ('minor', _INT), ('patch', _INT)]
+
+
+class _Argument(ctypes.Structure):
+  _fields_ = [('name', _INT), ('memory', POINTER)]
+
+
+class Api:
+  """An open library, with an engine for the CPU.
+
+  Attributes:
+    library: ctypes.CDLL; its functions run without Python's lock.
+    version: (major, minor, patch).
+  """
+
+  def __init__(self, path: str):
+    """Opens a shared library.
+
+    Raises:
+      OSError: if it cannot be opened.
+      OneDnnError: if it is not oneDNN 3.
+    """
+    self.library = ctypes.CDLL(path)
+    # With Python's lock: what takes less time than giving the lock away.
+    self._quick = ctypes.PyDLL(path)
+    try:
+      self.version = self._read_version()
+      self._declare()
+    except AttributeError as e:
+      raise OneDnnError(f'{path} is not oneDNN 3: {e}') from e
+    if self.version[0] != 3:
+      text = '.'.join(map(str, self.version))
+      raise OneDnnError(f'{path} is oneDNN {text}, expected 3.x')
+    self.engine = self.create('dnnl_engine_create', _INT(_CPU), _SIZE(0))
+    self._attributes = self.create('dnnl_primitive_attr_create')
+    self.call(
+      'dnnl_primitive_attr_set_scratchpad_mode', self._attributes,
+      _INT(_USER_SCRATCHPAD),
+    )  # fmt: skip
+
+  def _read_version(self):
+    self.library.dnnl_version.restype = ctypes.POINTER(_Version)
+    version = self.library.dnnl_version().contents
+    return version.major, version.minor, version.patch
+
+  def _declare(self):
+    library = self.library
+    library.dnnl_primitive_desc_query_md.restype = POINTER
+    library.dnnl_memory_desc_get_size.restype = _SIZE
+    library.dnnl_cpu_isa2str.restype = ctypes.c_char_p
+    library.dnnl_primitive_execute.argtypes = [POINTER, POINTER, _INT, POINTER]
+    self.set_data = self._quick.dnnl_memory_set_data_handle
+    self.set_data.argtypes = [POINTER, POINTER]
+
+  def call(self, function: str, *arguments) -> None:
+    """Calls a function that returns a dnnl_status_t.
+
+    Raises:
+      OneDnnError: if it is not dnnl_success.
+    """
+    status = getattr(self.library, function)(*arguments)
+    if status:
+      raise OneDnnError(f'{function}: status {status}')
+
+  def create(self, function: str, *arguments) -> POINTER:
+    """Calls a function whose first argument receives a new object."""
+    result = POINTER()
+    self.call(function, ctypes.byref(result), *arguments)
+    return result
+
+  def isa(self) -> str:
+    """Returns the instruction set that oneDNN uses, such as AVX512_CORE."""
+    number = self.library.dnnl_get_effective_cpu_isa()
+    text = self.library.dnnl_cpu_isa2str(_INT(number)).decode()
+    return text.removeprefix('cpu_isa_').upper()
+
+  def stream(self) -> POINTER:
+    """Makes an execution stream of the engine."""
+    return self.create('dnnl_stream_create', self.engine, _INT(_IN_ORDER))
+
+  def array(
+    self, shape: Sequence[int], dtype: str, strides: Sequence[int] | None
+  ) -> POINTER:
+    """Describes an array.
+
+    Args:
+      shape: in oneDNN's order of axes: batch, channels, height, width.
+      dtype: 'float32' or 'bfloat16'.
+      strides: elements, one an axis; None: oneDNN chooses the layout.
+    """
+    size, kind = _INT(len(shape)), _INT(DTYPES[dtype])
+    if strides is None:
+      return self.create(
+        'dnnl_memory_desc_create_with_tag', size, dimensions(shape), kind,
+        _INT(ANY_LAYOUT),
+      )  # fmt: skip
+    return self.create(
+      'dnnl_memory_desc_create_with_strides', size, dimensions(shape), kind,
+      dimensions(strides),
+    )  # fmt: skip
+
+  def size(self, array: POINTER) -> int:
+    """Returns the bytes of an array; 0 of one that is not there."""
+    return self.library.dnnl_memory_desc_get_size(array)
+
+  def equal(self, left: POINTER, right: POINTER) -> bool:
+    """Returns whether two descriptions of arrays are the same."""
+    return bool(self.library.dnnl_memory_desc_equal(left, right))
+
+  def describe(self, operation: str, *arguments) -> POINTER:
+    """Describes a primitive, such as 'convolution_forward'."""
+    return self.create(
+      f'dnnl_{operation}_primitive_desc_create', self.engine, *arguments,
+      self._attributes,
+    )  # fmt: skip
+
+  def describe_reorder(self, source: POINTER, target: POINTER) -> POINTER:
+    """Describes the copy of an array into another layout."""
+    return self.create(
+      'dnnl_reorder_primitive_desc_create', source, self.engine, target,
+      self.engine, self._attributes,
+    )  # fmt: skip
+
+  def query(self, primitive: POINTER, what: int) -> POINTER:
+    """Returns an array's description: WEIGHTS, DIFF_WEIGHTS or WORKSPACE."""
+    return POINTER(
+      self.library.dnnl_primitive_desc_query_md(primitive, _INT(what), _INT(0))
+    )
+
+  def implementation(self, primitive: POINTER) -> str:
+    """Returns oneDNN's name for how a primitive is computed."""
+    name = ctypes.c_char_p()
+    self.call(
+      'dnnl_primitive_desc_query', primitive, _INT(_IMPLEMENTATION), _INT(0),
+      ctypes.byref(name),
+    )  # fmt: skip
+    return name.value.decode()
+
+
+class Primitive:
+  """An operation of fixed shapes, which any number of threads may run at once.
+
+  Attributes:
+    scratch_bytes: temporary memory that a run needs.
+    implementation: oneDNN's name for how it is computed.
+  """
+
+  def __init__(
+    self, api: Api, description: POINTER, arguments: Sequence[tuple]
+  ):
+    """Compiles a primitive.
+
+    Args:
+      api: of the library.
+      description: from `Api.describe`.
+      arguments: pairs (name of an argument, description of an array), in the
+        order in which `run` is given their addresses.
+    """
+    self._api = api
+    self._primitive = api.create('dnnl_primitive_create', description)
+    scratch = api.query(description, _SCRATCHPAD)
+    self._arguments = [*arguments, (_ARG_SCRATCHPAD, scratch)]
+    self.scratch_bytes = api.size(scratch)
+    self.implementation = api.implementation(description)
+    # Sets of memory objects that no run uses. A list's pop and append are
+    # atomic in Python.
+    self._idle = []
+
+  def run(self, stream: int, *addresses: int) -> None:
+    """Computes, and returns when it is done.
+
+    Args:
+      stream: of the calling thread alone.
+      *addresses: of the arguments' data, and last of the scratch memory.
+
+    Raises:
+      OneDnnError: if it does not succeed.
+    """
+    try:
+      memories, arguments = self._idle.pop()
+    except IndexError:
+      memories, arguments = self._make_arguments()
+    set_data = self._api.set_data
+    for memory, address in zip(memories, addresses, strict=True):
+      set_data(memory, address)
+    status = self._api.library.dnnl_primitive_execute(
+      self._primitive, stream, len(memories), ctypes.addressof(arguments)
+    )
+    self._idle.append((memories, arguments))
+    if status:
+      raise OneDnnError(f'{self.implementation}: status {status}')
+
+  def _make_arguments(self):
+    memories = [
+      self._api.create(
+        'dnnl_memory_create', array, self._api.engine, POINTER()
+      ).value
+      for _, array in self._arguments
+    ]
+    names = [name for name, _ in self._arguments]
+    arguments = (_Argument * len(names))(*zip(names, memories))
+    return memories, arguments
+
+
+def dimensions(values: Sequence[int]) -> ctypes.Array:
+  """Returns a dnnl_dims_t."""
+  return _DIMENSIONS(*values)

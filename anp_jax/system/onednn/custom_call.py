@@ -1,0 +1,177 @@
+"""Calls of oneDNN in programs that XLA compiles, without a compiler.
+
+XLA's foreign-function interface takes any C function; this one is Python's, by
+ctypes: it reads the call frame, whose layout is in xla/ffi/api/c_api.h under
+`jax.ffi.include_dir()`, and starts the operation that the call names (about 6
+us). While oneDNN computes, Python's lock is free.
+"""
+
+import ctypes
+import functools
+import threading
+
+import jax
+
+from anp_jax.system.onednn import c_api
+from anp_jax.system.onednn import library
+from anp_jax.system.onednn import operations
+
+# Places in the structures of c_api.h, bytes.
+_FRAME_EXTENSION, _FRAME_API, _FRAME_STAGE = 8, 16, 32
+_FRAME_ARGUMENTS, _FRAME_ARGUMENTS_SIZE = 72, 56
+_FRAME_RESULTS, _FRAME_RESULTS_SIZE = 112, 96
+_FRAME_ATTRIBUTES = 160
+_BUFFER_DATA = 24
+_EXTENSION_METADATA = 24
+_METADATA_VERSION, _API_VERSION = 24, 32  # two ints: major, minor
+_API_ERROR_CREATE = 48
+_EXECUTE, _INTERNAL_ERROR = 3, 13
+
+
+class _ErrorArguments(ctypes.Structure):
+  """XLA_FFI_Error_Create_Args."""
+
+  _fields_ = [
+    ('struct_size', ctypes.c_size_t),
+    ('extension', ctypes.c_void_p),
+    ('message', ctypes.c_char_p),
+    ('code', ctypes.c_int),
+  ]
+
+
+_CREATE_ERROR = ctypes.CFUNCTYPE(
+  ctypes.c_void_p, ctypes.POINTER(_ErrorArguments)
+)
+
+
+def call(spec, results, *arguments):
+  """Computes an operation in a traced program.
+
+  Args:
+    spec: operations.ConvolutionSpec or BatchNormSpec.
+    results: jax.ShapeDtypeStruct, or a tuple of them.
+    *arguments: arrays, in the operation's order, without the results.
+
+  Returns:
+    An array, or a list of them.
+  """
+  _register()
+  return jax.ffi.ffi_call(operations.TARGET, results, vmap_method='sequential')(
+    *arguments, operation=operations.name(spec)
+  )
+
+
+def supports(spec) -> bool:
+  """Returns whether the open library computes this operation fast."""
+  try:
+    operations.create(library.opened().api, operations.name(spec))
+  except c_api.OneDnnError:
+    return False
+  return True
+
+
+def mask_bytes(spec: operations.BatchNormSpec) -> int:
+  """Returns the bytes that the ReLU of a group keeps for its gradient."""
+  name = operations.name(spec)
+  return operations.create(library.opened().api, name).mask_bytes
+
+
+@functools.cache
+def _register():
+  capsule = jax.ffi.pycapsule(ctypes.cast(_handler, ctypes.c_void_p))
+  jax.ffi.register_ffi_target(operations.TARGET, capsule, platform='cpu')
+
+
+_idle_memory = []  # a list's pop and append are atomic in Python
+_operations = {}
+_thread = threading.local()
+
+
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+def _handler(frame):
+  try:
+    if not hasattr(_thread, 'is_kept'):
+      _keep_thread()
+    extension = _pointer(frame + _FRAME_EXTENSION)
+    if extension:
+      _answer_version(frame, extension)
+    elif _integer(frame + _FRAME_STAGE).value == _EXECUTE:
+      _execute(frame)
+  except BaseException as e:  # noqa: BLE001 - nothing may pass into C++
+    return _error(frame, f'{operations.TARGET}: {type(e).__name__}: {e}')
+  return None
+
+
+def _keep_thread():
+  """Lets Python remember the calling thread, which is one of XLA's.
+
+  Python would make and remove its own record of it at every call, with a page
+  mapped and unmapped each time (20 us): so one more use of it is counted here
+  that never ends.
+  """
+  ctypes.pythonapi.PyGILState_Ensure()
+  _thread.is_kept = True
+  # OpenMP, too, keeps the number for each thread.
+  library.opened().set_threads()
+
+
+def _execute(frame):
+  attribute = _pointer(_pointer(frame + _FRAME_ATTRIBUTES))
+  text = ctypes.string_at(
+    _pointer(attribute), _size(attribute + ctypes.sizeof(ctypes.c_void_p)).value
+  )
+  opened = library.opened()
+  operation = _operations.get(text)
+  if operation is None:
+    operation = operations.create(opened.api, text.decode())
+    _operations[text] = operation
+  addresses = [
+    *_buffers(frame + _FRAME_ARGUMENTS, frame + _FRAME_ARGUMENTS_SIZE),
+    *_buffers(frame + _FRAME_RESULTS, frame + _FRAME_RESULTS_SIZE),
+  ]
+  try:
+    memory = _idle_memory.pop()
+  except IndexError:
+    memory = operations.Scratch(opened.api)
+  try:
+    operation.run(memory, *addresses)
+  finally:
+    _idle_memory.append(memory)
+
+
+def _buffers(place, size_place):
+  """The addresses of the data of a frame's arguments or results."""
+  array, pointer_bytes = _pointer(place), ctypes.sizeof(ctypes.c_void_p)
+  for i in range(_size(size_place).value):
+    yield _pointer(_pointer(array + i * pointer_bytes) + _BUFFER_DATA)
+
+
+def _answer_version(frame, extension):
+  """Tells XLA that this function speaks its version of the interface.
+
+  What is read of a frame here has had its place since version 0.1, and XLA
+  only adds fields to the end while the major version stays.
+  """
+  api = _pointer(frame + _FRAME_API)
+  metadata = _pointer(extension + _EXTENSION_METADATA)
+  for i in (0, ctypes.sizeof(ctypes.c_int)):
+    _integer(metadata + _METADATA_VERSION + i).value = _integer(
+      api + _API_VERSION + i
+    ).value
+
+
+def _error(frame, message):
+  api = _pointer(frame + _FRAME_API)
+  create = _CREATE_ERROR(_pointer(api + _API_ERROR_CREATE))
+  arguments = _ErrorArguments(
+    ctypes.sizeof(_ErrorArguments), None, message.encode(), _INTERNAL_ERROR
+  )
+  return create(ctypes.byref(arguments))
+
+
+def _pointer(address):
+  return ctypes.c_void_p.from_address(address).value
+
+
+_integer = ctypes.c_int.from_address
+_size = ctypes.c_size_t.from_address

@@ -1,0 +1,230 @@
+"""Finds oneDNN's shared library, checks it, and opens it once a process.
+
+It is looked for in this order:
+  1. $ANP_ONEDNN, the path of a file; `off` for none;
+  2. the package onednn-cpu-gomp (`pip install anp_jax[onednn]`; `make setup`
+     installs it);
+  3. libdnnl.so.3 where the system's loader looks, such as Debian's libdnnl3 or
+     a module of the centre.
+The first that is there is taken, or, where it does not pass its checks, none.
+"""
+
+from collections.abc import MutableMapping
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+
+from anp_jax import config as config_lib
+from anp_jax.system import cores
+from anp_jax.system import files
+from anp_jax.system.onednn import c_api
+
+VARIABLE = 'ANP_ONEDNN'
+NOT_FOUND = "no oneDNN here; pip install 'anp_jax[onednn]' for faster steps"
+PACKAGE = 'onednn-cpu-gomp'
+_SYSTEM_NAME = 'libdnnl.so.3'
+_OLDEST = (3, 1)  # that was tried
+_SELF_TEST_SECONDS = 120
+
+
+class Library:
+  """An open library.
+
+  Attributes:
+    api: its C interface.
+    path: of the file, or the name that the system's loader knows.
+    version: such as '3.2.0'.
+    isa: the instruction set that it uses, such as 'AVX512_CORE_BF16'.
+    threads: that compute one operation together; bits depend on it.
+  """
+
+  def __init__(self, path: str):
+    """Opens and checks a library, without a self-test.
+
+    Raises:
+      OSError: if it cannot be opened.
+      OneDnnError: if it is none that can be used here.
+    """
+    self.api = c_api.Api(path)
+    self.path = path
+    self.version = '.'.join(map(str, self.api.version))
+    self.isa = self.api.isa()
+    self.threads = cores.count()
+    try:
+      # Found in the library's own OpenMP, whichever that is.
+      self._set_threads = self.api.library.omp_set_num_threads
+    except AttributeError:
+      raise c_api.OneDnnError(
+        f'{path} is built without OpenMP, so its threads cannot be counted'
+      ) from None
+    if self.api.version < _OLDEST:
+      raise c_api.OneDnnError(
+        f'{path} is oneDNN {self.version}, expected '
+        f'{".".join(map(str, _OLDEST))} or newer'
+      )
+    if not self.dtypes:
+      raise c_api.OneDnnError(
+        f'oneDNN uses {self.isa} here, and is faster than XLA from AVX-512 on'
+      )
+
+  @property
+  def dtypes(self) -> tuple[str, ...]:
+    """The dtypes in which it is faster than XLA on this CPU."""
+    if 'AVX512' not in self.isa and 'AVX10' not in self.isa:
+      return ()
+    # Below, oneDNN computes bfloat16 as float32 with a rounding after it.
+    has_bfloat16 = any(n in self.isa for n in ('BF16', 'FP16', 'AMX', 'AVX10'))
+    return ('float32', 'bfloat16') if has_bfloat16 else ('float32',)
+
+  def set_threads(self) -> None:
+    """Makes the calling thread's operations use `threads` threads."""
+    self._set_threads(self.threads)
+
+  def describe(self) -> str:
+    """Returns a few words for people."""
+    threads = f'{self.threads} thread' + 's' * (self.threads > 1)
+    return f'oneDNN {self.version}, {self.isa}, {threads}'
+
+
+def find() -> Library | None:
+  """Returns the library, opened; None if there is none, or it cannot be used.
+
+  Called again, it returns the same.
+  """
+  return _found()[0]
+
+
+def missing_reason() -> str:
+  """Returns why `find` found none; '' where none is expected or one is open."""
+  return _found()[1]
+
+
+def opened() -> Library:
+  """Returns the library that `find` found.
+
+  Raises:
+    OneDnnError: if there is none; a compiled program that was kept calls for
+      it.
+  """
+  result, reason = _found()
+  if result is None:
+    raise c_api.OneDnnError(reason or 'oneDNN is switched off')
+  return result
+
+
+@functools.cache
+def _found():
+  path = locate()
+  if not path:
+    switched_off = os.environ.get(VARIABLE, '').strip() == 'off'
+    expected = _is_supported() and not switched_off
+    return None, NOT_FOUND if expected else ''
+  # A waiting thread of OpenMP spins by default, on a core that XLA needs.
+  # libgomp reads this when it is loaded.
+  os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
+  try:
+    library = Library(path)
+    _self_test(library)
+  except (OSError, c_api.OneDnnError) as e:
+    return None, str(e).partition('\n')[0]
+  return library, ''
+
+
+def locate(environment: MutableMapping[str, str] = os.environ) -> str:
+  """Returns the path or name of the library to take; '' for none."""
+  named = environment.get(VARIABLE, '').strip()
+  if named:
+    return '' if named == 'off' else named
+  if not _is_supported():
+    return ''
+  return _packaged() or (_SYSTEM_NAME if _system_has_it() else '')
+
+
+def _is_supported():
+  """Whether the library was tried on this kind of system."""
+  return platform.system() == 'Linux' and platform.machine() == 'x86_64'
+
+
+def _packaged():
+  """The path of the package's library; '' if it is not installed."""
+  try:
+    listed = importlib.metadata.files(PACKAGE) or ()
+  except importlib.metadata.PackageNotFoundError:
+    return ''
+  for file in listed:
+    if file.name == _SYSTEM_NAME:
+      path = os.path.realpath(file.locate())
+      return path if os.path.exists(path) else ''
+  return ''
+
+
+def _system_has_it():
+  try:
+    lines = subprocess.run(
+      ['/sbin/ldconfig', '-p'], capture_output=True, text=True, check=False,
+      timeout=10,
+    ).stdout  # fmt: skip
+  except (OSError, subprocess.SubprocessError):
+    lines = ''
+  if _SYSTEM_NAME in lines:
+    return True
+  folders = os.environ.get('LD_LIBRARY_PATH', '').split(':')
+  return any(f and os.path.exists(os.path.join(f, _SYSTEM_NAME))
+             for f in folders)  # fmt: skip
+
+
+def _self_test(library):
+  """Compares its results with NumPy's; once for each library and CPU.
+
+  In a process of its own: a library may end it with a signal.
+
+  Raises:
+    OneDnnError: if they differ.
+  """
+  folder = os.path.join(config_lib.cache_dir(), 'onednn')
+  path = os.path.join(folder, f'{_identity(library)}.json')
+  record = files.read_json_object(path)
+  if 'fault' not in record:
+    record = {'fault': _run_self_test(library.path)}
+    os.makedirs(folder, exist_ok=True)
+    files.write_json(path, record)
+  if record['fault']:
+    raise c_api.OneDnnError(
+      f'{library.path} failed its self-test: {record["fault"]} ({path})'
+    )
+
+
+def _identity(library):
+  """Names a file, its version and this CPU's instructions."""
+  try:
+    stat = os.stat(library.path)
+    parts = [library.path, stat.st_size, stat.st_mtime_ns]
+  except OSError:  # a name that the loader knows
+    parts = [library.path]
+  with open('/proc/cpuinfo') as file:
+    parts += [next((x for x in file if x.startswith('flags')), '')]
+  parts += [library.version, library.isa]
+  return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _run_self_test(path):
+  """What is wrong with a library; '' if nothing is."""
+  command = [sys.executable, '-m', 'anp_jax.system.onednn.self_test', path]
+  try:
+    reply = subprocess.run(
+      command, capture_output=True, text=True, timeout=_SELF_TEST_SECONDS,
+      check=False,
+    )  # fmt: skip
+  except subprocess.TimeoutExpired:
+    return f'not done after {_SELF_TEST_SECONDS} s'
+  if reply.returncode < 0:
+    return f'ended by signal {-reply.returncode}'
+  lines = (reply.stdout + reply.stderr).strip().splitlines()
+  if reply.returncode:
+    return lines[-1] if lines else f'exit code {reply.returncode}'
+  return ''

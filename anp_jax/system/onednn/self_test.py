@@ -1,0 +1,120 @@
+"""Compares a library's results with NumPy's: exits 0, or 1 with a line.
+
+python -m anp_jax.system.onednn.self_test PATH
+"""
+
+import sys
+
+import ml_dtypes
+import numpy as np
+
+from anp_jax.system.onednn import c_api
+from anp_jax.system.onednn import library
+from anp_jax.system.onednn import operations
+
+# Of the largest value; float32 sums of 200 terms, bfloat16's 8 bits.
+_TOLERANCES = {'float32': 2e-5, 'bfloat16': 2e-2}
+_BATCH, _SIDE, _CHANNELS, _FEATURES = 2, 9, 24, 40
+
+
+def main(arguments: list[str]) -> int:
+  """Tests the library at a path; returns the exit code."""
+  try:
+    opened = library.Library(arguments[0])
+    for dtype in opened.dtypes:
+      for check in (_check_convolutions, _check_norm):
+        check(opened.api, dtype)
+  except (OSError, c_api.OneDnnError, AssertionError) as e:
+    print(str(e).partition('\n')[0])
+    return 1
+  return 0
+
+
+def _check_convolutions(api, dtype):
+  for size, stride in ((3, 1), (3, 2), (1, 1)):
+    _check_convolution(api, dtype, size, stride)
+
+
+def _check_convolution(api, dtype, size, stride):
+  pad = size // 2
+  side = (_SIDE + 2 * pad - size) // stride + 1
+  x, kernel, dy = (
+    _random(i, shape, dtype)
+    for i, shape in enumerate((
+      (_BATCH, _SIDE, _SIDE, _CHANNELS), (size, size, _CHANNELS, _FEATURES),
+      (_BATCH, side, side, _FEATURES),
+    ))
+  )  # fmt: skip
+  y, dx, dkernel = (np.zeros_like(a) for a in (dy, x, kernel))
+  wide_x, wide_kernel, wide_dy = (a.astype('float64') for a in (x, kernel, dy))
+  padded = np.pad(wide_x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+  want_y, want_dx = np.zeros(y.shape), np.zeros(padded.shape)
+  want_dkernel = np.zeros(kernel.shape)
+  end = stride * (side - 1) + 1
+  for i in range(size):
+    for j in range(size):
+      window = np.s_[:, i : i + end : stride, j : j + end : stride]
+      want_y += padded[window] @ wide_kernel[i, j]
+      want_dx[window] += wide_dy @ wide_kernel[i, j].T
+      want_dkernel[i, j] = np.einsum('bhwc,bhwf->cf', padded[window], wide_dy)
+  want_dx = want_dx[:, pad : pad + _SIDE, pad : pad + _SIDE]
+  for direction, arrays, want in (
+    ('forward', (x, kernel, y), want_y),
+    ('backward_data', (dy, kernel, dx), want_dx),
+    ('backward_weights', (x, dy, dkernel), want_dkernel),
+  ):
+    spec = operations.ConvolutionSpec(
+      direction, dtype, x.shape, kernel.shape, y.shape, stride, (pad,) * 4
+    )
+    _run(api, operations.Convolution(api, spec), arrays)
+    _compare(f'{direction} {size}x{size}/{stride}', dtype, arrays[-1], want)
+
+
+def _check_norm(api, dtype):
+  groups, rows, channels, epsilon = 2, 75, _CHANNELS, 1e-5
+  x, dy = (_random(i, (groups, rows, channels), dtype) for i in range(2))
+  scale, shift = (_random(i, (channels,), 'float32') for i in (3, 4))
+  wide, wide_dy = x.astype('float64'), dy.astype('float64')
+  mean, variance = wide.mean(1, keepdims=True), wide.var(1, keepdims=True)
+  unit = (wide - mean) / np.sqrt(variance + epsilon)
+  want_y = np.maximum(unit * scale + shift, 0)
+  want_dy = np.where(want_y > 0, wide_dy, 0)
+  sums = want_dy.mean(1, keepdims=True)
+  sums_unit = (want_dy * unit).mean(1, keepdims=True)
+  want_dx = (want_dy - sums - unit * sums_unit) * (
+    scale / np.sqrt(variance + epsilon)
+  )
+  forward, backward = (
+    operations.BatchNorm(
+      api, operations.BatchNormSpec(direction, dtype, x.shape, epsilon, True)
+    )
+    for direction in ('forward', 'backward')
+  )
+  y, dx = np.zeros_like(x), np.zeros_like(x)
+  vectors = np.zeros((4, groups, channels), 'float32')
+  mask = np.zeros((groups, forward.mask_bytes), 'uint8')
+  _run(api, forward, (x, scale, shift, y, *vectors[:2], mask))
+  _compare('norm', dtype, y, want_y)
+  _run(api, backward, (x, *vectors[:2], dy, scale, mask, dx, *vectors[2:]))
+  _compare("norm's gradient", dtype, dx, want_dx)
+  _compare("scale's gradient", dtype, vectors[2], sums_unit[:, 0] * rows)
+
+
+def _random(seed, shape, dtype):
+  # Whole numbers of sixteenths: bfloat16 holds them, and no sum is near zero
+  # where a ReLU would decide by rounding.
+  values = np.random.default_rng(seed).integers(-16, 17, shape) / 16
+  return values.astype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
+
+
+def _run(api, operation, arrays):
+  operation.run(operations.Scratch(api), *(a.ctypes.data for a in arrays))
+
+
+def _compare(what, dtype, result, want):
+  error = np.abs(result.astype('float64') - want).max() / np.abs(want).max()
+  assert error <= _TOLERANCES[dtype], f'{what}, {dtype}: error {error:.1e}'
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
