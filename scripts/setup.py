@@ -48,6 +48,10 @@ EXTRAS = {
 }
 
 
+# Extras that an index may lack: set-up goes on without them.
+OPTIONAL = {'cpu': ('onednn',)}
+
+
 class SetupError(Exception):
   """What went wrong, in one line for the person at the terminal."""
 
@@ -143,6 +147,17 @@ def requirements(accelerator: str, dev: bool) -> list[str]:
   return [line for line in listed if line]
 
 
+def optional(accelerator: str) -> list[str]:
+  """Requirements without which a set-up is whole, but slower."""
+  import tomllib
+
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  extras = OPTIONAL.get(accelerator, ())
+  return [
+    line for extra in extras for line in project['optional-dependencies'][extra]
+  ]
+
+
 def digest(listed: list[str]) -> str:
   """A name for a list of requirements that changes when any of them does."""
   return hashlib.sha256('\n'.join(sorted(listed)).encode()).hexdigest()
@@ -214,7 +229,7 @@ def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
     expected = {
       'accelerator': accelerator,
       'python': python,
-      'requirements': digest(listed),
+      'requirements': digest([*listed, *optional(accelerator)]),
     }
     if not fresh and recorded == expected:
       os.utime(stamp)  # make compares times.
@@ -235,6 +250,7 @@ def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
     os.utime(stamp, (0, 0))
     arguments = ['--no-index', f'--find-links={wheelhouse}'] if offline else []
     _pip(venv, 'install', *arguments, *listed)
+    _install_optional(venv, accelerator, arguments)
     _make_importable(venv)
     write_json(stamp, expected)
     _say(f'{venv.name} is ready')
@@ -256,7 +272,7 @@ def pack(accelerator: str, dev: bool) -> None:
     _make_venv(venv)
     # `wheel`, not `download`: what has no wheel is built now, since building
     # needs further packages from a network.
-    listed = requirements(accelerator, dev)
+    listed = requirements(accelerator, dev) + optional(accelerator)
     _pip(venv, 'wheel', f'--wheel-dir={fresh}', *listed)
   write_json(
     fresh / MANIFEST,
@@ -307,6 +323,14 @@ def _pip(venv: pathlib.Path, *arguments: str) -> None:
       'pip did not succeed; above is why. Without a network, run make '
       'wheelhouse where there is one and bring ./wheelhouse here'
     )
+
+
+def _install_optional(venv, accelerator, arguments) -> None:
+  for line in optional(accelerator):
+    try:
+      _pip(venv, 'install', *arguments, line)
+    except SetupError:
+      _say(f'going on without {line.partition(";")[0]}, see docs/cpu.md')
 
 
 def _make_importable(venv: pathlib.Path) -> None:

@@ -123,7 +123,7 @@ def _target(config, mesh, strategy):
   target = models.target(config, mesh_lib.platform(mesh))
   opened = library.find() if target == onednn.PLATFORM else None
   if opened:
-    devices = jax.local_device_count('cpu')
+    devices = len(mesh.local_devices)
     # Bits depend on the number of threads: a strategy may fix it. Else the
     # devices, which compute at one time, share the cores.
     fixed = strategy.xla_settings(config).get('threads')

@@ -17,7 +17,7 @@ def test_cores_beside_the_devices(config, monkeypatch, cores, text):
   """Those of this process, which Slurm, say, has bound to them."""
   monkeypatch.setattr(os, 'sched_getaffinity', lambda _: cores)
   config.batch_size = 64
-  gpu = types.SimpleNamespace(device_kind='NVIDIA H100')
+  gpu = types.SimpleNamespace(device_kind='NVIDIA H100', platform='gpu')
   devices = np.array([gpu] * 4)
   source = type(
     'Source', (), {
@@ -111,7 +111,10 @@ def test_numbers_of_the_first_lines_are_words_of_a_language(config):
     lines.append,
     config,
     types.SimpleNamespace(
-      size=1, devices=np.array([types.SimpleNamespace(device_kind='cpu')])
+      size=1,
+      devices=np.array(
+        [types.SimpleNamespace(device_kind='x86', platform='tpu')]
+      ),
     ),
     types.SimpleNamespace(params={'w': np.zeros(3)}),
     (source, source),
@@ -138,7 +141,10 @@ def test_the_report_names_the_network(config, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(summary.run_page.curves, 'plot', lambda *_: None)
   config.model.name = 'lenet'
   mesh = types.SimpleNamespace(
-    size=1, devices=np.array([types.SimpleNamespace(device_kind='cpu')])
+    size=1,
+    devices=np.array(
+      [types.SimpleNamespace(device_kind='x86', platform='tpu')]
+    ),
   )
   abstract_state = types.SimpleNamespace(params={'w': np.zeros((1000, 1234))})
   summary.report(config, str(tmp_path), mesh, abstract_state)

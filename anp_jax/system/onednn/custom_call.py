@@ -90,8 +90,6 @@ _thread = threading.local()
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 def _handler(frame):
   try:
-    if not hasattr(_thread, 'is_kept'):
-      _keep_thread()
     extension = _pointer(frame + _FRAME_EXTENSION)
     if extension:
       _answer_version(frame, extension)
@@ -102,17 +100,17 @@ def _handler(frame):
   return None
 
 
-def _keep_thread():
-  """Lets Python remember the calling thread, which is one of XLA's.
+def _prepare_thread(opened):
+  """Sets up the calling thread, which is one of XLA's.
 
   Python would make and remove its own record of it at every call, with a page
   mapped and unmapped each time (20 us): so one more use of it is counted here
-  that never ends.
+  that never ends. OpenMP keeps the number of threads for each that asks.
   """
-  ctypes.pythonapi.PyGILState_Ensure()
-  _thread.is_kept = True
-  # OpenMP, too, keeps the number for each thread.
-  library.opened().set_threads()
+  if not hasattr(_thread, 'threads'):
+    ctypes.pythonapi.PyGILState_Ensure()
+  opened.set_threads()
+  _thread.threads = opened.threads
 
 
 def _execute(frame):
@@ -121,6 +119,8 @@ def _execute(frame):
     _pointer(attribute), _size(attribute + ctypes.sizeof(ctypes.c_void_p)).value
   )
   opened = library.opened()
+  if getattr(_thread, 'threads', 0) != opened.threads:
+    _prepare_thread(opened)
   operation = _operations.get(text)
   if operation is None:
     operation = operations.create(opened.api, text.decode())
