@@ -16,6 +16,7 @@ import sys
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.system import compute_dtype
 from anp_jax.system import xla_flags
 
 
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
     f'interrupted; run the same command to resume in {workdir}'
   )
   xla_flags.enable_for(config)
+  config = compute_dtype.decide(config, workdir)
   command = {'--mode': flags.mode, '--checkpoint': flags.checkpoint}
   try:
     with cluster.start(config, place, command) as processes:

@@ -8,6 +8,7 @@ from anp_jax.cluster import preemption
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import run as analysis
+from anp_jax.system import compute_dtype
 
 
 def run(
@@ -34,6 +35,7 @@ def run(
   """
   if mode == 'train':
     weights_and_biases.check(config)
+  config = compute_dtype.decide(config, workdir)
   processes = processes or cluster.Processes(config)
   job = strategy_lib.Job(config, workdir, processes, mode, checkpoint, output)
   return strategy_lib.find(config).run(job, _train_or_score)

@@ -131,8 +131,8 @@ _MODEL = {
   ),
   'width': integer(64, 'channels of the first stage', above=0, only_if=_RESNET),
   'dtype': text(
-    'float32', 'of the computation; bfloat16 on accelerators',
-    ('float32', 'bfloat16', 'float64'),
+    'float32', 'of the computation; auto: bfloat16 where it is faster here',
+    ('auto', 'float32', 'bfloat16', 'float64'),
   ),
   'cpu_library': text(
     'auto', 'of convolutions on a CPU; auto: oneDNN where it is found',

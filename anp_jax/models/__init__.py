@@ -43,7 +43,9 @@ def target(config, platform: str) -> str:
   if library.find():
     return onednn.PLATFORM
   if config.model.cpu_library == 'onednn':
-    reason = library.missing_reason() or f'{library.VARIABLE}, or the system'
+    reason = library.missing_reason() or (
+      f'{library.VARIABLE}=off, or not Linux on x86-64'
+    )
     raise config_lib.ConfigError(
       f"config.model.cpu_library='onednn': there is no oneDNN to use: {reason}"
     )
