@@ -10,11 +10,13 @@ The first that is there is taken, or, where it does not pass its checks, none.
 """
 
 from collections.abc import MutableMapping
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import json
 import os
+import pathlib
 import platform
 import subprocess
 import sys
@@ -27,9 +29,13 @@ from anp_jax.system.onednn import c_api
 VARIABLE = 'ANP_ONEDNN'
 NOT_FOUND = "no oneDNN here; pip install 'anp_jax[onednn]' for faster steps"
 PACKAGE = 'onednn-cpu-gomp'
+_ROOT = str(pathlib.Path(__file__).resolve().parents[3])
 _SYSTEM_NAME = 'libdnnl.so.3'
 _OLDEST = (3, 1)  # that was tried
 _SELF_TEST_SECONDS = 120
+# Signals by which a program's fault ends it: ILL, ABRT, BUS, FPE, SEGV. Others
+# come from outside: a job that is stopped, memory that ran out.
+_CRASHES = (4, 6, 7, 8, 11)
 
 
 class Library:
@@ -188,14 +194,18 @@ def _self_test(library):
   """
   folder = os.path.join(config_lib.cache_dir(), 'onednn')
   path = os.path.join(folder, f'{_identity(library)}.json')
-  record = files.read_json_object(path)
+  record, place = files.read_json_object(path), f' ({path})'
   if 'fault' not in record:
-    record = {'fault': _run_self_test(library.path)}
-    os.makedirs(folder, exist_ok=True)
-    files.write_json(path, record)
+    fault, is_final = _run_self_test(library.path)
+    record, place = {'fault': fault}, place if is_final else ''
+    if is_final:
+      # A cache that cannot be written costs a test of each process.
+      with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+        files.write_json(path, record)
   if record['fault']:
     raise c_api.OneDnnError(
-      f'{library.path} failed its self-test: {record["fault"]} ({path})'
+      f'{library.path} failed its self-test: {record["fault"]}{place}'
     )
 
 
@@ -213,18 +223,25 @@ def _identity(library):
 
 
 def _run_self_test(path):
-  """What is wrong with a library; '' if nothing is."""
+  """What is wrong with a library, and whether it would be so again.
+
+  Nothing is wrong with ''.
+  """
   command = [sys.executable, '-m', 'anp_jax.system.onednn.self_test', path]
+  # The same package as here, wherever the process was started.
+  folders = [_ROOT, *filter(None, [os.environ.get('PYTHONPATH')])]
+  environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(folders)}
   try:
     reply = subprocess.run(
       command, capture_output=True, text=True, timeout=_SELF_TEST_SECONDS,
-      check=False,
+      check=False, env=environment,
     )  # fmt: skip
   except subprocess.TimeoutExpired:
-    return f'not done after {_SELF_TEST_SECONDS} s'
+    return f'not done after {_SELF_TEST_SECONDS} s', False
   if reply.returncode < 0:
-    return f'ended by signal {-reply.returncode}'
+    number = -reply.returncode
+    return f'ended by signal {number}', number in _CRASHES
   lines = (reply.stdout + reply.stderr).strip().splitlines()
   if reply.returncode:
-    return lines[-1] if lines else f'exit code {reply.returncode}'
-  return ''
+    return (lines[-1] if lines else f'exit code {reply.returncode}'), True
+  return '', True

@@ -1,0 +1,419 @@
+"""The finding, checking and naming of oneDNN's shared library."""
+
+import ctypes.util
+import functools
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import models
+from anp_jax.data import vocabulary
+from anp_jax.reporting import summary
+from anp_jax.system.onednn import c_api
+from anp_jax.system.onednn import library
+from anp_jax.system.onednn import self_test
+from tests import builders
+
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
+needs_library = pytest.mark.skipif(
+  library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
+)
+# What a process says of the library that it finds.
+_SAY = (
+  'import os\n'
+  'from anp_jax.system.onednn import library\n'
+  'opened = library.find()\n'
+  'print(opened.describe() if opened else "none")\n'
+  'print(library.missing_reason())\n'
+  'print(os.environ.get("OMP_WAIT_POLICY"))\n'
+)
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+  """A process that has not looked yet, and no cache of self-tests."""
+  finding = functools.cache(library._found.__wrapped__)
+  monkeypatch.setattr(library, '_found', finding)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  monkeypatch.delenv(library.VARIABLE, raising=False)
+  return tmp_path
+
+
+def _forget():
+  library._found.cache_clear()
+
+
+def _in_process(tmp_path, code=_SAY, **variables):
+  """The lines that a Python process prints with these variables."""
+  environment = {
+    **os.environ, 'PYTHONPATH': str(_ROOT),
+    'XDG_CACHE_HOME': str(tmp_path / 'cache'), **variables,
+  }  # fmt: skip
+  reply = subprocess.run(
+    [sys.executable, '-c', code], env=environment, cwd=tmp_path, check=False,
+    capture_output=True, text=True,
+  )  # fmt: skip
+  assert reply.returncode == 0, reply.stderr
+  return reply.stdout.splitlines()
+
+
+def _is_refused(reason):
+  """Says that none is opened, with one line that has these words."""
+  assert library.find() is None
+  text = library.missing_reason()
+  assert reason in text and '\n' not in text, text
+  with pytest.raises(c_api.OneDnnError):
+    library.opened()
+
+
+def _on(monkeypatch, system='Linux', machine='x86_64'):
+  monkeypatch.setattr(platform, 'system', lambda: system)
+  monkeypatch.setattr(platform, 'machine', lambda: machine)
+
+
+def _package(monkeypatch, path):
+  """A package whose library is at a path; None: it is not installed."""
+
+  def files(name):
+    assert name == library.PACKAGE
+    if path is None:
+      raise importlib.metadata.PackageNotFoundError(name)
+    return [
+      types.SimpleNamespace(name=n, locate=lambda n=n: path.parent / n)
+      for n in ('README', path.name)
+    ]
+
+  monkeypatch.setattr(importlib.metadata, 'files', files)
+
+
+def _loader_lists(monkeypatch, text):
+  """What `ldconfig -p` prints."""
+  monkeypatch.setattr(
+    library.subprocess, 'run',
+    lambda *_, **__: types.SimpleNamespace(stdout=text),
+  )  # fmt: skip
+  monkeypatch.delenv('LD_LIBRARY_PATH', raising=False)
+
+
+def test_the_order_is_variable_package_system(monkeypatch, tmp_path):
+  packaged = tmp_path / 'libdnnl.so.3'
+  packaged.touch()
+  _on(monkeypatch)
+  _package(monkeypatch, packaged)
+  _loader_lists(monkeypatch, '\tlibdnnl.so.3 (libc6,x86-64) => /lib/libdnnl')
+  assert library.locate({library.VARIABLE: ' /a/b.so '}) == '/a/b.so'
+  assert library.locate({}) == str(packaged)
+  assert library.locate({library.VARIABLE: ''}) == str(packaged)
+  # Its record is there and its file is not.
+  packaged.unlink()
+  assert library.locate({}) == 'libdnnl.so.3'
+  _package(monkeypatch, None)
+  assert library.locate({}) == 'libdnnl.so.3'
+  assert library.locate({library.VARIABLE: 'off'}) == ''
+  _loader_lists(monkeypatch, '\tlibdnnl.so.2 (libc6,x86-64) => /lib/libdnnl')
+  assert library.locate({}) == ''
+
+
+def test_a_module_of_the_centre_is_in_the_loaders_path(monkeypatch, tmp_path):
+  _on(monkeypatch)
+  _package(monkeypatch, None)
+  _loader_lists(monkeypatch, '')
+  monkeypatch.setenv('LD_LIBRARY_PATH', f'/nowhere::{tmp_path}')
+  assert library.locate({}) == ''
+  (tmp_path / 'libdnnl.so.3').touch()
+  assert library.locate({}) == 'libdnnl.so.3'
+
+
+@pytest.mark.parametrize(
+  'system, machine',
+  [('Darwin', 'x86_64'), ('Darwin', 'arm64'), ('Linux', 'aarch64'),
+   ('Windows', 'AMD64')],
+)  # fmt: skip
+def test_other_systems_fall_back_silently(
+  fresh, monkeypatch, tmp_path, system, machine
+):
+  _on(monkeypatch, system, machine)
+  packaged = tmp_path / 'libdnnl.so.3'
+  packaged.touch()
+  _package(monkeypatch, packaged)
+  assert library.find() is None and library.missing_reason() == ''
+
+
+def test_none_where_one_is_expected_is_said(fresh, monkeypatch):
+  _on(monkeypatch)
+  _package(monkeypatch, None)
+  _loader_lists(monkeypatch, '')
+  _is_refused("pip install 'anp_jax[onednn]'")
+
+
+def test_off_is_silent(fresh, monkeypatch):
+  monkeypatch.setenv(library.VARIABLE, 'off')
+  assert library.find() is None and library.missing_reason() == ''
+  with pytest.raises(c_api.OneDnnError, match='switched off'):
+    library.opened()
+
+
+def test_what_is_no_library_is_refused(fresh, monkeypatch):
+  text = fresh / 'text.so'
+  text.write_text('not a library\n')
+  other = ctypes.util.find_library('m')
+  for path, reason in (
+    (fresh / 'absent.so', 'absent.so'),
+    (text, 'text.so'),
+    (other, f'{other} is not oneDNN 3'),
+  ):
+    monkeypatch.setenv(library.VARIABLE, str(path))
+    _forget()
+    _is_refused(reason)
+
+
+@pytest.mark.parametrize(
+  'version, reason',
+  [((4, 0, 1), 'is oneDNN 4.0.1, expected 3.x'),
+   ((2, 6, 3), 'is oneDNN 2.6.3, expected 3.x'),
+   ((3, 0, 9), 'is oneDNN 3.0.9, expected 3.1 or newer')],
+)  # fmt: skip
+@needs_library
+def test_another_version_is_refused(fresh, monkeypatch, version, reason):
+  monkeypatch.setattr(c_api.Api, '_read_version', lambda _: version)
+  _is_refused(reason)
+
+
+def _isa(monkeypatch, name):
+  monkeypatch.setattr(c_api.Api, 'isa', lambda _: name)
+
+
+@pytest.mark.parametrize(
+  'name, dtypes',
+  [('AVX512_CORE', ('float32',)), ('AVX512_CORE_VNNI', ('float32',)),
+   ('AVX512_CORE_BF16', ('float32', 'bfloat16')),
+   ('AVX512_CORE_AMX', ('float32', 'bfloat16')),
+   ('AVX10_1_512', ('float32', 'bfloat16'))],
+)  # fmt: skip
+@needs_library
+def test_the_instruction_set_decides_the_dtypes(
+  fresh, monkeypatch, name, dtypes
+):
+  _isa(monkeypatch, name)
+  monkeypatch.setattr(library, '_run_self_test', lambda _: ('', True))
+  assert library.find().dtypes == dtypes
+  assert name in library.find().describe()
+
+
+@needs_library
+def test_a_cpu_without_avx512_falls_back_with_a_line(tmp_path):
+  """In a process: oneDNN reads the variable once."""
+  what, reason, _ = _in_process(tmp_path, ONEDNN_MAX_CPU_ISA='AVX2')
+  assert what == 'none'
+  assert reason == 'oneDNN uses AVX2 here, and is faster than XLA from AVX-512'\
+    ' on'  # fmt: skip
+
+
+@needs_library
+def test_waiting_is_passive_unless_the_user_says_otherwise(tmp_path):
+  assert _in_process(tmp_path)[2] == 'passive'
+  assert _in_process(tmp_path, OMP_WAIT_POLICY='active')[2] == 'active'
+
+
+@needs_library
+def test_the_self_test_runs_once_for_all_processes(tmp_path):
+  # Of a real one: what it left is what the second process reads.
+  first = _in_process(tmp_path)
+  assert first[0].startswith('oneDNN 3.')
+  (record,) = (tmp_path / 'cache/anp_jax/onednn').iterdir()
+  assert json.loads(record.read_text()) == {'fault': ''}
+  without = (
+    'import subprocess, sys\n'
+    'def run(command, **_):\n'
+    '  sys.exit(f"started {command}")\n'
+    'subprocess.run = run\n'
+  )
+  variables = {library.VARIABLE: library.find().path}
+  assert _in_process(tmp_path, without + _SAY, **variables) == first
+
+
+@pytest.fixture
+def runs(fresh, monkeypatch):
+  """The library, with a program of Python in place of its self-test."""
+  log = []
+  real_run = subprocess.run
+
+  def run(command, **options):
+    if 'anp_jax.system.onednn.self_test' not in command:
+      return real_run(command, **options)
+    log.append(command)
+    return real_run([sys.executable, '-c', log[0]], **options)
+
+  monkeypatch.setattr(library.subprocess, 'run', run)
+  return log
+
+
+@pytest.mark.parametrize(
+  'program, fault',
+  [('print("forward 3x3: error 0.5"); exit(1)', 'forward 3x3: error 0.5'),
+   ('import os, signal; os.kill(os.getpid(), signal.SIGSEGV)',
+    'ended by signal 11'),
+   ('import os, signal; os.kill(os.getpid(), signal.SIGILL)',
+    'ended by signal 4'),
+   ('exit(3)', 'exit code 3'),
+   ('1 / 0', 'ZeroDivisionError')],
+)  # fmt: skip
+@needs_library
+def test_a_fault_is_named_and_remembered(runs, monkeypatch, program, fault):
+  runs.append(program)
+  for _ in range(2):
+    _is_refused(f'failed its self-test: {fault}')
+    _forget()
+  assert len(runs) == 2  # the program, and one start of it
+  # Of another version or CPU the record says nothing.
+  _isa(monkeypatch, 'AVX512_CORE_OF_ANOTHER')
+  _is_refused(fault)
+  assert len(runs) == 3
+  # The line says which file to remove to have it tested again.
+  record = library.missing_reason().rpartition('(')[2].rstrip(')')
+  os.remove(record)
+  runs[0] = 'pass'
+  _forget()
+  assert library.find() is not None
+
+
+@pytest.mark.parametrize(
+  'program',
+  ['import os, signal; os.kill(os.getpid(), signal.SIGTERM)',
+   'import os, signal; os.kill(os.getpid(), signal.SIGKILL)',
+   'import time; time.sleep(60)'],
+)  # fmt: skip
+@needs_library
+def test_what_is_not_the_librarys_fault_is_not_remembered(
+  runs, monkeypatch, program
+):
+  """A job that is stopped, memory that runs out, a busy machine."""
+  monkeypatch.setattr(library, '_SELF_TEST_SECONDS', 0.5)
+  runs.append(program)
+  _is_refused('failed its self-test')
+  monkeypatch.setattr(library, '_SELF_TEST_SECONDS', 30)
+  runs[0] = 'pass'
+  _forget()
+  assert library.find() is not None
+
+
+@needs_library
+def test_a_cache_that_cannot_be_written_is_none(runs, monkeypatch, tmp_path):
+  runs.append('pass')
+  file = tmp_path / 'file'
+  file.touch()
+  monkeypatch.setenv('XDG_CACHE_HOME', str(file))
+  assert library.find() is not None
+
+
+@needs_library
+def test_the_self_test_imports_the_code_that_starts_it(runs, monkeypatch):
+  """Where the package is neither installed nor in the folder of the call."""
+  for before in ('', '/elsewhere'):
+    monkeypatch.setenv('PYTHONPATH', before)
+    runs[:] = ['import sys; print(sys.path[1:3]); exit(1)']
+    _forget()
+    folders = [str(_ROOT), before] if before else [str(_ROOT)]
+    _is_refused(f'self-test: {str(folders)[:-1]}')
+    os.remove(library.missing_reason().rpartition('(')[2].rstrip(')'))
+
+
+@needs_library
+def test_the_self_test_sees_a_wrong_result(monkeypatch, capsys):
+  path = library.find().path
+  assert self_test.main([path]) == 0
+  run = c_api.Primitive.run
+
+  def wrong(primitive, stream, *addresses):
+    run(primitive, stream, *addresses)
+    if 'bnorm' in primitive.implementation:
+      y = ctypes.cast(addresses[3], ctypes.POINTER(ctypes.c_float))
+      y[0] += 1000
+
+  monkeypatch.setattr(c_api.Primitive, 'run', wrong)
+  assert self_test.main([path]) == 1
+  assert capsys.readouterr().out.startswith('norm, float32: error')
+  monkeypatch.setattr(c_api.Primitive, 'run', lambda *_: None)
+  assert self_test.main([path]) == 1
+  assert capsys.readouterr().out.startswith('forward 3x3/1, float32: error')
+
+
+def _head(config, platform_name='cpu'):
+  """The lines of a run's head that say what a CPU computes with."""
+  device = types.SimpleNamespace(device_kind='x', platform=platform_name)
+  mesh = types.SimpleNamespace(size=1, devices=np.array([device]))
+  words = vocabulary.Vocabulary(('bag',))
+  source = type(
+    'Source', (), {'vocabulary': words, '__len__': lambda _: 2000}
+  )()
+  lines = []
+  summary.log_run_info(
+    lines.append, config, mesh,
+    types.SimpleNamespace(params={'w': np.zeros(3)}), (source, source),
+  )  # fmt: skip
+  return [line for line in lines if line.startswith('library')]
+
+
+@needs_library
+def test_a_runs_head_names_the_library(config, fresh, monkeypatch):
+  monkeypatch.setattr(library, '_run_self_test', lambda _: ('', True))
+  opened = library.find()
+  opened.threads = 1
+  assert _head(config) == [
+    f'library  oneDNN {opened.version}, {opened.isa}, 1 thread'
+  ]
+  assert _head(config, 'gpu') == []
+  config.model.cpu_library = 'xla'
+  assert _head(config) == []
+
+
+def test_a_runs_head_says_why_there_is_none(config, fresh, monkeypatch):
+  monkeypatch.setenv(library.VARIABLE, '/nowhere/lib.so')
+  (line,) = _head(config)
+  assert line.startswith('library  XLA alone: /nowhere/lib.so: cannot open')
+  monkeypatch.setenv(library.VARIABLE, 'off')
+  _forget()
+  assert _head(config) == []
+
+
+def test_a_config_that_asks_for_it_is_refused_without(fresh, monkeypatch):
+  for value, reason in (('off', 'ANP_ONEDNN'), ('/nowhere/a.so', 'a.so')):
+    monkeypatch.setenv(library.VARIABLE, value)
+    _forget()
+    asks = builders.config({'model.cpu_library': 'onednn'})
+    with pytest.raises(config_lib.ConfigError, match=f'no oneDNN.*{reason}'):
+      models.target(asks, 'cpu')
+    assert models.target(asks, 'gpu') == 'gpu'
+    assert models.target(builders.config(), 'cpu') == 'cpu'
+
+
+@needs_library
+def test_the_platform_of_layers_is_the_configs_choice():
+  for choice, want in (
+    ('auto', 'cpu_onednn'), ('onednn', 'cpu_onednn'), ('xla', 'cpu'),
+  ):  # fmt: skip
+    config = builders.config({'model.cpu_library': choice})
+    assert models.target(config, 'cpu') == want
+    assert models.target(config, 'tpu') == 'tpu'
+
+
+@pytest.mark.slow
+def test_a_run_that_asks_for_it_ends_with_one_line(tmp_path):
+  reply = subprocess.run(
+    [sys.executable, 'main.py', '--config=configs/resnet_anp.py:tiny',
+     f'--workdir={tmp_path / "run"}', '--config.model.cpu_library=onednn'],
+    env={**os.environ, library.VARIABLE: 'off', 'PYTHONPATH': str(_ROOT)},
+    cwd=_ROOT, capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  assert reply.returncode != 0
+  assert "config.model.cpu_library='onednn': there is no" in reply.stderr
+  assert 'Traceback' not in reply.stderr
