@@ -169,5 +169,55 @@ def _norm_spec(direction, x, epsilon, relu):
   )
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def mean_pool(x, shape, over):
+  """Mean of each window; padding counts as zeros.
+
+  Args:
+    x: (batch, height, width, channels), float32 or bfloat16.
+    shape: of x.
+    over: windows.Windows, square.
+
+  Returns:
+    (batch, height', width', channels), the dtype of x.
+  """
+  spec = _pool_spec('forward', x, shape, over)
+  return custom_call.call(spec, jax.ShapeDtypeStruct(spec.result, x.dtype), x)
+
+
+def takes_mean_pool(x, over, platform: str) -> bool:
+  """Whether oneDNN computes means over windows; `mean_pool`'s arguments."""
+  return takes(x, platform) and all(
+    custom_call.supports(_pool_spec(direction, x, x.shape, over))
+    for direction in ('forward', 'backward')
+  )
+
+
+def _mean_pool_forward(x, shape, over):
+  return mean_pool(x, shape, over), None
+
+
+def _mean_pool_backward(shape, over, saved, dy):
+  del saved
+  spec = _pool_spec('backward', dy, shape, over)
+  return (custom_call.call(spec, jax.ShapeDtypeStruct(shape, dy.dtype), dy),)
+
+
+mean_pool.defvjp(_mean_pool_forward, _mean_pool_backward)
+
+
+def _pool_spec(direction, x, shape, over):
+  rows, columns = windows.size(shape[1:3], over)
+  return operations.MeanPoolSpec(
+    direction,
+    jnp.dtype(x.dtype).name,
+    tuple(shape),
+    (shape[0], rows, columns, shape[3]),
+    over.shape[0],
+    over.stride,
+    (*over.pads[0], *over.pads[1]),
+  )
+
+
 def _like(x):
   return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -7,6 +7,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from anp_jax.models.layers import onednn
 from anp_jax.models.layers import windows
 
 
@@ -41,6 +42,8 @@ def avg_pool(
   Arguments and result are those of `max_pool`.
   """
   over = _windows(x, window, stride, padding)
+  if onednn.takes_mean_pool(x, over, platform):
+    return onednn.mean_pool(x, x.shape, over)
   if platform.startswith('cpu'):
     return _avg_pool(x, x.shape, over)
   return nn.avg_pool(x, over.shape, (stride, stride), over.pads)

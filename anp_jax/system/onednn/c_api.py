@@ -15,7 +15,8 @@ _DIMENSIONS = ctypes.c_int64 * 12
 DTYPES = {'float32': 3, 'bfloat16': 2}
 _CPU, _IN_ORDER, _USER_SCRATCHPAD = 1, 1, 1
 FORWARD_TRAINING, BACKWARD = 64, 128  # dnnl_prop_kind_t
-DIRECT = 1  # dnnl_alg_kind_t: the algorithm of a convolution
+# dnnl_alg_kind_t: of a convolution, and of a mean in which padding counts.
+DIRECT, MEAN_WITH_PADDING = 1, 0x2FF
 ANY_LAYOUT = 1  # dnnl_format_tag_t
 SCALE, SHIFT, RELU = 2, 4, 8  # dnnl_normalization_flags_t
 # dnnl_query_t.

@@ -62,6 +62,31 @@ class BatchNormSpec(NamedTuple):
   relu: bool
 
 
+class MeanPoolSpec(NamedTuple):
+  """Means over windows of a map; padding counts as zeros.
+
+  Attributes:
+    direction: 'forward' or 'backward'.
+    dtype: of all arrays; float32 or bfloat16.
+    image: (batch, height, width, channels).
+    result: (batch, height', width', channels).
+    window: pixels a side.
+    stride: pixels, both ways.
+    pads: (top, bottom, left, right).
+  """
+
+  direction: str
+  dtype: str
+  image: tuple[int, ...]
+  result: tuple[int, ...]
+  window: int
+  stride: int
+  pads: tuple[int, ...]
+
+
+Spec = ConvolutionSpec | BatchNormSpec | MeanPoolSpec
+
+
 class Scratch:
   """Temporary memory of one call at a time, as large as any needed so far."""
 
@@ -242,29 +267,78 @@ class BatchNorm:
       self._primitive.run(memory.stream, *places, scratch)
 
 
-def name(spec: ConvolutionSpec | BatchNormSpec) -> str:
+class MeanPool:
+  """One direction of a mean over windows; see `MeanPoolSpec`."""
+
+  def __init__(self, api: c_api.Api, spec: MeanPoolSpec):
+    """Compiles it.
+
+    Raises:
+      OneDnnError: if oneDNN has none, or only its slow reference.
+    """
+    image, result = _maps(api, spec)
+    top, bottom, left, right = spec.pads
+    window = [
+      c_api.dimensions(values)
+      for values in (
+        (spec.stride, spec.stride), (spec.window, spec.window), (0, 0),
+        (top, left), (bottom, right),
+      )
+    ]  # fmt: skip
+    algorithm = ctypes.c_int(c_api.MEAN_WITH_PADDING)
+    forward = description = api.describe(
+      'pooling_forward', ctypes.c_int(c_api.FORWARD_TRAINING), algorithm,
+      image, result, *window,
+    )  # fmt: skip
+    arguments = [(c_api.ARG_SRC, image), (c_api.ARG_DST, result)]
+    if spec.direction == 'backward':
+      description = api.describe(
+        'pooling_backward', algorithm, image, result, *window, forward
+      )
+      arguments = [(c_api.ARG_DIFF_DST, result), (c_api.ARG_DIFF_SRC, image)]
+    self._primitive = _fast(api, spec, description, arguments)
+
+  def run(self, memory: Scratch, *addresses: int) -> None:
+    """Computes a map's means, or the map's gradient from theirs.
+
+    Args:
+      memory: that no other call uses.
+      *addresses: of the argument and the result, contiguous arrays.
+    """
+    scratch = memory.reserve(self._primitive.scratch_bytes)
+    self._primitive.run(memory.stream, *addresses, scratch)
+
+
+_KINDS = {
+  'convolution': (ConvolutionSpec, Convolution),
+  'norm': (BatchNormSpec, BatchNorm),
+  'mean_pool': (MeanPoolSpec, MeanPool),
+}
+
+
+def name(spec: Spec) -> str:
   """Returns the text that names an operation in a compiled program."""
-  kind = 'norm' if isinstance(spec, BatchNormSpec) else 'convolution'
+  (kind,) = (
+    k for k, (spec_type, _) in _KINDS.items() if type(spec) is spec_type
+  )
   return f'{kind} {tuple(spec)!r}'
 
 
-def parse(text: str) -> ConvolutionSpec | BatchNormSpec:
+def parse(text: str) -> Spec:
   """Returns what `name` was given."""
   kind, _, fields = text.partition(' ')
-  spec_type = BatchNormSpec if kind == 'norm' else ConvolutionSpec
-  return spec_type(*ast.literal_eval(fields))
+  return _KINDS[kind][0](*ast.literal_eval(fields))
 
 
 @functools.cache
-def create(api: c_api.Api, text: str) -> Convolution | BatchNorm:
+def create(api: c_api.Api, text: str) -> Convolution | BatchNorm | MeanPool:
   """Returns the operation of a name; it is made once.
 
   Raises:
     OneDnnError: if oneDNN has none.
   """
-  spec = parse(text)
-  operation = BatchNorm if isinstance(spec, BatchNormSpec) else Convolution
-  return operation(api, spec)
+  operation = _KINDS[text.partition(' ')[0]][1]
+  return operation(api, parse(text))
 
 
 def _describe_convolution(api, spec, kernel):
