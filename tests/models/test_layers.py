@@ -12,6 +12,7 @@ import pytest
 from anp_jax.models import layers
 from anp_jax.models import resnet
 from anp_jax.models.layers import convolution
+from anp_jax.system.onednn import library
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 PLATFORMS = ('cpu', 'gpu', 'tpu')  # all are run on this machine's CPU
@@ -385,23 +386,37 @@ def test_ties_in_max_pool_go_where_pytorch_sends_them():
 @pytest.mark.parametrize('plan', POOLS, ids=str)
 @pytest.mark.parametrize('side', [(3, 3), (7, 8)])
 def test_avg_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
+  # Means and sums of at most nine numbers of order one.
+  _check_avg_pool(side, plan, platform, 'float64', 1e-14)
+
+
+@pytest.mark.skipif(library.find() is None, reason='no oneDNN')
+@pytest.mark.parametrize('plan', POOLS, ids=str)
+@pytest.mark.parametrize('side', [(3, 3), (7, 8)])
+def test_avg_pool_by_onednn_equals_numpy(side, plan):
+  # The same in float32.
+  _check_avg_pool(side, plan, 'cpu_onednn', 'float32', 1e-6)
+
+
+def _check_avg_pool(side, plan, platform, dtype, tolerance):
   window, stride, padding = plan
   random = np.random.default_rng(4)
-  x = random.normal(size=(2, *side, 3))
+  x = random.normal(size=(2, *side, 3)).astype(dtype)
   around = _pixels(padding, side, window, stride)
   size, places = _windows(x.shape, window, stride, around)
   padded = _pad(x, around, 0)
-  dy = random.normal(size=(2, *size, 3))
-  want, dx = np.zeros_like(dy), np.zeros_like(padded)
+  dy = random.normal(size=(2, *size, 3)).astype(dtype)
+  want, dx = np.zeros(dy.shape), np.zeros(padded.shape)
   for i, j, rows, columns in places:
     want[:, i, j] = padded[:, rows, columns].mean((1, 2))
     dx[:, rows, columns] += dy[:, None, None, i, j] / window**2
   y, gradients = _with_gradients(
     lambda x: layers.avg_pool(x, window, stride, padding, platform), dy, x
   )
-  # Means and sums of at most nine numbers of order one.
-  np.testing.assert_allclose(y, want, rtol=0, atol=1e-14)
-  np.testing.assert_allclose(gradients, _crop(dx, around), rtol=0, atol=1e-14)
+  np.testing.assert_allclose(y, want, rtol=0, atol=tolerance)
+  np.testing.assert_allclose(
+    gradients, _crop(dx, around), rtol=0, atol=tolerance
+  )
 
 
 @pytest.mark.parametrize('platform', PLATFORMS)
