@@ -88,7 +88,7 @@ def create(spec: run_spec.RunSpec) -> Program:
   optimizer = optimizer_lib.create(*schedule_of)
   strategy = strategy_lib.find(config)
   model = models.create(
-    config, objective.outputs, _target(config, mesh, strategy),
+    config, objective.outputs, target(config, mesh, strategy),
     mesh_lib.DATA if strategy.sums_statistics else None,
   )  # fmt: skip
   init = state_lib.Init(model, optimizer, config)
@@ -118,17 +118,23 @@ def create(spec: run_spec.RunSpec) -> Program:
   )
 
 
-def _target(config, mesh, strategy):
-  """The platform that layers are made for; sets the threads of oneDNN."""
-  target = models.target(config, mesh_lib.platform(mesh))
-  opened = library.find() if target == onednn.PLATFORM else None
+def target(config, mesh, strategy) -> str:
+  """Returns the platform that layers are made for; sets oneDNN's threads.
+
+  Args:
+    config: of the run.
+    mesh: of the run.
+    strategy: of the run.
+  """
+  result = models.target(config, mesh_lib.platform(mesh))
+  opened = library.find() if result == onednn.PLATFORM else None
   if opened:
     devices = len(mesh.local_devices)
     # Bits depend on the number of threads: a strategy may fix it. Else the
     # devices, which compute at one time, share the cores.
     fixed = strategy.xla_settings(config).get('threads')
     opened.threads = fixed or max(1, cores.count() // devices)
-  return target
+  return result
 
 
 def abstract_batch(config, mesh, size: int) -> dict:

@@ -1,22 +1,16 @@
-"""The contestants of `step.py`: our step, and its peers in Flax and PyTorch.
+"""The contestants of `step.py`: our step, and its peer in stock Flax.
 
-The peers' networks, loss and update are the usual ones of each library. A
-library is imported only where one of its steps is made, so that a worker holds
-one of them in memory and not all.
+Those in PyTorch are in `_torch_peers`. The peers' networks, loss and update are
+the usual ones of each library. A library is imported only where one of its
+steps is made, so that a worker holds one of them in memory and not all.
 """
 
 from collections.abc import Callable
 import functools
-import os
 import types
-from typing import Any
 from typing import NamedTuple
 
-_ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-# Of all contestants, ours too.
-RATE, MOMENTUM, DECAY = 1e-3, 0.9, 5e-4
-_MEAN = (123.68, 116.78, 103.94)
-_STD = (58.4, 57.1, 57.4)
+import _cases
 
 
 class Contestant(NamedTuple):
@@ -26,18 +20,22 @@ class Contestant(NamedTuple):
     run: runs that many steps and waits for the last; the first one compiles.
     device_memory: bytes, the most that the accelerator held; 0 on a CPU.
     device: the accelerator's name, or 'cpu'.
+    library: what computes convolutions in XLA's place; '' for nothing.
   """
 
   run: Callable[[int], None]
   device_memory: Callable[[], int]
   device: str
+  library: str = ''
 
 
-def our_maker(cache: str) -> Callable:
+def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
   """Ours: imports what it takes; returns what makes the step of a case.
 
   Args:
     cache: folder of the persistent compilation cache.
+    cpu_library: as config.model.cpu_library. oneDNN is opened here, as PyTorch
+      opens its own when it is imported.
   """
   import jax
 
@@ -48,21 +46,29 @@ def our_maker(cache: str) -> Callable:
   from anp_jax.parallel import mesh as mesh_lib
   from anp_jax.parallel import state as state_lib
   from anp_jax.system import compile_cache
+  from anp_jax.system.onednn import library
+  from anp_jax.training import build
   from anp_jax.training import objective as objective_lib
   from anp_jax.training import optimizer as optimizer_lib
   from anp_jax.training import step as step_lib
 
+  opened = None
+  if jax.default_backend() == 'cpu' and cpu_library != 'xla':
+    opened = library.find()
+
   def make(case):
-    config = _config(case, cache)
+    config = _cases.config(case, cache, cpu_library)
     compile_cache.enable(config)
     mesh = mesh_lib.create(config, jax.devices()[:1])
     source = sources.open_source(config, training=True)
     objective = objective_lib.create(source.vocabulary, config)
     schedule_of = (config, case.batch, len(source), 10**6)
     optimizer = optimizer_lib.create(*schedule_of)
+    strategy = strategy_lib.find(config)
     net = models.create(
-      config, objective.outputs, mesh_lib.platform(mesh), mesh_lib.DATA
-    )
+      config, objective.outputs, build.target(config, mesh, strategy),
+      mesh_lib.DATA,
+    )  # fmt: skip
     # Training is of RGB; a gray image is one channel of it here.
     channels = types.SimpleNamespace(
       init=lambda keys, x, train: net.init(keys, x[..., : case.channels], train)
@@ -77,7 +83,7 @@ def our_maker(cache: str) -> Callable:
       objective=objective,
       optimizer=optimizer,
       schedule=optimizer_lib.schedule(*schedule_of),
-      strategy_step=strategy_lib.find(config).build(config, specs),
+      strategy_step=strategy.build(config, specs),
       abstract_single=abstract_state,
     ).jitted()
     stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
@@ -86,7 +92,8 @@ def our_maker(cache: str) -> Callable:
     feed.close()
     batch['image'] = batch['image'][..., : case.channels]
     state = state_lib.create(init, abstract_state)
-    return jax_contestant(_ahead(step), state, batch)
+    contestant = jax_contestant(_ahead(step), state, batch)
+    return contestant._replace(library=opened.describe() if opened else '')
 
   return make
 
@@ -106,43 +113,6 @@ def _ahead(step):
   return call
 
 
-def _config(case, cache):
-  from anp_jax import config as config_lib
-  from anp_jax.config import command_line
-
-  spec = os.path.join(_ROOT, 'configs', 'resnet_anp.py')
-  config = command_line.load(
-    spec,
-    command_line.applying(
-      spec,
-      {
-        'batch_size': str(case.batch),
-        'compile_cache.dir': cache,
-        'data.image_size': str(case.side),
-        'data.resize': str(case.side),
-        'data.source': 'synthetic',
-        'data.synthetic_classes': str(case.classes),
-        'model.dtype': case.dtype,
-        'model.name': case.model,
-        'model.norm_group': '0',
-        'optimizer.learning_rate': str(RATE),
-        'optimizer.momentum': str(MOMENTUM),
-        'optimizer.name': 'momentum',
-        'optimizer.weight_decay': str(DECAY),
-        'schedule.name': 'constant',
-        'schedule.warmup': '0 steps',
-      },
-    ),
-  )
-  return config_lib.replaced(
-    config,
-    {
-      'data.mean': config.data.mean[: case.channels],
-      'data.std': config.data.std[: case.channels],
-    },
-  )
-
-
 def flax_step(case) -> Contestant:
   """Stock Flax: its own layers, one jit, the state donated."""
   import jax
@@ -156,13 +126,15 @@ def flax_step(case) -> Contestant:
   labels = jax.random.randint(names, (case.batch,), 0, case.classes)
   optimizer = optax.chain(
     optax.add_decayed_weights(
-      DECAY, lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
+      _cases.DECAY, lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
     ),
-    optax.sgd(RATE, MOMENTUM),
+    optax.sgd(_cases.RATE, _cases.MOMENTUM),
   )
 
   def normalised(images):
-    mean, std = (jnp.array(c[: case.channels]) for c in (_MEAN, _STD))
+    mean, std = (
+      jnp.array(c[: case.channels]) for c in (_cases.MEAN, _cases.STD)
+    )
     return ((images.astype('float32') - mean) / std).astype(case.dtype)
 
   @jax.jit
@@ -242,187 +214,35 @@ def flax_network(case):
     x = mean_pool(nn.relu(conv(64, (5, 5))(x)))
     return dense(case.classes)(x.reshape(len(x), -1))
 
-  def resnet50(x, train):
+  def resnet(x, train):
     bare = functools.partial(conv, use_bias=False)
     norm = functools.partial(
       nn.BatchNorm, not train, momentum=0.9, dtype=case.dtype
     )
     around = ((1, 1), (1, 1))
+    bottleneck = case.model == 'resnet50'
+    wider = 4 if bottleneck else 1
     x = bare(64, (7, 7), 2, ((3, 3), (3, 3)))(x)
     x = nn.max_pool(nn.relu(norm()(x)), (3, 3), (2, 2), around)
-    for stage, blocks in enumerate((3, 4, 6, 3)):
+    for stage, blocks in enumerate(_cases.BLOCKS[case.model]):
       for block in range(blocks):
         inside, stride = 64 * 2**stage, 2 if stage and not block else 1
-        y = nn.relu(norm()(bare(inside, (1, 1))(x)))
+        y = x
+        if bottleneck:
+          y = nn.relu(norm()(bare(inside, (1, 1))(y)))
         y = nn.relu(norm()(bare(inside, (3, 3), stride, around)(y)))
-        y = norm()(bare(4 * inside, (1, 1))(y))
-        if not block:
-          x = norm()(bare(4 * inside, (1, 1), stride)(x))
+        last = ((1, 1),) if bottleneck else ((3, 3), 1, around)
+        y = norm()(bare(wider * inside, *last)(y))
+        if x.shape != y.shape:
+          x = norm()(bare(wider * inside, (1, 1), stride)(x))
         x = nn.relu(x + y)
     return dense(case.classes)(x.mean((1, 2)))
 
   class Network(nn.Module):
     @nn.compact
     def __call__(self, images, train: bool):
-      if case.model == 'resnet50':
-        return resnet50(images, train)
+      if case.model in _cases.BLOCKS:
+        return resnet(images, train)
       return {'lenet': lenet, 'cifar10_full': cifar10_full}[case.model](images)
 
   return Network()
-
-
-def torch_step(case, compiled: bool, on_gpu: bool) -> Contestant:
-  """PyTorch: channels last, bfloat16 by autocast, the fused optimizer.
-
-  Args:
-    case: what is trained.
-    compiled: whether forward, loss and backward go through torch.compile; on a
-      GPU with mode='max-autotune'.
-    on_gpu: where JAX computes too; RuntimeError where PyTorch has no GPU.
-  """
-  import torch
-
-  if on_gpu and not torch.cuda.is_available():
-    raise RuntimeError('this PyTorch has no GPU')
-  place = 'cuda' if on_gpu else 'cpu'
-  torch.manual_seed(0)
-  torch.backends.cudnn.benchmark = True
-  # What JAX's default precision is on a GPU.
-  torch.set_float32_matmul_precision('high')
-  last = torch.channels_last
-  net = torch_network(case).to(place, memory_format=last).train()
-  shape = (case.batch, case.channels, case.side, case.side)
-  images = torch.randint(0, 256, shape, dtype=torch.uint8, device=place)
-  images = images.to(memory_format=last)
-  labels = torch.randint(0, case.classes, (case.batch,), device=place)
-  mean, std = (
-    torch.tensor(c[: case.channels], device=place)[:, None, None]
-    for c in (_MEAN, _STD)
-  )
-  kernels = [p for p in net.parameters() if p.ndim > 1]
-  vectors = [p for p in net.parameters() if p.ndim == 1]
-  optimizer = torch.optim.SGD(
-    [{'params': kernels, 'weight_decay': DECAY}, {'params': vectors}],
-    RATE, MOMENTUM, fused=True,
-  )  # fmt: skip
-
-  def loss_of(images, labels):
-    narrow = case.dtype == 'bfloat16'
-    with torch.autocast(place, torch.bfloat16, enabled=narrow):
-      logits = net((images.float() - mean) / std)
-    return torch.nn.functional.cross_entropy(logits.float(), labels)
-
-  if compiled:
-    loss_of = torch.compile(loss_of, mode='max-autotune' if on_gpu else None)
-
-  def run(steps):
-    for _ in range(steps):
-      optimizer.zero_grad()
-      loss_of(images, labels).backward()
-      optimizer.step()
-    if on_gpu:
-      torch.cuda.synchronize()
-
-  if on_gpu:
-    name = torch.cuda.get_device_name()
-    return Contestant(run, torch.cuda.max_memory_allocated, name)
-  return Contestant(run, int, 'cpu')
-
-
-def torch_network(case) -> Any:
-  """The case's network as a torch.nn.Module."""
-  from torch import nn
-
-  if case.model == 'resnet50':
-    return _torch_resnet50(case)
-  if case.model == 'lenet':
-    side = case.side
-    for _ in range(2):
-      side = -(-(side - 4) // 2)
-    return nn.Sequential(
-      nn.Conv2d(case.channels, 20, 5),
-      nn.MaxPool2d(2, ceil_mode=True),
-      nn.Conv2d(20, 50, 5),
-      nn.MaxPool2d(2, ceil_mode=True),
-      nn.Flatten(),
-      nn.Linear(50 * side**2, 500),
-      nn.ReLU(),
-      nn.Linear(500, case.classes),
-    )
-  side = case.side
-  for _ in range(3):
-    side = -(-(side - 1) // 2)
-  return nn.Sequential(
-    nn.Conv2d(case.channels, 32, 5, padding=2),
-    nn.MaxPool2d(3, 2, ceil_mode=True),
-    nn.ReLU(),
-    _torch_response(),
-    nn.Conv2d(32, 32, 5, padding=2),
-    nn.ReLU(),
-    nn.AvgPool2d(3, 2, ceil_mode=True),
-    _torch_response(),
-    nn.Conv2d(32, 64, 5, padding=2),
-    nn.ReLU(),
-    nn.AvgPool2d(3, 2, ceil_mode=True),
-    nn.Flatten(),
-    nn.Linear(64 * side**2, case.classes),
-  )
-
-
-def _torch_response():
-  from torch import nn
-
-  class Response(nn.Module):
-    def forward(self, x):
-      mean = nn.functional.avg_pool2d(x * x, 3, 1, 1)
-      return x * (1 + 5e-5 * mean) ** -0.75
-
-  return Response()
-
-
-def _torch_resnet50(case):
-  from torch import nn
-
-  def convolution(inputs, features, size, stride=1):
-    padding = (size - 1) // 2
-    return (
-      nn.Conv2d(inputs, features, size, stride, padding, bias=False),
-      nn.BatchNorm2d(features),
-    )
-
-  class Block(nn.Module):
-    def __init__(self, inputs, inside, stride):
-      super().__init__()
-      self.body = nn.Sequential(
-        *convolution(inputs, inside, 1),
-        nn.ReLU(inplace=True),
-        *convolution(inside, inside, 3, stride),
-        nn.ReLU(inplace=True),
-        *convolution(inside, 4 * inside, 1),
-      )
-      self.shortcut = nn.Identity()
-      if inputs != 4 * inside:
-        self.shortcut = nn.Sequential(
-          *convolution(inputs, 4 * inside, 1, stride)
-        )
-
-    def forward(self, x):
-      return nn.functional.relu_(self.body(x) + self.shortcut(x))
-
-  layers = [
-    *convolution(case.channels, 64, 7, 2),
-    nn.ReLU(inplace=True),
-    nn.MaxPool2d(3, 2, 1),
-  ]
-  inputs = 64
-  for stage, blocks in enumerate((3, 4, 6, 3)):
-    for block in range(blocks):
-      inside = 64 * 2**stage
-      layers.append(Block(inputs, inside, 2 if stage and not block else 1))
-      inputs = 4 * inside
-  return nn.Sequential(
-    *layers,
-    nn.AdaptiveAvgPool2d(1),
-    nn.Flatten(),
-    nn.Linear(inputs, case.classes),
-  )

@@ -1,0 +1,113 @@
+"""What the benchmarks of steps and of convolutions train."""
+
+from collections.abc import Mapping
+import dataclasses
+import os
+
+_ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
+# Of all contestants, ours too.
+RATE, MOMENTUM, DECAY = 1e-3, 0.9, 5e-4
+# Of the peers' pixels, and ResNets' blocks a stage.
+MEAN = (123.68, 116.78, 103.94)
+STD = (58.4, 57.1, 57.4)
+BLOCKS = {'resnet18': (2, 2, 2, 2), 'resnet50': (3, 4, 6, 3)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """What is trained.
+
+  Attributes:
+    model: as config.model.name.
+    side: pixels a side of the images.
+    batch: images a step.
+    norm_group: as config.model.norm_group, ours alone; peers have no groups.
+    goals: contestant, or 'torch' for the faster of PyTorch's, to how many times
+      as fast as that ours is to be.
+    memory_goals: 'memory' and 'stepping_memory' to how much more than PyTorch's
+      ours may be.
+  """
+
+  model: str
+  side: int
+  batch: int
+  dtype: str = 'float32'
+  channels: int = 3
+  classes: int = 1000
+  norm_group: int = 0
+  goals: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  memory_goals: Mapping[str, float] = dataclasses.field(
+    default_factory=lambda: {'memory': 1.2, 'stepping_memory': 1.15}
+  )
+
+
+CASES = {
+  'resnet50_64': Case(
+    'resnet50', 64, 32, goals={'flax': 3.5, 'torch': 1.1}
+  ),
+  'resnet50_224': Case(
+    'resnet50', 224, 8, goals={'flax': 3.5, 'torch': 1.05}
+  ),
+  'resnet50_64_bfloat16': Case(
+    'resnet50', 64, 32, 'bfloat16', goals={'torch': 1.0}
+  ),
+  'resnet50_224_bfloat16': Case(
+    'resnet50', 224, 8, 'bfloat16',
+    goals={'flax': 3.5, 'torch': 1.0, 'float32': 1.7},
+  ),
+  # As configs/resnet_anp.py:demo, of 60 pairs.
+  'resnet18_demo': Case(
+    'resnet18', 48, 64, classes=60, norm_group=32, goals={'xla': 1.3}
+  ),
+  'lenet': Case(
+    'lenet', 28, 64, channels=1, classes=10, goals={'torch': 1.05}
+  ),
+  'cifar10_full': Case(
+    'cifar10_full', 32, 100, classes=10, goals={'torch': 1.05}
+  ),
+  'resnet50_gpu': Case(
+    'resnet50', 224, 256, 'bfloat16', goals={'torch': 1.0}
+  ),
+  'tiny': Case('lenet', 16, 4, classes=10),  # for tests
+}  # fmt: skip
+
+
+def config(case: Case, cache: str = '', cpu_library: str = 'auto'):
+  """The config of a run that trains a case.
+
+  Args:
+    case: what is trained.
+    cache: folder of the persistent compilation cache; '': as by default.
+    cpu_library: as config.model.cpu_library.
+  """
+  from anp_jax import config as config_lib
+  from anp_jax.config import command_line
+
+  spec = os.path.join(_ROOT, 'configs', 'resnet_anp.py')
+  keys = {
+    'batch_size': str(case.batch),
+    'data.image_size': str(case.side),
+    'data.resize': str(case.side),
+    'data.source': 'synthetic',
+    'data.synthetic_classes': str(case.classes),
+    'model.cpu_library': cpu_library,
+    'model.dtype': case.dtype,
+    'model.name': case.model,
+    'model.norm_group': str(case.norm_group),
+    'optimizer.learning_rate': str(RATE),
+    'optimizer.momentum': str(MOMENTUM),
+    'optimizer.name': 'momentum',
+    'optimizer.weight_decay': str(DECAY),
+    'schedule.name': 'constant',
+    'schedule.warmup': '0 steps',
+  }
+  if cache:
+    keys['compile_cache.dir'] = cache
+  result = command_line.load(spec, command_line.applying(spec, keys))
+  return config_lib.replaced(
+    result,
+    {
+      'data.mean': result.data.mean[: case.channels],
+      'data.std': result.data.std[: case.channels],
+    },
+  )

@@ -1,0 +1,201 @@
+"""Contestants that take turns: processes, environments, rounds, ratios.
+
+Each contestant is a process of its own, which sleeps while another takes its
+turn. So that no one is always first after another, a round has them in an order
+by chance. A ratio is of one round.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+import _common  # noqa: F401 - puts the repository's root on the path
+
+from anp_jax.system import xla_flags
+
+_ENVIRONMENT = {
+  # Several workers share a GPU, and none may take all of its memory.
+  'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
+  # An error's last line is to be its own.
+  'JAX_TRACEBACK_FILTERING': 'off',
+}
+
+
+class Lost(RuntimeError):
+  """A worker ended without an answer."""
+
+
+class Worker:
+  """A process that holds one contestant, asleep until it is asked.
+
+  Attributes:
+    ready: its first answer.
+  """
+
+  def __init__(
+    self, script: str, arguments: Sequence[str], environment: dict[str, str]
+  ):
+    """Starts `script --worker ARGUMENTS`, and waits for its first answer.
+
+    Raises:
+      Lost: if it ends before.
+    """
+    self._errors = tempfile.TemporaryFile('w+')
+    self._process = subprocess.Popen(
+      [sys.executable, os.path.abspath(script), '--worker', *arguments],
+      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+      text=True, env=environment,
+    )  # fmt: skip
+    try:
+      self.ready = self._answer()
+    except BaseException:
+      self.close()
+      raise
+
+  def ask(self, **question) -> dict:
+    """Sends a question, and waits for its answer.
+
+    Raises:
+      Lost: if the process ends before.
+    """
+    with contextlib.suppress(BrokenPipeError):  # the answer says why
+      self._process.stdin.write(json.dumps(question) + '\n')
+      self._process.stdin.flush()
+    return self._answer()
+
+  def close(self):
+    """Ends the process."""
+    self._process.kill()
+    self._process.communicate()
+    self._errors.close()
+
+  def _answer(self):
+    line = self._process.stdout.readline()
+    if not line:
+      self._errors.seek(0)
+      lines = [x for x in self._errors.read().splitlines() if x.strip()]
+      raise Lost(lines[-1] if lines else 'it ended without a word')
+    return json.loads(line)
+
+
+def questions() -> tuple[Iterator[dict], Callable]:
+  """A worker's side: the questions, and a function (**values) that answers.
+
+  What libraries print goes to standard error from here on, for it must not get
+  between the answers.
+  """
+  answers = os.fdopen(os.dup(1), 'w')
+  os.dup2(2, 1)
+
+  def answer(**values):
+    print(json.dumps(values), file=answers, flush=True)
+
+  return (json.loads(line) for line in sys.stdin), answer
+
+
+def environment(
+  ours: bool, max_isa: str = '', extra: dict | None = None
+) -> dict[str, str]:  # fmt: skip
+  """Variables of a worker: main.py's settings of XLA are ours alone.
+
+  Args:
+    ours: whether the contestant is ours.
+    max_isa: the newest instructions that it may use, see `older_cpu`.
+    extra: further variables.
+  """
+  result = os.environ | _ENVIRONMENT | (extra or {})
+  if max_isa:
+    older_cpu(result, max_isa)
+  # The allocator's are everyone's, for they make PyTorch quicker too.
+  xla_flags.use_huge_pages(result, restart=lambda *_: None)
+  if ours:
+    xla_flags.enable(result)
+  return result
+
+
+def older_cpu(variables: dict[str, str], max_isa: str) -> None:
+  """Makes libraries compute as on a CPU with older instructions.
+
+  All contestants alike: with ours alone held back, a ratio to PyTorch would say
+  nothing. oneDNN's variable is read by ours and by PyTorch's, the others are
+  XLA's, PyTorch's own and MKL's. XLA's YNNPACK, which multiplies its matrices,
+  asks the CPU itself and stays as fast as it is: ours without oneDNN, and Flax,
+  look better here than they would be.
+
+  Args:
+    variables: of the environment; changed.
+    max_isa: as oneDNN and XLA name it, such as AVX2.
+  """
+  flags = variables.get('XLA_FLAGS', '')
+  variables['XLA_FLAGS'] = f'{flags} --xla_cpu_max_isa={max_isa}'.strip()
+  variables['ONEDNN_MAX_CPU_ISA'] = max_isa
+  variables['ATEN_CPU_CAPABILITY'] = max_isa.lower()
+  variables['MKL_ENABLE_INSTRUCTIONS'] = max_isa
+
+
+def rounds(contestants: Sequence[str], count: int) -> Iterator[list[str]]:
+  """Yields each round's order, by chance, the same in every run."""
+  random_order = random.Random(0)
+  for _ in range(count):
+    order = list(contestants)
+    random_order.shuffle(order)
+    yield order
+
+
+class Over(NamedTuple):
+  """How many times as fast as another one contestant is.
+
+  Attributes:
+    median, lowest: of the rounds' ratios.
+    quartiles: (lower, upper), between which half of the rounds lie.
+  """
+
+  median: float
+  lowest: float
+  quartiles: tuple[float, float]
+
+
+def over(seconds: Sequence[float], peer_seconds: Sequence[float]) -> Over:
+  """Compares seconds, round by round, with another contestant's."""
+  ratios = [b / a for a, b in zip(seconds, peer_seconds, strict=True)]
+  low, high = ratios[0], ratios[0]
+  if len(ratios) > 1:
+    low, _, high = statistics.quantiles(ratios, n=4, method='inclusive')
+  return Over(statistics.median(ratios), min(ratios), (low, high))
+
+
+def row(label: str, ratio: float | Over, goal: float = 0) -> tuple:
+  """One line of a table: median, lowest, quartiles, the goal, whether met.
+
+  Args:
+    label: what is compared.
+    ratio: of one measurement, or of rounds.
+    goal: 0: none; a negative one is not to be exceeded.
+  """
+  median, spread = ratio, ('', '')
+  if isinstance(ratio, Over):
+    low, high = ratio.quartiles
+    median, spread = (
+      ratio.median,
+      (f'{ratio.lowest:.2f}', f'{low:.2f}-{high:.2f}'),
+    )
+  good = median >= goal if goal > 0 else median <= -goal
+  return (
+    label,
+    f'{median:.2f}',
+    *spread,
+    f'{">=" if goal > 0 else "<="} {abs(goal)}' if goal else '',
+    ('met' if good else 'missed') if goal else '',
+  )
+
+
+HEADING = ('median', 'lowest', 'quartiles', 'goal', '')

@@ -1,0 +1,114 @@
+"""The side of `step.py` that computes: a process that holds one contestant."""
+
+import collections
+from collections.abc import Callable
+import dataclasses
+import glob
+import os
+import time
+
+import _cases
+import _contest
+import _peers
+import _torch_peers
+
+
+def work(contestant: str, case: _cases.Case, cache: str, on: str):
+  """Makes a contestant's step; answers each question with one line.
+
+  Args:
+    contestant: 'ours' or a peer, as `step.py` names them.
+    case: what is trained.
+    cache: folder of the persistent compilation cache.
+    on: platform.
+  """
+  questions, answer = _contest.questions()
+  make = _maker(contestant, cache, on)
+  before = _memory('VmRSS')
+  candidate = make(case)
+  first = _seconds(candidate, 1)
+  candidate.run(1)
+  step = min(_seconds(candidate, 1) for _ in range(2))
+  peak_memory = _memory('VmHWM')
+  with open('/proc/self/clear_refs', 'w') as f:
+    f.write('5')  # forgets VmHWM
+  answer(
+    first=first, step=step, device=candidate.device, library=candidate.library
+  )
+  for question in questions:
+    if question['what'] == 'steps':
+      answer(seconds=_seconds(candidate, question['steps']))
+    elif question['what'] == 'memory':
+      now = _memory('VmHWM')
+      if on == 'cpu':
+        most = max(peak_memory, now)
+        answer(memory=most - before, stepping_memory=now - before)
+      else:
+        answer(memory=candidate.device_memory())
+    else:
+      answer(operations=_profile(candidate, question['to']))
+
+
+def _maker(contestant, cache, on) -> Callable:
+  """Imports a contestant's library; returns what makes its step."""
+  if contestant.startswith('torch'):
+    import torch  # noqa: F401
+
+    choices = (contestant == 'torch_compile', on != 'cpu')
+    return lambda case: _torch_peers.step(case, *choices)
+  import flax.linen  # noqa: F401
+  import jax
+  import optax  # noqa: F401
+
+  jax.devices()
+  if contestant == 'flax':
+    return _peers.flax_step
+  make = _peers.our_maker(cache, 'xla' if contestant == 'xla' else 'auto')
+  if contestant == 'float32':
+    return lambda case: make(dataclasses.replace(case, dtype='float32'))
+  return make
+
+
+def _seconds(candidate, steps):
+  start = time.perf_counter()
+  candidate.run(steps)
+  return time.perf_counter() - start
+
+
+def _memory(field) -> int:
+  """Bytes of this process: VmRSS now, VmHWM the most there has been.
+
+  Not getrusage: its maximum is inherited from the process that started this.
+  """
+  with open('/proc/self/status') as f:
+    line = next(line for line in f if line.startswith(field + ':'))
+  return int(line.split()[1]) * 1024
+
+
+def _profile(candidate, folder):
+  """Records a trace; the operations that took longest, with their shares."""
+  import jax
+
+  with jax.profiler.trace(folder):
+    candidate.run(3)
+  files = glob.glob(os.path.join(folder, '**', '*.xplane.pb'), recursive=True)
+  data = jax.profiler.ProfileData.from_file(max(files, key=os.path.getmtime))
+  totals = collections.Counter()
+  for event in operations(data):
+    totals[event.name] += event.duration_ns
+  return [(n, t / totals.total()) for n, t in totals.most_common(10)]
+
+
+def operations(data):
+  """A trace's events that are one operation of a compiled program each.
+
+  On a GPU they lie on the streams of the device's plane, on a CPU on the
+  threads of the host's; other lines repeat them as modules and steps.
+  """
+  planes = list(data.planes)
+  devices = [p for p in planes if p.name.startswith('/device:')]
+  for plane in devices or planes:
+    for line in plane.lines:
+      for event in line.events:
+        if any(key == 'hlo_op' for key, _ in event.stats):
+          yield event

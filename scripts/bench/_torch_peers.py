@@ -1,0 +1,175 @@
+"""The contestants of `step.py` and `predict.py` in PyTorch."""
+
+from typing import Any
+
+import _cases
+import _peers
+
+
+def step(case, compiled: bool, on_gpu: bool) -> _peers.Contestant:
+  """PyTorch: channels last, bfloat16 by autocast, the fused optimizer.
+
+  Args:
+    case: what is trained.
+    compiled: whether forward, loss and backward go through torch.compile; on a
+      GPU with mode='max-autotune'.
+    on_gpu: where JAX computes too; RuntimeError where PyTorch has no GPU.
+  """
+  import torch
+
+  if on_gpu and not torch.cuda.is_available():
+    raise RuntimeError('this PyTorch has no GPU')
+  place = 'cuda' if on_gpu else 'cpu'
+  torch.manual_seed(0)
+  torch.backends.cudnn.benchmark = True
+  # What JAX's default precision is on a GPU.
+  torch.set_float32_matmul_precision('high')
+  last = torch.channels_last
+  net = network(case).to(place, memory_format=last).train()
+  shape = (case.batch, case.channels, case.side, case.side)
+  images = torch.randint(0, 256, shape, dtype=torch.uint8, device=place)
+  images = images.to(memory_format=last)
+  labels = torch.randint(0, case.classes, (case.batch,), device=place)
+  mean, std = (
+    torch.tensor(c[: case.channels], device=place)[:, None, None]
+    for c in (_cases.MEAN, _cases.STD)
+  )
+  kernels = [p for p in net.parameters() if p.ndim > 1]
+  vectors = [p for p in net.parameters() if p.ndim == 1]
+  optimizer = torch.optim.SGD(
+    [{'params': kernels, 'weight_decay': _cases.DECAY}, {'params': vectors}],
+    _cases.RATE, _cases.MOMENTUM, fused=True,
+  )  # fmt: skip
+
+  def loss_of(images, labels):
+    narrow = case.dtype == 'bfloat16'
+    with torch.autocast(place, torch.bfloat16, enabled=narrow):
+      logits = net((images.float() - mean) / std)
+    return torch.nn.functional.cross_entropy(logits.float(), labels)
+
+  if compiled:
+    loss_of = torch.compile(loss_of, mode='max-autotune' if on_gpu else None)
+
+  def run(steps):
+    for _ in range(steps):
+      optimizer.zero_grad()
+      loss_of(images, labels).backward()
+      optimizer.step()
+    if on_gpu:
+      torch.cuda.synchronize()
+
+  if on_gpu:
+    name = torch.cuda.get_device_name()
+    return _peers.Contestant(run, torch.cuda.max_memory_allocated, name)
+  return _peers.Contestant(run, int, 'cpu')
+
+
+def network(case) -> Any:
+  """The case's network as a torch.nn.Module."""
+  from torch import nn
+
+  if case.model in _cases.BLOCKS:
+    return _resnet(case)
+  if case.model == 'lenet':
+    side = case.side
+    for _ in range(2):
+      side = -(-(side - 4) // 2)
+    return nn.Sequential(
+      nn.Conv2d(case.channels, 20, 5),
+      nn.MaxPool2d(2, ceil_mode=True),
+      nn.Conv2d(20, 50, 5),
+      nn.MaxPool2d(2, ceil_mode=True),
+      nn.Flatten(),
+      nn.Linear(50 * side**2, 500),
+      nn.ReLU(),
+      nn.Linear(500, case.classes),
+    )
+  side = case.side
+  for _ in range(3):
+    side = -(-(side - 1) // 2)
+  return nn.Sequential(
+    nn.Conv2d(case.channels, 32, 5, padding=2),
+    nn.MaxPool2d(3, 2, ceil_mode=True),
+    nn.ReLU(),
+    _response(),
+    nn.Conv2d(32, 32, 5, padding=2),
+    nn.ReLU(),
+    nn.AvgPool2d(3, 2, ceil_mode=True),
+    _response(),
+    nn.Conv2d(32, 64, 5, padding=2),
+    nn.ReLU(),
+    nn.AvgPool2d(3, 2, ceil_mode=True),
+    nn.Flatten(),
+    nn.Linear(64 * side**2, case.classes),
+  )
+
+
+def _response():
+  from torch import nn
+
+  class Response(nn.Module):
+    def forward(self, x):
+      mean = nn.functional.avg_pool2d(x * x, 3, 1, 1)
+      return x * (1 + 5e-5 * mean) ** -0.75
+
+  return Response()
+
+
+def _resnet(case):
+  from torch import nn
+
+  bottleneck = case.model == 'resnet50'
+  wider = 4 if bottleneck else 1
+
+  def convolution(inputs, features, size, stride=1):
+    padding = (size - 1) // 2
+    return (
+      nn.Conv2d(inputs, features, size, stride, padding, bias=False),
+      nn.BatchNorm2d(features),
+    )
+
+  def body(inputs, inside, stride):
+    if not bottleneck:
+      return nn.Sequential(
+        *convolution(inputs, inside, 3, stride),
+        nn.ReLU(inplace=True),
+        *convolution(inside, inside, 3),
+      )
+    return nn.Sequential(
+      *convolution(inputs, inside, 1),
+      nn.ReLU(inplace=True),
+      *convolution(inside, inside, 3, stride),
+      nn.ReLU(inplace=True),
+      *convolution(inside, wider * inside, 1),
+    )
+
+  class Block(nn.Module):
+    def __init__(self, inputs, inside, stride):
+      super().__init__()
+      self.body = body(inputs, inside, stride)
+      self.shortcut = nn.Identity()
+      if inputs != wider * inside or stride > 1:
+        self.shortcut = nn.Sequential(
+          *convolution(inputs, wider * inside, 1, stride)
+        )
+
+    def forward(self, x):
+      return nn.functional.relu_(self.body(x) + self.shortcut(x))
+
+  layers = [
+    *convolution(case.channels, 64, 7, 2),
+    nn.ReLU(inplace=True),
+    nn.MaxPool2d(3, 2, 1),
+  ]
+  inputs = 64
+  for stage, blocks in enumerate(_cases.BLOCKS[case.model]):
+    for block in range(blocks):
+      inside = 64 * 2**stage
+      layers.append(Block(inputs, inside, 2 if stage and not block else 1))
+      inputs = wider * inside
+  return nn.Sequential(
+    *layers,
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(inputs, case.classes),
+  )
