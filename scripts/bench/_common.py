@@ -23,6 +23,12 @@ def show(title: str, rows: list[tuple], ratios: dict, file=None) -> None:
     ratios: name to number.
     file: where to; None: standard output.
   """
+  show_table(title, rows, file)
+  show_ratios(ratios, file)
+
+
+def show_table(title: str, rows: list[tuple], file=None) -> None:
+  """Prints a table; the arguments are `show`'s."""
   print(
     f'{title} ({len(os.sched_getaffinity(0))} cores, {platform.machine()})',
     file=file,
@@ -32,6 +38,10 @@ def show(title: str, rows: list[tuple], ratios: dict, file=None) -> None:
     first, *rest = (str(c) for c in row)
     cells = [c.rjust(w) for c, w in zip(rest, widths[1:])]
     print('  '.join([first.ljust(widths[0]), *cells]), file=file)
+
+
+def show_ratios(ratios: dict, file=None) -> None:
+  """Prints numbers by name as one line of JSON."""
   print(json.dumps({k: round(v, 4) for k, v in ratios.items()}), file=file)
 
 
