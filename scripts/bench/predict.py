@@ -1,15 +1,25 @@
-"""Times naming image files here and in PyTorch, in one run.
+"""Times naming image files here, in PyTorch and in ONNX Runtime, in one run.
 
-  python scripts/bench/predict.py [--rounds=5] [--files=64] [--side=224]
+  python scripts/bench/predict.py [--rounds=8] [--files=64] [--side=224]
+    [--dtype=float32,bfloat16] [--what=files,network]
   python scripts/bench/predict.py --memory
 
 ResNet-50 of 1,000 classes with random weights, JPEG files of 500 x 375 pixels,
 from the file to the best five names: ours is what `python -m anp_jax.predict`
-runs. PyTorch's is in eval mode, channels last, under inference_mode, fed by as
-many threads that decode, resize and crop with Pillow. Each contestant is a
-process of its own, asleep while the other takes its turn. Batch sizes are tried
-first, and each goes on with its best; a ratio is of one round, and the table's
-its median. `network` is without files: one batch that lies in memory.
+runs, on a CPU with oneDNN where it is found. Peers are fed by as many threads
+that decode, resize and crop with Pillow:
+
+  torch_eager    PyTorch in eval mode, channels last, under inference_mode; for
+                 bfloat16 the network itself is converted
+  torch_compile  the same through torch.compile
+  torch          whichever of the two was the faster
+  onnx           the same network in ONNX Runtime, where it is installed
+
+Each contestant is a process of its own, asleep while the others take their
+turns, in an order by chance. Batch sizes are tried first, with the network
+alone, and each contestant goes on with its best; a ratio is of one round, and
+the table has the median, the lowest and the quartiles. `network` is without
+files: one batch that lies in memory, from pixels to numbers of the best five.
 
 --memory names 1,000 and 10,000 small files by the command itself, with a tiny
 network, and compares the most memory that it held.
@@ -17,11 +27,9 @@ network, and compares the most memory that it held.
 
 import argparse
 import collections
-from concurrent import futures
-import contextlib
+import importlib.util
 import io
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -30,36 +38,52 @@ import time
 import types
 
 import _common
+import _contest
+import _predict_peers
 import numpy as np
 
-from anp_jax.system import xla_flags
-
-_SIZES = (4, 8, 16, 32)  # of batches
-_GOAL, _MEMORY_GOAL = 1.0, 1.05
-_CLASSES, _TOP = 1000, 5
+_PEERS = ('torch_eager', 'torch_compile', 'onnx')
+_LABELS = {'files': 'from files to names', 'network': 'network alone'}
+_GOALS = {
+  ('network', 'float32'): 1.1, ('network', 'bfloat16'): 1.0,
+  ('files', 'float32'): 1.0, ('files', 'bfloat16'): 1.0,
+}  # fmt: skip
+_MEMORY_GOAL = 1.05
+_TOP = 5
 
 
 def main():
   """Measures speed, or memory."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--rounds', type=int, default=5)
+  parser.add_argument('--rounds', type=int, default=8)
   parser.add_argument('--files', type=int, default=64, help='a turn')
   parser.add_argument('--side', type=int, default=224)
-  parser.add_argument('--model', default='resnet50', help='ours; to try out')
+  parser.add_argument('--sizes', default='4,8,16,32', help='of batches')
+  parser.add_argument('--dtype', default='float32,bfloat16')
+  parser.add_argument('--what', default=','.join(_LABELS))
+  parser.add_argument('--peers', default=','.join(_PEERS))
+  parser.add_argument('--model', default='resnet50', help='or resnet18')
+  parser.add_argument('--max-isa', default='', help='such as AVX2')
   parser.add_argument('--memory', action='store_true')
   parser.add_argument('--counts', type=int, nargs=2, default=(1000, 10000))
-  parser.add_argument('--worker', nargs=4, help=argparse.SUPPRESS)
+  parser.add_argument('--worker', nargs=5, help=argparse.SUPPRESS)
   flags = parser.parse_args()
-  if flags.files % max(_SIZES):
-    parser.error(f'--files={flags.files}: expected a multiple of {max(_SIZES)}')
   if flags.worker:
     _work(*flags.worker)
-  elif flags.memory:
+    return
+  sizes = [int(size) for size in flags.sizes.split(',')]
+  if any(flags.files % size for size in sizes):
+    parser.error(f'--files={flags.files}: expected a multiple of {sizes}')
+  if flags.memory:
     _memory(flags.counts)
-  else:
-    with tempfile.TemporaryDirectory() as folder:
-      _write_files(folder, flags.files, (500, 375))
-      _speed(flags, folder)
+    return
+  rows = [('naming files', *_contest.HEADING)]
+  ratios = {}
+  with tempfile.TemporaryDirectory() as folder:
+    _write_files(folder, flags.files, (500, 375))
+    for dtype in flags.dtype.split(','):
+      _speed(flags, folder, dtype, rows, ratios)
+  _common.show('ours over its peers', rows, ratios)
 
 
 def _write_files(folder, count, size):
@@ -81,98 +105,98 @@ def _write_files(folder, count, size):
       f.write(photographs[i % len(photographs)])
 
 
-def _speed(flags, folder):
-  workers = {
-    name: _Worker(name, folder, str(flags.side), flags.model)
-    for name in ('ours', 'torch')
-  }
+def _speed(flags, folder, dtype, rows, ratios):
+  """One dtype: starts, batch sizes, rounds, and its lines of the table."""
+  workers = _start(flags, folder, dtype)
+  sizes = [int(size) for size in flags.sizes.split(',')]
   try:
     best = {}
     for name, worker in workers.items():
       rates = {}
-      for size in _SIZES:
-        worker.ask(what='files', size=size, count=2 * size)  # compiles
-        seconds = worker.ask(what='files', size=size, count=flags.files)
-        rates[size] = flags.files / seconds
+      for size in sizes:
+        worker.ask(what='network', size=size, count=2 * size)  # compiles
+        reply = worker.ask(what='network', size=size, count=flags.files)
+        rates[size] = flags.files / reply['seconds']
       best[name] = max(rates, key=rates.get)
+      ratios[f'{dtype}_{name}_batch_size'] = best[name]
       tried = ', '.join(f'{k}: {v:.1f}' for k, v in rates.items())
-      print(f'{name}: images/s by batch size: {tried}', flush=True)
-    rows = [('naming files, resnet50', 'median', 'lowest', 'goal', '')]
-    ratios = {f'{name}_batch_size': size for name, size in best.items()}
-    for what, label in (
-      ('files', 'from files to names'), ('network', 'network alone'),
-    ):  # fmt: skip
+      print(f'{dtype}: {name}: images/s by batch size: {tried}', flush=True)
+    for what in flags.what.split(','):
       seconds = {name: [] for name in workers}
-      for i in range(flags.rounds):
-        # Every other round backwards: no one is always first.
-        for name in list(workers)[:: -1 if i % 2 else 1]:
-          seconds[name].append(
-            workers[name].ask(what=what, size=best[name], count=flags.files)
+      for order in _contest.rounds(list(workers), flags.rounds):
+        for name in order:
+          reply = workers[name].ask(
+            what=what, size=best[name], count=flags.files
           )
-      _show(rows, ratios, what, label, seconds, flags.files)
+          seconds[name].append(reply['seconds'])
+      _show(rows, ratios, (what, dtype), seconds, flags.files)
   finally:
     for worker in workers.values():
       worker.close()
-  _common.show('ours over PyTorch', rows, ratios)
 
 
-def _show(rows, ratios, what, label, seconds, count):
+def _start(flags, folder, dtype):
+  """The contestants that can compute here, by name."""
+  workers = {}
+  for name in ('ours', *flags.peers.split(',')):
+    needed = _needed(name)
+    missing = [m for m in needed if importlib.util.find_spec(m) is None]
+    if missing:
+      print(f'skipped: {dtype}: {name}: no {", ".join(missing)} here')
+      continue
+    arguments = [name, folder, str(flags.side), flags.model, dtype]
+    variables = _contest.environment(name == 'ours', flags.max_isa)
+    try:
+      workers[name] = _contest.Worker(__file__, arguments, variables)
+    except _contest.Lost as e:
+      if name == 'ours':
+        raise
+      print(f'skipped: {dtype}: {name}: {e}')
+  library = workers['ours'].ready['library'] or 'XLA alone'
+  print(f'{dtype}: ours computes with {library}', flush=True)
+  return workers
+
+
+def _needed(name):
+  if name == 'onnx':
+    return ['torch', 'onnx', 'onnxruntime']
+  return ['torch'] if name.startswith('torch') else []
+
+
+def _show(rows, ratios, which, seconds, count):
+  what, dtype = which
+  label = f'{dtype}, {_LABELS[what]}'
   for name, times in seconds.items():
     rate, lowest = (count / f(times) for f in (_common.median, max))
-    ratios[f'{what}_{name}_images_per_second'] = rate
+    ratios[f'{dtype}_{what}_{name}_images_per_second'] = rate
     rows.append((
-      f'{label}: {name}, images/s', f'{rate:.1f}', f'{lowest:.1f}', '', '',
+      f'{label}: {name}, images/s', f'{rate:.1f}', f'{lowest:.1f}', '', '', '',
     ))  # fmt: skip
-  over = [b / a for a, b in zip(seconds['ours'], seconds['torch'])]
-  ratio = _common.median(over)
-  ratios[f'{what}_over_torch'] = ratio
-  rows.append((
-    f'{label}: times as fast', f'{ratio:.2f}', f'{min(over):.2f}',
-    f'>= {_GOAL}', 'met' if ratio >= _GOAL else 'missed',
-  ))  # fmt: skip
+  torches = [name for name in seconds if name.startswith('torch')]
+  faster = min(torches, key=lambda n: _common.median(seconds[n]), default='')
+  for name in list(seconds)[1:]:
+    over = _contest.over(seconds['ours'], seconds[name])
+    ratios[f'{dtype}_{what}_over_{name}'] = over.median
+    text, goal = f'{label}: times as fast as {name}', 0
+    if name == faster:
+      ratios[f'{dtype}_{what}_over_torch'] = over.median
+      text, goal = f'{text}, the faster torch', _GOALS.get(which, 0)
+    rows.append(_contest.row(text, over, goal))
 
 
-class _Worker:
-  """A process that holds one contestant, asleep until it is asked."""
-
-  def __init__(self, *arguments):
-    environment = dict(os.environ)
-    # The allocator's settings make PyTorch quicker too; XLA's are ours alone.
-    xla_flags.use_huge_pages(environment, restart=lambda *_: None)
-    if arguments[0] == 'ours':
-      xla_flags.enable(environment)
-    self._process = subprocess.Popen(
-      [sys.executable, os.path.abspath(__file__), '--worker', *arguments],
-      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-      env=environment,
-    )  # fmt: skip
-
-  def ask(self, **question) -> float:
-    with contextlib.suppress(BrokenPipeError):
-      self._process.stdin.write(json.dumps(question) + '\n')
-      self._process.stdin.flush()
-    line = self._process.stdout.readline()
-    if not line:
-      sys.exit('a contestant ended without an answer')
-    return json.loads(line)
-
-  def close(self):
-    self._process.kill()
-    self._process.communicate()
-
-
-def _work(name, folder, side, model):
-  """A worker: answers each line of its input with seconds."""
-  answers = os.fdopen(os.dup(1), 'w')
-  os.dup2(2, 1)
-  make = _ours if name == 'ours' else _torch
-  contestant = make(int(side), model)
+def _work(name, folder, side, model, dtype):
+  """A worker: answers each question with seconds."""
+  questions, answer = _contest.questions()
+  if name == 'ours':
+    contestant = _ours(int(side), model, dtype)
+  else:
+    contestant = _predict_peers.create(name, int(side), model, dtype, _TOP)
+  # What the network cannot compute is said at the start.
+  contestant.network(1, 1)
+  answer(library=contestant.library)
   paths = sorted(os.path.join(folder, f) for f in os.listdir(folder))
-  for line in sys.stdin:
-    question = json.loads(line)
+  for question in questions:
     size, count = question['size'], question['count']
-    if question['what'] == 'network':
-      contestant.network(size, size)
     start = time.perf_counter()
     if question['what'] == 'network':
       contestant.network(size, count)
@@ -182,10 +206,10 @@ def _work(name, folder, side, model):
       )
       if named != count:
         sys.exit(f'{name}: {named} of {count} files were named')
-    print(time.perf_counter() - start, file=answers, flush=True)
+    answer(seconds=time.perf_counter() - start)
 
 
-def _config(side, model):
+def _config(side, model, dtype):
   from anp_jax.config import command_line
 
   root = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
@@ -194,37 +218,46 @@ def _config(side, model):
     {
       'data.image_size': str(side),
       'data.resize': str(side * 8 // 7),
+      'model.dtype': dtype,
       'model.name': model,
     },
   )
 
 
-def _ours(side, model):
+def _trained(config):
+  """A network with random weights, as a run would have left it."""
   import jax
   import jax.numpy as jnp
 
   from anp_jax import models
   from anp_jax.checkpoint import trained as trained_lib
   from anp_jax.data import vocabulary
+
+  side = config.data.image_size
+  words = tuple(f'class{i:03}' for i in range(_predict_peers.CLASSES))
+  images = jnp.zeros((1, side, side, 3))
+  net = models.create(config, len(words), 'cpu')
+  variables = dict(
+    jax.jit(lambda key: net.init(key, images, False))(jax.random.key(0))
+  )
+  params = variables.pop('params')
+  classes = vocabulary.Vocabulary(words)
+  return trained_lib.Trained('', config, classes, 0, params, variables)
+
+
+def _ours(side, model, dtype):
+  from anp_jax import models
   from anp_jax.data.input import decode_pillow
   from anp_jax.predict import __main__ as predict
   from anp_jax.predict import files
   from anp_jax.predict import network as network_lib
   from anp_jax.predict import rows
+  from anp_jax.system.onednn import library
 
-  config = _config(side, model)
-  classes = vocabulary.Vocabulary(
-    tuple(f'class{i:03}' for i in range(_CLASSES))
-  )
-  images = jnp.zeros((1, side, side, 3))
-  net = models.create(config, _CLASSES, 'cpu')
-  variables = dict(
-    jax.jit(lambda key: net.init(key, images, False))(jax.random.key(0))
-  )
-  params = variables.pop('params')
-  trained = trained_lib.Trained('', config, classes, 0, params, variables)
+  config = _config(side, model, dtype)
+  trained = _trained(config)
   network_of = {}
-  table = rows.Rows(classes)
+  table = rows.Rows(trained.vocabulary)
 
   def network(size):
     if size not in network_of:
@@ -257,60 +290,10 @@ def _ours(side, model):
     while pending:
       net.names(pending.popleft(), size)
 
-  return types.SimpleNamespace(files=name_files, network=run)
-
-
-def _torch(side, model):
-  import _peers
-  from PIL import Image
-  import torch
-
-  if model != 'resnet50':
-    sys.exit(f'--model={model}: the peer is a resnet50')
-  case = types.SimpleNamespace(model=model, channels=3, classes=_CLASSES)
-  torch.manual_seed(0)
-  last = torch.channels_last
-  net = _peers.torch_network(case).to(memory_format=last).eval()
-  mean = torch.tensor((123.68, 116.78, 103.94))[:, None, None]
-  std = torch.tensor((58.4, 57.1, 57.4))[:, None, None]
-  shorter = side * 8 // 7
-
-  def decode(path):
-    with Image.open(path) as image:
-      image = image.convert('RGB')
-    share = shorter / min(image.size)
-    size = [round(n * share) for n in image.size]
-    image = image.resize(size, Image.Resampling.BILINEAR)
-    left, top = ((n - side) // 2 for n in size)
-    image = image.crop((left, top, left + side, top + side))
-    return torch.from_numpy(np.array(image))
-
-  @torch.inference_mode()
-  def names(pixels):
-    images = pixels.permute(0, 3, 1, 2)  # channels last, without a copy
-    predictions = net((images.float() - mean) / std).softmax(-1).topk(_TOP)
-    return predictions.indices.numpy(), predictions.values.numpy()
-
-  def name_files(paths, size):
-    threads = len(os.sched_getaffinity(0))
-    predictions = []
-    with futures.ThreadPoolExecutor(threads) as pool:
-      waiting, paths = collections.deque(), iter(paths)
-      while True:
-        for path in itertools.islice(paths, 2 * size + threads - len(waiting)):
-          waiting.append(pool.submit(decode, path))
-        if not waiting:
-          return len(predictions)
-        some = [waiting.popleft() for _ in range(min(size, len(waiting)))]
-        labels, _ = names(torch.stack([f.result() for f in some]))
-        predictions += labels.tolist()
-
-  def run(size, count):
-    batch = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8)
-    for _ in range(count // size):
-      names(batch)
-
-  return types.SimpleNamespace(files=name_files, network=run)
+  described = ''
+  if models.target(config, 'cpu') != 'cpu':
+    described = library.opened().describe()
+  return types.SimpleNamespace(files=name_files, network=run, library=described)
 
 
 def _memory(counts):

@@ -1,0 +1,101 @@
+"""The benchmark of naming files: its peers, and its lines of the table."""
+
+import importlib
+import importlib.util
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+_BENCH = pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'bench'
+
+
+@pytest.fixture
+def bench(monkeypatch):
+  monkeypatch.syspath_prepend(str(_BENCH))
+  return importlib.import_module('predict')
+
+
+def test_rates_and_ratios_to_the_faster_torch(bench):
+  rows, ratios = [], {}
+  seconds = {
+    'ours': [2.0, 2.0, 2.0], 'torch_eager': [4.0, 3.0, 6.0],
+    'torch_compile': [2.0, 1.0, 2.1], 'onnx': [1.0, 1.0, 1.0],
+  }  # fmt: skip
+  bench._show(rows, ratios, ('network', 'float32'), seconds, 32)
+  assert ratios == pytest.approx({
+    'float32_network_ours_images_per_second': 16,
+    'float32_network_torch_eager_images_per_second': 8,
+    'float32_network_torch_compile_images_per_second': 16,
+    'float32_network_onnx_images_per_second': 32,
+    'float32_network_over_torch_eager': 2,
+    'float32_network_over_torch_compile': 1,
+    'float32_network_over_torch': 1,
+    'float32_network_over_onnx': 0.5,
+  })  # fmt: skip
+  over = [row for row in rows if 'times as fast' in row[0]]
+  assert [row[-2:] for row in over] == [
+    ('', ''), ('>= 1.1', 'missed'), ('', ''),
+  ]  # fmt: skip
+  assert over[0][1:4] == ('2.00', '1.50', '1.75-2.50')
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_peer_names_the_likeliest_of_its_network(bench, dtype):
+  torch = pytest.importorskip('torch')
+  peers = importlib.import_module('_predict_peers')
+  names = peers.torch_names('resnet18', dtype, 5)
+  pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+  mean, std = (123.68, 116.78, 103.94), (58.4, 57.1, 57.4)
+  images = ((pixels - np.array(mean)) / np.array(std)).transpose(0, 3, 1, 2)
+  with torch.inference_mode():
+    classes, probabilities = names(torch.from_numpy(pixels))
+    wide = names.net.double()
+    outputs = wide(torch.from_numpy(np.ascontiguousarray(images))).numpy()
+  expected = np.exp(outputs - outputs.max(-1, keepdims=True))
+  expected /= expected.sum(-1, keepdims=True)
+  # Of 20 layers that round to 8 bits, or 24.
+  tolerance = 0.1 if dtype == 'bfloat16' else 1e-3
+  np.testing.assert_allclose(
+    probabilities, np.take_along_axis(expected, classes.numpy(), -1), tolerance
+  )
+  np.testing.assert_allclose(
+    probabilities, -np.sort(-expected, -1)[:, :5], tolerance
+  )
+
+
+def test_onnx_runtime_computes_the_same(bench):
+  torch = pytest.importorskip('torch')
+  pytest.importorskip('onnx')
+  pytest.importorskip('onnxruntime')
+  peers = importlib.import_module('_predict_peers')
+  module = peers.torch_names('resnet18', 'float32', 5)
+  pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
+  _, probabilities = peers.onnx_names(module, 32)(pixels)
+  with torch.inference_mode():
+    expected = module(torch.from_numpy(pixels))[1].numpy()
+  # Both in float32, in an order of their own.
+  np.testing.assert_allclose(probabilities, expected, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_the_last_line_is_of_finite_ratios():
+  result = subprocess.run(
+    [sys.executable, str(_BENCH / 'predict.py'), '--rounds=1', '--files=4',
+     '--side=32', '--sizes=4', '--model=resnet18', '--dtype=float32',
+     '--peers=torch_eager,onnx'],
+    capture_output=True, text=True, timeout=300,
+  )  # fmt: skip
+  assert not result.returncode, result.stderr
+  lines = result.stdout.splitlines()
+  ratios = json.loads(lines[-1])
+  assert all(math.isfinite(r) and r > 0 for r in ratios.values())
+  has_torch = bool(importlib.util.find_spec('torch'))
+  assert ('float32_network_over_torch' in ratios) == has_torch
+  # ONNX Runtime is measured, or a line says why it is not.
+  skipped = any(line.startswith('skipped: float32: onnx') for line in lines)
+  assert ('float32_network_over_onnx' in ratios) != skipped
