@@ -250,7 +250,7 @@ def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
     os.utime(stamp, (0, 0))
     arguments = ['--no-index', f'--find-links={wheelhouse}'] if offline else []
     _pip(venv, 'install', *arguments, *listed)
-    _install_optional(venv, accelerator, arguments)
+    _pip_optional(venv, accelerator, 'install', *arguments)
     _make_importable(venv)
     write_json(stamp, expected)
     _say(f'{venv.name} is ready')
@@ -272,8 +272,9 @@ def pack(accelerator: str, dev: bool) -> None:
     _make_venv(venv)
     # `wheel`, not `download`: what has no wheel is built now, since building
     # needs further packages from a network.
-    listed = requirements(accelerator, dev) + optional(accelerator)
-    _pip(venv, 'wheel', f'--wheel-dir={fresh}', *listed)
+    wheels = f'--wheel-dir={fresh}'
+    _pip(venv, 'wheel', wheels, *requirements(accelerator, dev))
+    _pip_optional(venv, accelerator, 'wheel', wheels)
   write_json(
     fresh / MANIFEST,
     {
@@ -325,10 +326,10 @@ def _pip(venv: pathlib.Path, *arguments: str) -> None:
     )
 
 
-def _install_optional(venv, accelerator, arguments) -> None:
+def _pip_optional(venv, accelerator, *arguments) -> None:
   for line in optional(accelerator):
     try:
-      _pip(venv, 'install', *arguments, line)
+      _pip(venv, *arguments, line)
     except SetupError:
       _say(f'going on without {line.partition(";")[0]}, see docs/cpu.md')
 

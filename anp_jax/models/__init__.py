@@ -4,7 +4,9 @@ import importlib
 import inspect
 
 from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.models.layers import onednn
+from anp_jax.system import cores
 from anp_jax.system.onednn import library
 
 _CONVNETS = {
@@ -25,12 +27,13 @@ def is_resnet(config) -> bool:
   return name.startswith('resnet') and ':' not in name
 
 
-def target(config, platform: str) -> str:
-  """Returns the platform that layers are made for.
+def target(config, platform: str, devices: int = 1) -> str:
+  """Returns the platform that layers are made for; sets oneDNN's threads.
 
   Args:
     config: the run's config; model.cpu_library says what a CPU computes with.
     platform: of the mesh's devices: 'cpu', 'gpu', 'tpu'.
+    devices: of this process, which compute at one time and share its cores.
 
   Returns:
     'cpu_onednn' for a CPU with oneDNN, else the platform.
@@ -40,7 +43,11 @@ def target(config, platform: str) -> str:
   """
   if platform != 'cpu' or config.model.cpu_library == 'xla':
     return platform
-  if library.find():
+  opened = library.find()
+  if opened:
+    # Bits depend on the number of threads: a strategy may fix it.
+    fixed = strategy_lib.find(config).xla_settings(config).get('threads')
+    opened.threads = fixed or max(1, cores.count() // devices)
     return onednn.PLATFORM
   if config.model.cpu_library == 'onednn':
     reason = library.missing_reason() or (
@@ -64,7 +71,7 @@ def create(config, num_classes: int, platform: str, axis_name=None):
   Args:
     config: the run's config.
     num_classes: outputs, see `objective.Objective.outputs`.
-    platform: of the mesh's devices, see `target`.
+    platform: from `target`; a network of a user's gets it as it is.
     axis_name: mesh axis that divides the batch, for global batch statistics.
 
   Returns:

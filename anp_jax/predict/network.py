@@ -73,6 +73,7 @@ class Network:
     """
     self.devices = jax.local_devices() if devices is None else devices
     platform = self.devices[0].platform
+    target = models.target(trained.config, platform, len(self.devices))
     each = _BATCH.get(platform, _BATCH_ELSEWHERE)
     if batch_size:
       each = -(-batch_size // len(self.devices))
@@ -86,7 +87,7 @@ class Network:
     )
     self._program = jax.jit(
       jax.shard_map(
-        _program(trained, top, platform),
+        _program(trained, top, target),
         mesh=mesh,
         in_specs=(_P(), _P(_AXIS)),
         out_specs=_P(_AXIS),
@@ -113,10 +114,10 @@ class Network:
     return names
 
 
-def _program(trained, top, platform):
+def _program(trained, top, target):
   """(weights, images) -> Names, of one device's part."""
   config, objective = trained.config, trained.objective
-  model = trained.model(models.target(trained.config, platform))
+  model = trained.model(target)
   d, m = config.data, config.model
 
   def name(weights, images):

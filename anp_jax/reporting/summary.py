@@ -105,7 +105,9 @@ def log_run_info(
 def _cpu_library(config, mesh):
   """The line that says what a CPU computes convolutions with; or none."""
   platform_name = mesh.devices.flat[0].platform
-  if platform_name != 'cpu' or config.model.cpu_library == 'xla':
+  m = config.model
+  # oneDNN has no float64.
+  if platform_name != 'cpu' or m.cpu_library == 'xla' or m.dtype == 'float64':
     return []
   library = onednn.find()
   if library:

@@ -14,11 +14,8 @@ import numpy as np
 
 from anp_jax import models
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.models.layers import onednn
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.system import cores
-from anp_jax.system.onednn import library
 from anp_jax.training import eval_step as eval_step_lib
 from anp_jax.training import multipliers
 from anp_jax.training import optimizer as optimizer_lib
@@ -87,10 +84,11 @@ def create(spec: run_spec.RunSpec) -> Program:
   schedule_of = (config, spec.batch_size, spec.examples, spec.total_steps)
   optimizer = optimizer_lib.create(*schedule_of)
   strategy = strategy_lib.find(config)
-  model = models.create(
-    config, objective.outputs, target(config, mesh, strategy),
-    mesh_lib.DATA if strategy.sums_statistics else None,
-  )  # fmt: skip
+  target = models.target(
+    config, mesh_lib.platform(mesh), len(mesh.local_devices)
+  )
+  sums_over = mesh_lib.DATA if strategy.sums_statistics else None
+  model = models.create(config, objective.outputs, target, sums_over)
   init = state_lib.Init(model, optimizer, config)
   single = state_lib.abstract(init, config, mesh)
   multipliers.check(config.optimizer.multipliers, single.params)
@@ -116,25 +114,6 @@ def create(spec: run_spec.RunSpec) -> Program:
     ),
     evaluation=eval_step_lib.EvalStep(**shared),
   )
-
-
-def target(config, mesh, strategy) -> str:
-  """Returns the platform that layers are made for; sets oneDNN's threads.
-
-  Args:
-    config: of the run.
-    mesh: of the run.
-    strategy: of the run.
-  """
-  result = models.target(config, mesh_lib.platform(mesh))
-  opened = library.find() if result == onednn.PLATFORM else None
-  if opened:
-    devices = len(mesh.local_devices)
-    # Bits depend on the number of threads: a strategy may fix it. Else the
-    # devices, which compute at one time, share the cores.
-    fixed = strategy.xla_settings(config).get('threads')
-    opened.threads = fixed or max(1, cores.count() // devices)
-  return result
 
 
 def abstract_batch(config, mesh, size: int) -> dict:

@@ -47,7 +47,6 @@ def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
   from anp_jax.parallel import state as state_lib
   from anp_jax.system import compile_cache
   from anp_jax.system.onednn import library
-  from anp_jax.training import build
   from anp_jax.training import objective as objective_lib
   from anp_jax.training import optimizer as optimizer_lib
   from anp_jax.training import step as step_lib
@@ -66,7 +65,7 @@ def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
     optimizer = optimizer_lib.create(*schedule_of)
     strategy = strategy_lib.find(config)
     net = models.create(
-      config, objective.outputs, build.target(config, mesh, strategy),
+      config, objective.outputs, models.target(config, mesh_lib.platform(mesh)),
       mesh_lib.DATA,
     )  # fmt: skip
     # Training is of RGB; a gray image is one channel of it here.

@@ -2,8 +2,7 @@
 
 It is looked for in this order:
   1. $ANP_ONEDNN, the path of a file; `off` for none;
-  2. the package onednn-cpu-gomp (`pip install anp_jax[onednn]`; `make setup`
-     installs it);
+  2. the package onednn-cpu-gomp (the extra `onednn`; `make setup` installs it);
   3. libdnnl.so.3 where the system's loader looks, such as Debian's libdnnl3 or
      a module of the centre.
 The first that is there is taken, or, where it does not pass its checks, none.
@@ -27,7 +26,9 @@ from anp_jax.system import files
 from anp_jax.system.onednn import c_api
 
 VARIABLE = 'ANP_ONEDNN'
-NOT_FOUND = "no oneDNN here; pip install 'anp_jax[onednn]' for faster steps"
+NOT_FOUND = (
+  'no oneDNN here; for faster steps: pip install onednn-cpu-gomp==2023.2.0'
+)
 PACKAGE = 'onednn-cpu-gomp'
 _ROOT = str(pathlib.Path(__file__).resolve().parents[3])
 _SYSTEM_NAME = 'libdnnl.so.3'

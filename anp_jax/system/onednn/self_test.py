@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
   try:
     opened = library.Library(arguments[0])
     for dtype in opened.dtypes:
-      for check in (_check_convolutions, _check_norm):
+      for check in (_check_convolutions, _check_norm, _check_mean_pool):
         check(opened.api, dtype)
   except (OSError, c_api.OneDnnError, AssertionError) as e:
     print(str(e).partition('\n')[0])
@@ -98,6 +98,30 @@ def _check_norm(api, dtype):
   _run(api, backward, (x, *vectors[:2], dy, scale, mask, dx, *vectors[2:]))
   _compare("norm's gradient", dtype, dx, want_dx)
   _compare("scale's gradient", dtype, vectors[2], sums_unit[:, 0] * rows)
+
+
+def _check_mean_pool(api, dtype):
+  window, side = 3, _SIDE - 2
+  x, dy = (
+    _random(i, (_BATCH, n, n, _CHANNELS), dtype)
+    for i, n in enumerate((_SIDE, side))
+  )
+  y, dx = np.zeros_like(dy), np.zeros_like(x)
+  want_y, want_dx = np.zeros(y.shape), np.zeros(x.shape)
+  for i in range(window):
+    for j in range(window):
+      place = np.s_[:, i : i + side, j : j + side]
+      want_y += x.astype('float64')[place] / window**2
+      want_dx[place] += dy.astype('float64') / window**2
+  for direction, arrays, want in (
+    ('forward', (x, y), want_y),
+    ('backward', (dy, dx), want_dx),
+  ):
+    spec = operations.MeanPoolSpec(
+      direction, dtype, x.shape, y.shape, window, 1, (0,) * 4
+    )
+    _run(api, operations.MeanPool(api, spec), arrays)
+    _compare(f'mean pool {direction}', dtype, arrays[-1], want)
 
 
 def _random(seed, shape, dtype):

@@ -152,7 +152,7 @@ def test_none_where_one_is_expected_is_said(fresh, monkeypatch):
   _on(monkeypatch)
   _package(monkeypatch, None)
   _loader_lists(monkeypatch, '')
-  _is_refused("pip install 'anp_jax[onednn]'")
+  _is_refused('pip install onednn-cpu-gomp==2023.2.0')
 
 
 def test_off_is_silent(fresh, monkeypatch):
