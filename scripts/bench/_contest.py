@@ -5,6 +5,7 @@ turn. So that no one is always first after another, a round has them in an order
 by chance. A ratio is of one round.
 """
 
+import argparse
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -27,6 +28,13 @@ _ENVIRONMENT = {
   'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
   # An error's last line is to be its own.
   'JAX_TRACEBACK_FILTERING': 'off',
+}
+
+# By oneDNN's name for a set of instructions, XLA's, PyTorch's and MKL's.
+_ISAS = {
+  'AVX2': ('AVX2', 'avx2', 'AVX2'),
+  'AVX512_CORE': ('AVX512', 'avx512', 'AVX512'),
+  'AVX512_CORE_BF16': ('AVX512_BF16', 'avx512', 'AVX512'),
 }
 
 
@@ -102,6 +110,13 @@ def questions() -> tuple[Iterator[dict], Callable]:
   return (json.loads(line) for line in sys.stdin), answer
 
 
+def add_max_isa(parser: argparse.ArgumentParser) -> None:
+  """Adds --max-isa, which `environment` takes."""
+  parser.add_argument(
+    '--max-isa', default='', choices=_ISAS, help='a CPU to simulate'
+  )
+
+
 def environment(
   ours: bool, max_isa: str = '', extra: dict | None = None
 ) -> dict[str, str]:  # fmt: skip
@@ -133,13 +148,14 @@ def older_cpu(variables: dict[str, str], max_isa: str) -> None:
 
   Args:
     variables: of the environment; changed.
-    max_isa: as oneDNN and XLA name it, such as AVX2.
+    max_isa: as oneDNN names it, such as AVX2.
   """
+  xla, aten, mkl = _ISAS[max_isa]
   flags = variables.get('XLA_FLAGS', '')
-  variables['XLA_FLAGS'] = f'{flags} --xla_cpu_max_isa={max_isa}'.strip()
+  variables['XLA_FLAGS'] = f'{flags} --xla_cpu_max_isa={xla}'.strip()
   variables['ONEDNN_MAX_CPU_ISA'] = max_isa
-  variables['ATEN_CPU_CAPABILITY'] = max_isa.lower()
-  variables['MKL_ENABLE_INSTRUCTIONS'] = max_isa
+  variables['ATEN_CPU_CAPABILITY'] = aten
+  variables['MKL_ENABLE_INSTRUCTIONS'] = mkl
 
 
 def rounds(contestants: Sequence[str], count: int) -> Iterator[list[str]]:

@@ -81,7 +81,7 @@ def main():
   parser.add_argument('--dtype', default='float32,bfloat16')
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--seconds', type=float, default=0.03, help='a turn')
-  parser.add_argument('--max-isa', default='', help='such as AVX2')
+  _contest.add_max_isa(parser)
   parser.add_argument('--worker', nargs=1, help=argparse.SUPPRESS)
   flags = parser.parse_args()
   if flags.worker:

@@ -63,7 +63,7 @@ def main():
   parser.add_argument('--what', default=','.join(_LABELS))
   parser.add_argument('--peers', default=','.join(_PEERS))
   parser.add_argument('--model', default='resnet50', help='or resnet18')
-  parser.add_argument('--max-isa', default='', help='such as AVX2')
+  _contest.add_max_isa(parser)
   parser.add_argument('--memory', action='store_true')
   parser.add_argument('--counts', type=int, nargs=2, default=(1000, 10000))
   parser.add_argument('--worker', nargs=5, help=argparse.SUPPRESS)

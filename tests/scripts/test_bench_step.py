@@ -191,16 +191,20 @@ def test_each_round_has_all_in_an_order_by_chance(contest):
   assert {order[0] for order in orders} == set('abcd')
 
 
-def test_an_older_cpu_is_everyones(contest, monkeypatch):
+@pytest.mark.parametrize('isa, xla, aten, mkl', [
+  ('AVX2', 'AVX2', 'avx2', 'AVX2'),
+  ('AVX512_CORE', 'AVX512', 'avx512', 'AVX512'),
+])  # fmt: skip
+def test_an_older_cpu_is_everyones(contest, monkeypatch, isa, xla, aten, mkl):
   monkeypatch.setenv('XLA_FLAGS', '--xla_cpu_enable_fast_math=false')
   for ours in (True, False):
-    variables = contest.environment(ours, 'AVX2')
+    variables = contest.environment(ours, isa)
     flags = variables['XLA_FLAGS'].split()
-    assert '--xla_cpu_max_isa=AVX2' in flags
+    assert f'--xla_cpu_max_isa={xla}' in flags
     assert '--xla_cpu_enable_fast_math=false' in flags
-    assert variables['ONEDNN_MAX_CPU_ISA'] == 'AVX2'
-    assert variables['ATEN_CPU_CAPABILITY'] == 'avx2'
-    assert variables['MKL_ENABLE_INSTRUCTIONS'] == 'AVX2'
+    assert variables['ONEDNN_MAX_CPU_ISA'] == isa
+    assert variables['ATEN_CPU_CAPABILITY'] == aten
+    assert variables['MKL_ENABLE_INSTRUCTIONS'] == mkl
   assert 'max_isa' not in contest.environment(True)['XLA_FLAGS']
 
 
