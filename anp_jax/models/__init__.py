@@ -45,9 +45,12 @@ def target(config, platform: str, devices: int = 1) -> str:
     return platform
   opened = library.find()
   if opened:
-    # Bits depend on the number of threads: a strategy may fix it.
-    fixed = strategy_lib.find(config).xla_settings(config).get('threads')
-    opened.threads = fixed or max(1, cores.count() // devices)
+    # Bits depend on the number of threads. Where a strategy fixes that, any
+    # number of devices shares any number of cores, and oneDNN's threads spin
+    # while they wait for one that has no core (a norm by 8 threads on 2 cores
+    # took 1.5 s, not 0.6 ms): so it computes with one thread there.
+    is_fixed = 'threads' in strategy_lib.find(config).xla_settings(config)
+    opened.threads = 1 if is_fixed else max(1, cores.count() // devices)
     return onednn.PLATFORM
   if config.model.cpu_library == 'onednn':
     reason = library.missing_reason() or (

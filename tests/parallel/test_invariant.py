@@ -17,6 +17,7 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.parallel.invariant import step as invariant
 from anp_jax.system import cores
+from anp_jax.system.onednn import library
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
@@ -130,6 +131,8 @@ _CASES = {
            'model.name': 'lenet'}
     for name in table.OPTIMIZERS
   },
+  # Convolutions over and in larger maps, batch norm, and what XLA computes.
+  'onednn': {'model.cpu_library': 'onednn', 'model.norm_group': 4},
 }  # fmt: skip
 
 
@@ -148,6 +151,11 @@ def _alone(case, steps):
 
 
 def _marks(case, devices):
+  if case == 'onednn':
+    absent = pytest.mark.skipif(
+      library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
+    )
+    return pytest.mark.slow, absent
   if case == 'adamw':
     return (pytest.mark.slow if devices == 8 else pytest.mark.soak,)
   return (pytest.mark.soak,)
@@ -157,7 +165,7 @@ def _marks(case, devices):
   'case, steps, devices',
   [
     pytest.param(
-      case, _STEPS if case == 'everything' else 20, devices,
+      case, {'everything': _STEPS, 'onednn': 8}.get(case, 20), devices,
       marks=_marks(case, devices),
     )
     for case in _CASES for devices in (2, 4, 8)
@@ -166,7 +174,10 @@ def _marks(case, devices):
 def test_no_bit_depends_on_the_number_of_devices(case, steps, devices):
   want, losses = _alone(case, steps)
   assert np.isfinite(losses).all() and len(set(losses)) > steps / 2
-  got, again = _train(_program(case, devices), steps)
+  program = _program(case, devices)
+  if case == 'onednn':
+    assert 'anp_onednn' in program[2].sequence.shard.as_text()
+  got, again = _train(program, steps)
   assert not _differing(got, want)
   assert again == losses
 

@@ -64,7 +64,7 @@ def call(spec, results, *arguments):
 def supports(spec) -> bool:
   """Returns whether the open library computes this operation fast."""
   try:
-    operations.create(library.opened().api, operations.name(spec))
+    _create(operations.name(spec))
   except c_api.OneDnnError:
     return False
   return True
@@ -72,8 +72,18 @@ def supports(spec) -> bool:
 
 def mask_bytes(spec: operations.BatchNormSpec) -> int:
   """Returns the bytes that the ReLU of a group keeps for its gradient."""
-  name = operations.name(spec)
-  return operations.create(library.opened().api, name).mask_bytes
+  return _create(operations.name(spec)).mask_bytes
+
+
+def _create(name):
+  """The operation of a name, for the library's number of threads.
+
+  oneDNN divides an operation among threads when it is made, by the count of
+  the thread that makes it: else bits would depend on the cores of a machine.
+  """
+  opened = library.opened()
+  opened.set_threads()
+  return operations.create(opened.api, name, opened.threads)
 
 
 @functools.cache
@@ -121,10 +131,10 @@ def _execute(frame):
   opened = library.opened()
   if getattr(_thread, 'threads', 0) != opened.threads:
     _prepare_thread(opened)
-  operation = _operations.get(text)
+  key = text, opened.threads
+  operation = _operations.get(key)
   if operation is None:
-    operation = operations.create(opened.api, text.decode())
-    _operations[text] = operation
+    operation = _operations[key] = _create(text.decode())
   addresses = [
     *_buffers(frame + _FRAME_ARGUMENTS, frame + _FRAME_ARGUMENTS_SIZE),
     *_buffers(frame + _FRAME_RESULTS, frame + _FRAME_RESULTS_SIZE),

@@ -331,12 +331,13 @@ def parse(text: str) -> Spec:
 
 
 @functools.cache
-def create(api: c_api.Api, text: str) -> Convolution | BatchNorm | MeanPool:
-  """Returns the operation of a name; it is made once.
+def create(api: c_api.Api, text: str, threads: int):
+  """Returns the operation of a name; it is made once a number of threads.
 
   Raises:
     OneDnnError: if oneDNN has none.
   """
+  del threads  # oneDNN asks the calling thread's OpenMP.
   operation = _KINDS[text.partition(' ')[0]][1]
   return operation(api, parse(text))
 

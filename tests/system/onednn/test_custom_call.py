@@ -114,7 +114,7 @@ print(result, len(hits), len(misses))
 """
 
 
-def _in_process(folder):
+def _in_process(folder, **variables):
   """The digest of the gradients in another process, and hits and misses."""
   reply = subprocess.run(
     [sys.executable, '-c', _PROGRAM], cwd=_ROOT, check=False,
@@ -123,7 +123,7 @@ def _in_process(folder):
       **os.environ, 'PYTHONPATH': str(_ROOT),
       'JAX_COMPILATION_CACHE_DIR': str(folder),
       'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-      'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true',
+      'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true', **variables,
     },
   )  # fmt: skip
   assert reply.returncode == 0, reply.stderr
@@ -139,6 +139,14 @@ def test_a_second_process_reads_the_program_and_has_the_same_bits(tmp_path):
   assert first == second and again == misses and missed == 0
   # Compiled for eight devices here, and for one there.
   assert first == _digest(_gradients(*_arguments()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('cores', [1, 3])
+def test_bits_depend_on_the_count_of_the_library_alone(tmp_path, cores):
+  """And not on the cores of the thread that traces: `invariant` fixes one."""
+  digest, *_ = _in_process(tmp_path, OMP_NUM_THREADS=str(cores))
+  assert digest == _digest(_gradients(*_arguments()))
 
 
 def test_threads_at_once_have_their_results_and_bits():
@@ -305,18 +313,16 @@ def test_without_a_library_a_kept_program_is_an_error(monkeypatch):
       jax.block_until_ready(_gradients(*arguments))
 
 
-def test_another_number_of_threads_is_taken_up(monkeypatch):
+def test_another_number_of_threads_is_taken_up():
+  """An operation is divided among them when it is made."""
   arguments = _arguments()
-  want = _gradients(*arguments)
-  counts = []
-  opened = library.find()
-  set_threads = opened._set_threads
-  monkeypatch.setattr(
-    opened, '_set_threads', lambda n: (counts.append(n), set_threads(n))
-  )
-  opened.threads = 1
-  _compare(_gradients(*arguments), want)
-  assert counts and set(counts) == {1}
+  digests, opened = [], library.find()
+  wants = _gradients(*arguments)
+  for opened.threads in (2, 1, 3, 2, 1, 3):
+    result = _gradients(*arguments)
+    _compare(result, wants)
+    digests.append(_digest(result))
+  assert digests[:3] == digests[3:] and len(set(digests)) == 3
 
 
 def _copies_of_kernels(compiled, shapes):

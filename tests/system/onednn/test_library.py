@@ -406,6 +406,19 @@ def test_the_platform_of_layers_is_the_configs_choice():
     assert models.target(config, 'tpu') == 'tpu'
 
 
+@needs_library
+def test_devices_share_the_cores_and_invariant_takes_one_thread(monkeypatch):
+  monkeypatch.setattr(library.find(), 'threads', 7)
+  monkeypatch.setattr(models.cores, 'count', lambda: 6)
+  for name, devices, threads in (
+    ('sync', 1, 6), ('sync', 4, 1), ('sync', 8, 1), ('sync', 2, 3),
+    ('invariant', 1, 1), ('invariant', 8, 1),
+  ):  # fmt: skip
+    config = builders.config({'strategy.name': name})
+    models.target(config, 'cpu', devices)
+    assert library.find().threads == threads, (name, devices)
+
+
 @pytest.mark.slow
 def test_a_run_that_asks_for_it_ends_with_one_line(tmp_path):
   reply = subprocess.run(

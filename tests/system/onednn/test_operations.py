@@ -72,9 +72,11 @@ def test_a_name_is_read_and_not_run():
 
 @needs_library
 def test_an_operation_is_made_once(api):
-  first = operations.create(api, operations.name(_FORWARD))
-  assert operations.create(api, operations.name(_FORWARD)) is first
-  assert operations.create(api, operations.name(_NORM)) is not first
+  first = operations.create(api, operations.name(_FORWARD), 2)
+  assert operations.create(api, operations.name(_FORWARD), 2) is first
+  assert operations.create(api, operations.name(_NORM), 2) is not first
+  # It is divided among as many threads as there were when it was made.
+  assert operations.create(api, operations.name(_FORWARD), 1) is not first
 
 
 @needs_library
