@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import math
 
 import jax
 from jax import lax
@@ -126,11 +127,13 @@ def _calls(program, *arguments):
   return program.lower(*arguments).as_text().count('custom_call @anp_onednn')
 
 
-def _check(case, dtype, calls=3):
+def _check(case, dtype, computes=True):
+  """Compares with NumPy; `computes` says that oneDNN does, not XLA."""
   x, kernel, pads, dy = _arrays(case, dtype)
   program = _program(case)
-  if calls is not None:
-    assert _calls(program, x, kernel, dy) == calls, (case, dtype)
+  few_pixels = dtype == 'float32' and math.prod(dy.shape[1:3]) <= 4
+  if computes and not few_pixels:
+    assert _calls(program, x, kernel, dy) == 3, (case, dtype)
   got = program(x, kernel, dy)
   wants = _reference(x, kernel, case['stride'], pads, case['groups'], dy)
   for name, a, want in zip(('y', 'dx', 'dkernel'), got, wants, strict=True):
@@ -160,20 +163,7 @@ CASES = [
 @pytest.mark.parametrize('dtype', _DTYPES)
 @pytest.mark.parametrize('case', CASES, ids=lambda c: str(tuple(c.values())))
 def test_convolution_and_its_gradients_equal_numpy(case, dtype):
-  _check(case, dtype, None)
-
-
-@pytest.mark.parametrize('dtype', _DTYPES)
-def test_the_networks_shapes_are_onednns(dtype):
-  """None of those above would do if all fell back to XLA."""
-  for case in (
-    _case((2, 9, 11, 16), 3, 24, 1, 1),
-    _case((1, 30, 31, 3), 7, 64, 2, 3),
-    _case((2, 9, 9, 32), 3, 64, 1, 1, groups=2),
-    _case((2, 9, 9, 32), 3, 32, 1, 1, groups=32),
-    _case((4, 8, 8, 64), 1, 128, 2, 0),
-  ):
-    _check(case, dtype, 3)
+  _check(case, dtype)
 
 
 def _random_case(seed):
@@ -193,7 +183,7 @@ def _random_case(seed):
 @pytest.mark.parametrize('dtype', _DTYPES)
 @pytest.mark.parametrize('seed', range(30))
 def test_random_shapes(seed, dtype):
-  _check(_random_case(seed), dtype, None)
+  _check(_random_case(seed), dtype, computes=False)
 
 
 @pytest.mark.parametrize('dtype', _DTYPES)
