@@ -242,9 +242,12 @@ def _work(contestant):
 
 
 def _seconds(program, at_least):
-  """Seconds of the middle one of as many runs as take a time."""
+  """Seconds of the middle one of as many runs as take a time, at least 3.
+
+  The first of a turn wakes threads up.
+  """
   took, start = [], time.perf_counter()
-  while (now := time.perf_counter()) < start + at_least or not took:
+  while (now := time.perf_counter()) < start + at_least or len(took) < 3:
     program()
     took.append(time.perf_counter() - now)
   return _common.median(took)
