@@ -139,7 +139,7 @@ def info(index, count, values):
   return {
     'index': index, 'count': count, 'token': 'job', 'host': f'node{index}',
     'local_index': 0, 'platform': 'cpu', 'problem': '', 'gpus': [],
-    'loopback': '', 'mixes_platforms': False,
+    'loopback': '', 'mixes_platforms': False, 'cpu_library': '',
     'versions': {'jax': '1'}, 'code': '', 'config': {},
     'command': {}, **values,
   }  # fmt: skip

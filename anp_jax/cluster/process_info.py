@@ -11,6 +11,7 @@ import socket
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import xla_flags
+from anp_jax.system.onednn import library
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
@@ -41,10 +42,20 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
     'code': _code(),
     'config': {k: repr(v) for k, v in config_lib.flat(config).items()},
     'command': command,
+    'cpu_library': _cpu_library(config, platform),
     'mixes_platforms': strategy_lib.find(config).mixes_platforms(
       config, command.get('--mode', '')
     ),
   }
+
+
+def _cpu_library(config, platform):
+  """What a CPU computes with, if a run must be the same to the bit; or ''."""
+  settings = strategy_lib.find(config).xla_settings(config)
+  if platform != 'cpu' or not settings.get('deterministic'):
+    return ''
+  opened = None if config.model.cpu_library == 'xla' else library.find()
+  return f'oneDNN {opened.version}, {opened.isa}' if opened else 'XLA alone'
 
 
 def startup_problem(environment=os.environ) -> str:
@@ -89,6 +100,12 @@ def first_mismatch(infos: list[dict]) -> str:
       return (
         f'{name(info)} would compute on {info["platform"]}, '
         f'{name(first)} on {first["platform"]}'
+      )
+    if info['cpu_library'] != first['cpu_library']:
+      return (
+        f'{name(info)} would compute with {info["cpu_library"]}, {name(first)} '
+        f'with {first["cpu_library"]}: expected the same, for the same bits; '
+        '--config.model.cpu_library=xla computes with XLA alone everywhere'
       )
   if len({info['host'] for info in infos}) > 1 and first['platform'] == 'cpu':
     for info in infos:

@@ -10,6 +10,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.system.onednn import library
 from anp_jax.training import mixing
 
 _P = jax.sharding.PartitionSpec
@@ -73,7 +74,9 @@ class Network:
     """
     self.devices = jax.local_devices() if devices is None else devices
     platform = self.devices[0].platform
-    target = models.target(trained.config, platform, len(self.devices))
+    target = platform
+    if library.find():  # else a network that was trained with it needs none
+      target = models.target(trained.config, platform, len(self.devices))
     each = _BATCH.get(platform, _BATCH_ELSEWHERE)
     if batch_size:
       each = -(-batch_size // len(self.devices))

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import types
 
 import jax
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from anp_jax.cluster import cluster_env
 from anp_jax.cluster import process_info
 from anp_jax.system import xla_flags
+from tests import builders
 
 _GPUS = ('GPU-1a2b', 'GPU-1c3d', 'GPU-5e6f', 'GPU-7a8b')
 
@@ -18,7 +20,7 @@ def _info(index, host='a', **values):
   return {
     'index': index, 'count': 2, 'token': '', 'host': host, 'local_index': -1,
     'platform': 'cpu', 'problem': '', 'gpus': [], 'loopback': '',
-    'mixes_platforms': False,
+    'mixes_platforms': False, 'cpu_library': '',
     'versions': {'Python': '3.11', 'jax': '0.10.2'}, 'code': 'c0de',
     'config': {'seed': '0', 'optimizer.learning_rate': '0.1'},
     'command': {'--mode': 'train'}, **values,
@@ -56,6 +58,12 @@ def test_what_agrees_starts():
     (
       {'command': {'--mode': 'evaluate'}},
       'rank 1 on b has --mode evaluate, but rank 0 on a has train',
+    ),
+    (
+      {'cpu_library': 'XLA alone'},
+      'rank 1 on b would compute with XLA alone, rank 0 on a with : expected '
+      'the same, for the same bits; --config.model.cpu_library=xla computes '
+      'with XLA alone everywhere',
     ),
     ({'code': 'beef'}, 'rank 1 on b runs other code than rank 0 on a'),
     (
@@ -273,3 +281,23 @@ def test_other_code_is_seen(monkeypatch, tmp_path):
 def test_a_gpu_of_this_host_that_jax_has_no_plugin_for(monkeypatch):
   monkeypatch.setattr(xla_flags, 'missing_plugin', lambda environment: 'line')
   assert process_info.startup_problem({}) == 'line'
+
+
+@pytest.mark.parametrize(
+  'strategy, cpu_library, text',
+  [
+    ('invariant', 'auto', 'oneDNN 3.2.0, AVX512_CORE'),
+    ('invariant', 'xla', 'XLA alone'),
+    ('sync', 'auto', ''),
+  ],
+)
+def test_what_bits_depend_on_is_shown(monkeypatch, strategy, cpu_library, text):
+  library = types.SimpleNamespace(version='3.2.0', isa='AVX512_CORE')
+  monkeypatch.setattr(process_info.library, 'find', lambda: library)
+  monkeypatch.setattr(xla_flags, 'platform', lambda environment: 'cpu')
+  config = builders.config(
+    {'strategy.name': strategy, 'model.cpu_library': cpu_library}
+  )
+  env = cluster_env.ALONE
+  info = process_info.collect(env, config, {}, {})
+  assert info['cpu_library'] == text

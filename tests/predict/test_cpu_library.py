@@ -44,6 +44,11 @@ def test_prediction_by_onednn_names_what_xla_names():
   assert len(np.unique(want.probabilities.round(4))) > 6
 
 
+def test_a_network_trained_with_onednn_needs_none(monkeypatch):
+  monkeypatch.setattr(library, 'find', lambda: None)
+  assert _calls(_network('onednn')) == 0
+
+
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_an_evaluation_by_onednn_agrees_with_xlas(dtype):
   if dtype not in library.find().dtypes:
