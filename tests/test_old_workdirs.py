@@ -91,6 +91,8 @@ def started(workdir, devices, *words) -> subprocess.Popen:
       'PYTHON': sys.executable,
       'JAX_PLATFORMS': 'cpu',
       'JAX_NUM_CPU_DEVICES': str(devices),
+      # The record is of XLA's arithmetic; oneDNN rounds differently.
+      'ANP_ONEDNN': 'off',
     },
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
