@@ -131,7 +131,7 @@ _MODEL = {
   ),
   'width': integer(64, 'channels of the first stage', above=0, only_if=_RESNET),
   'dtype': text(
-    'float32', 'of the computation; auto: bfloat16 where it is faster here',
+    'float32', 'of the computation; auto: bfloat16 where it is fast',
     ('auto', 'float32', 'bfloat16', 'float64'),
   ),
   'cpu_library': text(

@@ -85,7 +85,7 @@ def create(spec: run_spec.RunSpec) -> Program:
   optimizer = optimizer_lib.create(*schedule_of)
   strategy = strategy_lib.find(config)
   target = models.target(
-    config, mesh_lib.platform(mesh), len(mesh.local_devices)
+    config, mesh_lib.platform(mesh), jax.local_device_count()
   )
   sums_over = mesh_lib.DATA if strategy.sums_statistics else None
   model = models.create(config, objective.outputs, target, sums_over)

@@ -134,7 +134,10 @@ def takes_norm(x, scale, relu: bool, platform: str) -> bool:
   return (
     takes(x, platform)
     and scale.dtype == jnp.float32
-    and custom_call.supports(_norm_spec('backward', x, 1e-5, relu))
+    and all(
+      custom_call.supports(_norm_spec(direction, x, 1e-5, relu))
+      for direction in ('forward', 'backward')
+    )
   )
 
 

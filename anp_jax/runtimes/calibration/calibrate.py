@@ -12,6 +12,7 @@ from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import planner
 from anp_jax.runtimes.calibration import timing as timing_lib
 from anp_jax.system import files
+from anp_jax.system.onednn import library
 from anp_jax.training import run_spec
 
 FILE = 'kernel_split.json'
@@ -92,7 +93,14 @@ def _key(spec, processes) -> dict:
   config, mesh = spec.config, spec.mesh
   rows = spec.batch_size // mesh_lib.batch_devices(mesh)
   devices = timing_lib.devices(mesh, processes)
+  model = json.loads(config.model.to_json())
+  # Not its setting but what it comes to; plans of XLA alone have never had it.
+  del model['cpu_library']
+  on_cpu = mesh_lib.platform(mesh) == 'cpu'
+  uses_library = on_cpu and config.model.cpu_library != 'xla'
+  opened = library.find() if uses_library else None
   return {
+    **({'library': opened.describe()} if opened else {}),
     'format': _FORMAT,
     'jax': jax.__version__,
     'devices': [list(device) for row in devices for device in row],
@@ -101,7 +109,7 @@ def _key(spec, processes) -> dict:
     'images': [rows, config.accumulate],
     'outputs': spec.objective.outputs,
     'reduce_dtype': config.strategy.reduce_dtype,
-    'model': json.loads(config.model.to_json()),
+    'model': model,
     'image_size': config.data.image_size,
     'layers': config.strategy.split_layers,
   }

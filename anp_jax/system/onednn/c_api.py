@@ -13,7 +13,7 @@ _DIMENSIONS = ctypes.c_int64 * 12
 
 # dnnl_data_type_t, by NumPy's names.
 DTYPES = {'float32': 3, 'bfloat16': 2}
-_CPU, _IN_ORDER, _USER_SCRATCHPAD = 1, 1, 1
+_CPU, _IN_ORDER, _USER_SCRATCHPAD, _STRICT = 1, 1, 1, 0
 FORWARD_TRAINING, BACKWARD = 64, 128  # dnnl_prop_kind_t
 # dnnl_alg_kind_t: of a convolution, and of a mean in which padding counts.
 DIRECT, MEAN_WITH_PADDING = 1, 0x2FF
@@ -70,10 +70,14 @@ class Api:
       raise OneDnnError(f'{path} is oneDNN {text}, expected 3.x')
     self.engine = self.create('dnnl_engine_create', _INT(_CPU), _SIZE(0))
     self._attributes = self.create('dnnl_primitive_attr_create')
-    self.call(
-      'dnnl_primitive_attr_set_scratchpad_mode', self._attributes,
-      _INT(_USER_SCRATCHPAD),
-    )  # fmt: skip
+    for setting, value in (
+      ('scratchpad_mode', _USER_SCRATCHPAD),
+      # Whatever ONEDNN_DEFAULT_FPMATH_MODE says: float32 stays float32.
+      ('fpmath_mode', _STRICT),
+    ):
+      self.call(
+        f'dnnl_primitive_attr_set_{setting}', self._attributes, _INT(value)
+      )
 
   def _read_version(self):
     self.library.dnnl_version.restype = ctypes.POINTER(_Version)

@@ -8,6 +8,7 @@ us). While oneDNN computes, Python's lock is free.
 
 import ctypes
 import functools
+import sys
 import threading
 
 import jax
@@ -26,6 +27,7 @@ _EXTENSION_METADATA = 24
 _METADATA_VERSION, _API_VERSION = 24, 32  # two ints: major, minor
 _API_ERROR_CREATE = 48
 _EXECUTE, _INTERNAL_ERROR = 3, 13
+_SWITCH_SECONDS = 2e-4
 
 
 class _ErrorArguments(ctypes.Structure):
@@ -88,6 +90,9 @@ def _create(name):
 
 @functools.cache
 def _register():
+  # A call waits for Python's lock, and a thread that is busy in Python keeps it
+  # for this long (by default 5 ms: 20 convolutions took 24 ms, not 5).
+  sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
   capsule = jax.ffi.pycapsule(ctypes.cast(_handler, ctypes.c_void_p))
   jax.ffi.register_ffi_target(operations.TARGET, capsule, platform='cpu')
 

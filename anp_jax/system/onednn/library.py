@@ -37,6 +37,7 @@ _SELF_TEST_SECONDS = 120
 # Signals by which a program's fault ends it: ILL, ABRT, BUS, FPE, SEGV. Others
 # come from outside: a job that is stopped, memory that ran out.
 _CRASHES = (4, 6, 7, 8, 11)
+FAULTY = 3  # exit code of a self-test with wrong results
 
 
 class Library:
@@ -47,7 +48,6 @@ class Library:
     path: of the file, or the name that the system's loader knows.
     version: such as '3.2.0'.
     isa: the instruction set that it uses, such as 'AVX512_CORE_BF16'.
-    threads: that compute one operation together; bits depend on it.
   """
 
   def __init__(self, path: str):
@@ -61,14 +61,19 @@ class Library:
     self.path = path
     self.version = '.'.join(map(str, self.api.version))
     self.isa = self.api.isa()
-    self.threads = cores.count()
+    openmp = self.api.library  # its own, whichever that is
     try:
-      # Found in the library's own OpenMP, whichever that is.
-      self._set_threads = self.api.library.omp_set_num_threads
+      self._set_threads = openmp.omp_set_num_threads
+      self._set_dynamic = openmp.omp_set_dynamic
+      self._most_threads = openmp.omp_get_thread_limit()
+      if openmp.omp_get_max_active_levels() < 1:
+        self._most_threads = 1
     except AttributeError:
       raise c_api.OneDnnError(
         f'{path} is built without OpenMP, so its threads cannot be counted'
       ) from None
+    self._threads = 1
+    self.threads = cores.count()
     if self.api.version < _OLDEST:
       raise c_api.OneDnnError(
         f'{path} is oneDNN {self.version}, expected '
@@ -88,8 +93,20 @@ class Library:
     has_bfloat16 = any(n in self.isa for n in ('BF16', 'FP16', 'AMX', 'AVX10'))
     return ('float32', 'bfloat16') if has_bfloat16 else ('float32',)
 
+  @property
+  def threads(self) -> int:
+    """The threads that compute one operation together; bits depend on it."""
+    return self._threads
+
+  @threads.setter
+  def threads(self, count: int):
+    # oneDNN divides an operation among as many threads as it was promised,
+    # and leaves parts out where OpenMP then gives it fewer.
+    self._threads = max(1, min(count, self._most_threads))
+
   def set_threads(self) -> None:
     """Makes the calling thread's operations use `threads` threads."""
+    self._set_dynamic(0)
     self._set_threads(self.threads)
 
   def describe(self) -> str:
@@ -131,6 +148,10 @@ def _found():
     switched_off = os.environ.get(VARIABLE, '').strip() == 'off'
     expected = _is_supported() and not switched_off
     return None, NOT_FOUND if expected else ''
+  if binding := _binding():
+    return None, (
+      f'{binding} is set, by which OpenMP would bind the threads of XLA, too'
+    )
   # A waiting thread of OpenMP spins by default, on a core that XLA needs.
   # libgomp reads this when it is loaded.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
@@ -144,12 +165,23 @@ def _found():
 
 def locate(environment: MutableMapping[str, str] = os.environ) -> str:
   """Returns the path or name of the library to take; '' for none."""
+  if not _is_supported():
+    return ''
   named = environment.get(VARIABLE, '').strip()
   if named:
     return '' if named == 'off' else named
-  if not _is_supported():
-    return ''
   return _packaged() or (_SYSTEM_NAME if _system_has_it() else '')
+
+
+def _binding():
+  """The name of a variable by which OpenMP binds threads to cores; or ''."""
+  if os.environ.get('OMP_PROC_BIND', 'false').strip().lower() == 'false':
+    names = ()
+  else:
+    names = ('OMP_PROC_BIND',)
+  if 'OMP_PROC_BIND' not in os.environ:
+    names = ('OMP_PLACES', 'GOMP_CPU_AFFINITY')
+  return next((name for name in names if os.environ.get(name)), '')
 
 
 def _is_supported():
@@ -220,6 +252,10 @@ def _identity(library):
   with open('/proc/cpuinfo') as file:
     parts += [next((x for x in file if x.startswith('flags')), '')]
   parts += [library.version, library.isa]
+  # What these say may be the fault.
+  prefixes = ('OMP_', 'GOMP_', 'ONEDNN_', 'DNNL_')
+  parts += sorted(f'{k}={v}' for k, v in os.environ.items()
+                  if k.startswith(prefixes))  # fmt: skip
   return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -244,5 +280,7 @@ def _run_self_test(path):
     return f'ended by signal {number}', number in _CRASHES
   lines = (reply.stdout + reply.stderr).strip().splitlines()
   if reply.returncode:
-    return (lines[-1] if lines else f'exit code {reply.returncode}'), True
+    reason = lines[-1] if lines else f'exit code {reply.returncode}'
+    # Another exit code is a fault of the test itself, such as no memory.
+    return reason, reply.returncode == FAULTY
   return '', True

@@ -27,7 +27,7 @@ class ConvolutionSpec(NamedTuple):
     kernel: (height, width, channels of a group, features).
     result: (batch, height', width', features).
     stride: pixels, both ways.
-    pads: (top, bottom, left, right); below zero an edge is cut off.
+    pads: (top, bottom, left, right), none below zero.
     groups: of channels, each convolved with its share of the features.
     waits: whether `run` gets one more address after the arguments', where it
       reads nothing: XLA makes such an argument before it runs the call.
@@ -92,19 +92,17 @@ class Scratch:
 
   def __init__(self, api: c_api.Api):
     self.stream = api.stream().value
-    self._bytes, self._buffer = 0, None
+    self._bytes, self._buffer = -1, None
 
   def reserve(self, size: int) -> int:
     """Returns the address of at least that many bytes, aligned to a page."""
     page = 4096
     if size > self._bytes:
-      self._buffer = None  # before the larger one is made
+      # The smaller one goes before the larger one is made, which may fail.
+      self._bytes, self._buffer = -1, None
       self._buffer = ctypes.create_string_buffer(size + page)
       self._bytes = size
-    return _aligned(ctypes.addressof(self._buffer or _NOTHING), page)
-
-
-_NOTHING = ctypes.create_string_buffer(1)
+    return _aligned(ctypes.addressof(self._buffer), page)
 
 
 class Convolution:

@@ -1,4 +1,4 @@
-"""Compares a library's results with NumPy's: exits 0, or 1 with a line.
+"""Compares a library's results with NumPy's: exits 0, or 3 with a line.
 
 python -m anp_jax.system.onednn.self_test PATH
 """
@@ -21,12 +21,13 @@ def main(arguments: list[str]) -> int:
   """Tests the library at a path; returns the exit code."""
   try:
     opened = library.Library(arguments[0])
+    opened.set_threads()
     for dtype in opened.dtypes:
       for check in (_check_convolutions, _check_norm, _check_mean_pool):
         check(opened.api, dtype)
   except (OSError, c_api.OneDnnError, AssertionError) as e:
     print(str(e).partition('\n')[0])
-    return 1
+    return library.FAULTY
   return 0
 
 

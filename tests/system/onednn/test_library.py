@@ -259,13 +259,12 @@ def runs(fresh, monkeypatch):
 
 @pytest.mark.parametrize(
   'program, fault',
-  [('print("forward 3x3: error 0.5"); exit(1)', 'forward 3x3: error 0.5'),
+  [('print("forward 3x3: error 0.5"); exit(3)', 'forward 3x3: error 0.5'),
    ('import os, signal; os.kill(os.getpid(), signal.SIGSEGV)',
     'ended by signal 11'),
    ('import os, signal; os.kill(os.getpid(), signal.SIGILL)',
     'ended by signal 4'),
-   ('exit(3)', 'exit code 3'),
-   ('1 / 0', 'ZeroDivisionError')],
+   ('exit(3)', 'exit code 3')],
 )  # fmt: skip
 @needs_library
 def test_a_fault_is_named_and_remembered(runs, monkeypatch, program, fault):
@@ -290,7 +289,7 @@ def test_a_fault_is_named_and_remembered(runs, monkeypatch, program, fault):
   'program',
   ['import os, signal; os.kill(os.getpid(), signal.SIGTERM)',
    'import os, signal; os.kill(os.getpid(), signal.SIGKILL)',
-   'import time; time.sleep(60)'],
+   'raise MemoryError', 'exit(1)', 'import time; time.sleep(60)'],
 )  # fmt: skip
 @needs_library
 def test_what_is_not_the_librarys_fault_is_not_remembered(
@@ -320,7 +319,7 @@ def test_the_self_test_imports_the_code_that_starts_it(runs, monkeypatch):
   """Where the package is neither installed nor in the folder of the call."""
   for before in ('', '/elsewhere'):
     monkeypatch.setenv('PYTHONPATH', before)
-    runs[:] = ['import sys; print(sys.path[1:3]); exit(1)']
+    runs[:] = ['import sys; print(sys.path[1:3]); exit(3)']
     _forget()
     folders = [str(_ROOT), before] if before else [str(_ROOT)]
     _is_refused(f'self-test: {str(folders)[:-1]}')
@@ -340,10 +339,10 @@ def test_the_self_test_sees_a_wrong_result(monkeypatch, capsys):
       y[0] += 1000
 
   monkeypatch.setattr(c_api.Primitive, 'run', wrong)
-  assert self_test.main([path]) == 1
+  assert self_test.main([path]) == library.FAULTY
   assert capsys.readouterr().out.startswith('norm, float32: error')
   monkeypatch.setattr(c_api.Primitive, 'run', lambda *_: None)
-  assert self_test.main([path]) == 1
+  assert self_test.main([path]) == library.FAULTY
   assert capsys.readouterr().out.startswith('forward 3x3/1, float32: error')
 
 
@@ -430,3 +429,40 @@ def test_a_run_that_asks_for_it_ends_with_one_line(tmp_path):
   assert reply.returncode != 0
   assert "config.model.cpu_library='onednn': there is no" in reply.stderr
   assert 'Traceback' not in reply.stderr
+
+
+@needs_library
+@pytest.mark.parametrize(
+  'variable, value, threads',
+  [
+    ('OMP_THREAD_LIMIT', '1', 1),
+    ('OMP_MAX_ACTIVE_LEVELS', '0', 1),
+    ('OMP_DYNAMIC', 'true', 2),
+  ],
+)
+def test_results_are_right_whatever_openmp_is_told(variable, value, threads):
+  """oneDNN leaves out the parts of threads that OpenMP does not give it."""
+  code = (
+    'from anp_jax.system.onednn import library, self_test\n'
+    'opened = library.find(); opened.threads = 2; opened.set_threads()\n'
+    'print(opened.threads, self_test.main([opened.path]))'
+  )
+  environment = {**os.environ, variable: value}
+  text = subprocess.check_output(
+    [sys.executable, '-c', code], env=environment, cwd=_ROOT, text=True
+  )
+  assert text.split() == [str(threads), '0']
+
+
+@pytest.mark.parametrize('variable', ['OMP_PROC_BIND', 'OMP_PLACES'])
+def test_threads_that_openmp_would_bind_are_refused(
+  fresh, monkeypatch, variable
+):  # fmt: skip
+  """It binds the threads of XLA that call it, and these start others."""
+  del fresh
+  monkeypatch.setattr(library, 'locate', lambda: 'libdnnl.so.3')
+  monkeypatch.setenv(variable, 'cores')
+  before = os.sched_getaffinity(0)
+  assert library.find() is None
+  assert variable in library.missing_reason()
+  assert os.sched_getaffinity(0) == before

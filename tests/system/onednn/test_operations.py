@@ -206,3 +206,24 @@ def test_a_fault_of_a_run_is_an_error(api, monkeypatch):
   monkeypatch.setattr(place, '_primitive', None)
   with pytest.raises(c_api.OneDnnError, match='status'):
     _run(operation, memory, arrays)
+
+
+def test_scratch_memory_that_was_not_there_is_asked_for_again(monkeypatch, api):
+  memory = operations.Scratch(api)
+  memory.reserve(10_000)
+
+  def fail(size):
+    raise MemoryError
+
+  with monkeypatch.context() as patch, pytest.raises(MemoryError):
+    patch.setattr(operations.ctypes, 'create_string_buffer', fail)
+    memory.reserve(20_000)
+  sizes = []
+  make = operations.ctypes.create_string_buffer
+  monkeypatch.setattr(
+    operations.ctypes,
+    'create_string_buffer',
+    lambda size: sizes.append(size) or make(size),
+  )
+  memory.reserve(100)
+  assert sizes and sizes[0] >= 100
