@@ -75,9 +75,8 @@ class Network:
     self.devices = jax.local_devices() if devices is None else devices
     platform = self.devices[0].platform
     target = platform
-    if (
-      platform == 'cpu' and library.find()
-    ):  # else a network that was trained with it needs none
+    # Without a library, a network that was trained with one needs none.
+    if platform == 'cpu' and library.find():
       target = models.target(trained.config, platform, len(self.devices))
     each = _BATCH.get(platform, _BATCH_ELSEWHERE)
     if batch_size:

@@ -1,4 +1,4 @@
-"""Convolutions and batch norm that oneDNN computes, and which of them it does.
+"""Convolutions, batch norm and mean pools that oneDNN computes, and which.
 
 Of a platform 'cpu_onednn': a CPU for which `system.onednn` has a library.
 """

@@ -9,7 +9,7 @@ of JAX's private names.
 |---|---|
 | library | finds the shared library, checks it, opens it |
 | c_api | names of oneDNN's C interface, as ctypes takes them |
-| operations | convolutions and norms, ready to run, one for each shape |
+| operations | convolutions, norms and mean pools, one for each shape |
 | custom_call | lets XLA's programs call them |
 | self_test | compares the results of a library with NumPy's, in a process |
 """

@@ -23,10 +23,10 @@ SCALE, SHIFT, RELU = 2, 4, 8  # dnnl_normalization_flags_t
 _IMPLEMENTATION = 8
 WEIGHTS, DIFF_WEIGHTS, WORKSPACE, _SCRATCHPAD = 131, 132, 135, 136
 # Names of arguments, DNNL_ARG_*.
-(ARG_SRC, ARG_DST, ARG_WEIGHTS, ARG_BIAS, ARG_MEAN, ARG_VARIANCE, ARG_SCALE,
+(ARG_SRC, ARG_DST, ARG_WEIGHTS, ARG_MEAN, ARG_VARIANCE, ARG_SCALE,
  ARG_SHIFT, ARG_WORKSPACE, _ARG_SCRATCHPAD, ARG_DIFF_SRC, ARG_DIFF_DST,
- ARG_DIFF_WEIGHTS, ARG_DIFF_BIAS, ARG_DIFF_SCALE, ARG_DIFF_SHIFT) = (
-  1, 17, 33, 41, 49, 50, 51, 52, 64, 80, 129, 145, 161, 169, 255, 256,
+ ARG_DIFF_WEIGHTS, ARG_DIFF_SCALE, ARG_DIFF_SHIFT) = (
+  1, 17, 33, 49, 50, 51, 52, 64, 80, 129, 145, 161, 255, 256,
 )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ class Api:
   """An open library, with an engine for the CPU.
 
   Attributes:
-    library: ctypes.CDLL; its functions run without Python's lock.
+    functions: ctypes.CDLL; its functions run without Python's lock.
     version: (major, minor, patch).
   """
 
@@ -57,7 +57,7 @@ class Api:
       OSError: if it cannot be opened.
       OneDnnError: if it is not oneDNN 3.
     """
-    self.library = ctypes.CDLL(path)
+    self.functions = ctypes.CDLL(path)
     # With Python's lock: what takes less time than giving the lock away.
     self._quick = ctypes.PyDLL(path)
     try:
@@ -80,16 +80,21 @@ class Api:
       )
 
   def _read_version(self):
-    self.library.dnnl_version.restype = ctypes.POINTER(_Version)
-    version = self.library.dnnl_version().contents
+    self.functions.dnnl_version.restype = ctypes.POINTER(_Version)
+    version = self.functions.dnnl_version().contents
     return version.major, version.minor, version.patch
 
   def _declare(self):
-    library = self.library
-    library.dnnl_primitive_desc_query_md.restype = POINTER
-    library.dnnl_memory_desc_get_size.restype = _SIZE
-    library.dnnl_cpu_isa2str.restype = ctypes.c_char_p
-    library.dnnl_primitive_execute.argtypes = [POINTER, POINTER, _INT, POINTER]
+    functions = self.functions
+    functions.dnnl_primitive_desc_query_md.restype = POINTER
+    functions.dnnl_memory_desc_get_size.restype = _SIZE
+    functions.dnnl_cpu_isa2str.restype = ctypes.c_char_p
+    functions.dnnl_primitive_execute.argtypes = [
+      POINTER,
+      POINTER,
+      _INT,
+      POINTER,
+    ]
     self.set_data = self._quick.dnnl_memory_set_data_handle
     self.set_data.argtypes = [POINTER, POINTER]
 
@@ -99,7 +104,7 @@ class Api:
     Raises:
       OneDnnError: if it is not dnnl_success.
     """
-    status = getattr(self.library, function)(*arguments)
+    status = getattr(self.functions, function)(*arguments)
     if status:
       raise OneDnnError(f'{function}: status {status}')
 
@@ -111,8 +116,8 @@ class Api:
 
   def isa(self) -> str:
     """Returns the instruction set that oneDNN uses, such as AVX512_CORE."""
-    number = self.library.dnnl_get_effective_cpu_isa()
-    text = self.library.dnnl_cpu_isa2str(_INT(number)).decode()
+    number = self.functions.dnnl_get_effective_cpu_isa()
+    text = self.functions.dnnl_cpu_isa2str(_INT(number)).decode()
     return text.removeprefix('cpu_isa_').upper()
 
   def stream(self) -> POINTER:
@@ -142,11 +147,11 @@ class Api:
 
   def size(self, array: POINTER) -> int:
     """Returns the bytes of an array; 0 of one that is not there."""
-    return self.library.dnnl_memory_desc_get_size(array)
+    return self.functions.dnnl_memory_desc_get_size(array)
 
   def equal(self, left: POINTER, right: POINTER) -> bool:
     """Returns whether two descriptions of arrays are the same."""
-    return bool(self.library.dnnl_memory_desc_equal(left, right))
+    return bool(self.functions.dnnl_memory_desc_equal(left, right))
 
   def describe(self, operation: str, *arguments) -> POINTER:
     """Describes a primitive, such as 'convolution_forward'."""
@@ -165,7 +170,9 @@ class Api:
   def query(self, primitive: POINTER, what: int) -> POINTER:
     """Returns an array's description: WEIGHTS, DIFF_WEIGHTS or WORKSPACE."""
     return POINTER(
-      self.library.dnnl_primitive_desc_query_md(primitive, _INT(what), _INT(0))
+      self.functions.dnnl_primitive_desc_query_md(
+        primitive, _INT(what), _INT(0)
+      )
     )
 
   def implementation(self, primitive: POINTER) -> str:
@@ -224,7 +231,7 @@ class Primitive:
     set_data = self._api.set_data
     for memory, address in zip(memories, addresses, strict=True):
       set_data(memory, address)
-    status = self._api.library.dnnl_primitive_execute(
+    status = self._api.functions.dnnl_primitive_execute(
       self._primitive, stream, len(memories), ctypes.addressof(arguments)
     )
     self._idle.append((memories, arguments))

@@ -61,7 +61,7 @@ class Library:
     self.path = path
     self.version = '.'.join(map(str, self.api.version))
     self.isa = self.api.isa()
-    openmp = self.api.library  # its own, whichever that is
+    openmp = self.api.functions  # its own, whichever that is
     try:
       self._set_threads = openmp.omp_set_num_threads
       self._set_dynamic = openmp.omp_set_dynamic

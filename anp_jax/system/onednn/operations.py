@@ -1,4 +1,4 @@
-"""Convolutions and batch norm by oneDNN, one object for each shape.
+"""Convolutions, batch norm and mean pools by oneDNN, one object for each shape.
 
 An operation is named by a text, which a compiled program carries: so programs
 can be kept on disk, and one that is read from there makes its operations again.
