@@ -1,0 +1,60 @@
+"""How long many devices take that each take a random time."""
+
+import functools
+import math
+
+import numpy as np
+
+_POINTS = 20001
+
+
+def exponential_max(count: int) -> float:
+  """The mean of the largest of `count` exponential numbers of mean 1.
+
+  It is the harmonic number 1 + 1/2 + ... + 1/n (Renyi 1953).
+  """
+  return sum(1 / k for k in range(1, count + 1))
+
+
+@functools.cache
+def normal_max(count: int, rank: int = 0) -> float:
+  """The mean of the largest of `count` standard normal numbers.
+
+  Args:
+    count: of numbers.
+    rank: how many are larger than the one that is asked for: 0 for the
+      largest, k where k late ones are not waited for.
+
+  Returns:
+    In standard deviations; integrated numerically (David and Nagaraja 2003,
+    chapter 3), to about 1e-6.
+  """
+  if not 0 <= rank < count:
+    raise ValueError(f'rank {rank} of {count} numbers')
+  x = np.linspace(-9, 9, _POINTS)
+  density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+  below = np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in x])
+  above = np.array([0.5 * math.erfc(v / math.sqrt(2)) for v in x])
+  # In logarithms: count may be thousands.
+  tiny = np.finfo(float).tiny
+  log_weight = (
+    math.lgamma(count + 1) - math.lgamma(count - rank) - math.lgamma(rank + 1)
+    + (count - 1 - rank) * np.log(np.maximum(below, tiny))
+    + rank * np.log(np.maximum(above, tiny))
+  )  # fmt: skip
+  return float(np.trapezoid(x * density * np.exp(log_weight), x))
+
+
+def slowest(seconds: float, jitter: float, count: int, backups: int = 0):
+  """The mean time until all but `backups` of `count` devices are done.
+
+  Args:
+    seconds: mean of one device.
+    jitter: standard deviation over the mean, normal.
+    count: of devices.
+    backups: late ones that are not waited for.
+  """
+  if count < 2 or not jitter:
+    return seconds
+  late = min(backups, count - 1)
+  return max(0.0, seconds * (1 + jitter * normal_max(count, late)))

@@ -1,0 +1,112 @@
+"""Tests of plan: seconds of collectives, and of the slowest of many devices."""
+
+import math
+
+import numpy as np
+import pytest
+
+from scripts.plan import collectives
+from scripts.plan import order_statistics
+from scripts.plan import tables
+
+_LINK = tables.Link('link', 10e9, 5e-6)
+_NODE = tables.Link('node', 100e9, 1e-6)
+_SIZE = 100e6
+
+
+def _cluster(nodes, devices, node_link=_NODE, link=_LINK):
+  return collectives.Cluster(nodes, devices, node_link, link)
+
+
+@pytest.mark.parametrize('devices', [2, 3, 8, 512])
+def test_ring_all_reduce_is_its_closed_form(devices):
+  n = devices
+  expected = 2 * (n - 1) / n * _SIZE / 10e9 + 2 * (n - 1) * 5e-6
+  seconds = collectives.ring_all_reduce(n, _SIZE, _LINK)
+  assert seconds == pytest.approx(expected)
+  assert collectives.reduce_scatter(n, _SIZE, _LINK) == pytest.approx(
+    expected / 2
+  )
+
+
+def test_tree_takes_a_step_a_level():
+  # 1,000 devices: 10 levels up and 10 down; every byte twice.
+  seconds = collectives.tree_all_reduce(1000, _SIZE, _LINK)
+  assert seconds == pytest.approx(2 * _SIZE / 10e9 + 20 * 5e-6)
+
+
+def test_hierarchical_sums_in_nodes_then_between_them():
+  # 4 nodes of 8: 7/8 of the bytes twice within; then an eighth of the bytes
+  # by each device, over an eighth of the ports; 4 nodes in a ring or a tree.
+  within = 2 * 7 / 8 * _SIZE / 100e9 + 14 * 1e-6
+  ring = 2 * 3 / 4 * (_SIZE / 8) / (10e9 / 8) + 6 * 5e-6
+  seconds = collectives.hierarchical_all_reduce(_cluster(4, 8), _SIZE)
+  assert seconds == pytest.approx(within + ring)
+
+
+def test_the_fastest_way_is_taken():
+  many, small = _cluster(512, 8), 1e3
+  # 1 KB on 4,096 devices: a ring waits 8,190 times, a tree 24 times.
+  assert collectives.all_reduce(many, small) == pytest.approx(
+    2 * small / 10e9 + 24 * 5e-6, rel=0.3
+  )
+  assert collectives.all_reduce(_cluster(1, 1), _SIZE) == 0
+  # What leaves the node is at least its share of the bytes over the ports.
+  large = 10e9
+  floor = 2 * 511 / 512 * large / 10e9
+  assert floor <= collectives.all_reduce(many, large) <= 1.2 * floor
+
+
+def test_a_torus_uses_all_of_its_links():
+  torus = tables.Link('torus', 328e9, 1e-6, topology='torus', axes=2)
+  seconds = collectives.all_reduce(_cluster(16, 4, torus), _SIZE)
+  # 64 devices: 8 x 8, rings of 8 along each axis.
+  expected = 2 * 63 / 64 * _SIZE / 328e9 + 2 * 2 * 7 * 1e-6
+  assert seconds == pytest.approx(expected)
+
+
+def test_devices_on_a_bus_stage_what_leaves_the_node():
+  bus = tables.Link('bus', 20e9, 1e-6, is_shared=True)
+  on_bus = collectives.all_reduce(_cluster(2, 4, bus), _SIZE)
+  apart = collectives.all_reduce(_cluster(2, 4), _SIZE)
+  assert on_bus > 1.9 * apart
+
+
+@pytest.mark.parametrize('count', [1, 2, 10, 1000])
+def test_exponential_maximum_is_the_harmonic_number(count):
+  expected = np.euler_gamma + math.log(count) + 1 / (2 * count)
+  mean = order_statistics.exponential_max(count)
+  assert mean == pytest.approx(expected, rel=0.08 / count)
+
+
+def test_normal_maximum_has_its_known_values():
+  values = {
+    1: 0.0,
+    2: 1 / math.sqrt(math.pi),
+    3: 1.5 / math.sqrt(math.pi),
+    10: 1.53875,  # Harter 1961, table 1
+    100: 2.50759,
+  }
+  for count, value in values.items():
+    mean = order_statistics.normal_max(count)
+    assert mean == pytest.approx(value, abs=2e-5)
+  # The second largest of three is the median; of ten, Harter's 1.00136.
+  assert order_statistics.normal_max(3, 1) == pytest.approx(0, abs=1e-6)
+  assert order_statistics.normal_max(10, 1) == pytest.approx(1.00136, abs=2e-5)
+
+
+def test_the_slowest_of_thousands_agrees_with_random_numbers():
+  random = np.random.default_rng(0)
+  drawn = random.normal(0.2, 0.01, (400, 4096))
+  drawn.sort(axis=1)
+  for backups in (0, 5):
+    mean = order_statistics.slowest(0.2, 0.05, 4096, backups)
+    assert mean == pytest.approx(drawn[:, -1 - backups].mean(), rel=2e-3)
+  assert order_statistics.slowest(0.2, 0.05, 1) == 0.2
+
+
+def test_parameter_servers_pass_all_bytes_of_all_workers():
+  bus = tables.Link('bus', 20e9, 1e-6, is_shared=True)
+  # One node of 8 workers: each sends and gets all, over half a bus.
+  seconds = collectives.parameter_servers(_cluster(1, 8, bus), _SIZE)
+  assert seconds == pytest.approx(16 * _SIZE / 10e9 + 2 * 5e-6)
