@@ -1,31 +1,57 @@
 """Predicts how a config's training scales on machines that are not here.
 
+  python -m scripts.plan --config=configs/resnet_anp.py:modern --device=h200
+    --nodes=1,2,4,...,512 --devices_per_node=8 --link=ib-ndr400x8
+
+predicts, for each number of nodes, images/s, where the time of a step goes,
+memory, and time and device-hours to the run's end, as a table, as a figure with
+--out=FILE.png or --workdir=DIR, and as JSON on the last line. --strategies=
+sync,fsdp,local,server:bounded compares strategies; --config.KEY=VALUE is for
+all of them.
+
+  python -m scripts.plan --config=... --measure --nodes=1,2,4 --link=eth-10
+
+times some steps of the config on the device at hand, and predicts more of them.
+
+  python -m scripts.plan --config=... --target_hours=2 --budget_devices=256
+
+ranks nodes, strategies and (without --device) devices by device-hours.
+
   python -m scripts.plan --check
 
 compares the model with published rates of ResNet-50: published, predicted and
 error by row, and the means. With --rows=FILE.csv those of another file, which
 has the columns of scripts/plan/published.csv. docs/planner.md explains more.
 
-Status 0; 2: bad input.
+Status 0; 1: no way reaches the target; 2: bad input, or a config that fits none
+of the sizes. Hyphens in flags are underscores.
 """
 
 import json
 import os
+import re
 import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.system import markdown
+from scripts.plan import sizes
 from scripts.plan import tables
 
 
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
   try:
-    flags = _flags(arguments)
+    overrides, rest = command_line.split_overrides(arguments)
+    flags = _flags([_underscored(a) for a in rest])
     known_tables = tables.load(flags.entries)
     if flags.check or flags.rows:
       return _check(known_tables, flags)
-    raise config_lib.ConfigError('--check is missing')
+    if flags.list:
+      return _list(known_tables)
+    from scripts.plan import command  # JAX, once the flags are right
+
+    return command.run(known_tables, flags, overrides)
   except config_lib.ConfigError as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
@@ -34,17 +60,57 @@ def main(arguments: list[str]) -> int:
     return 130
 
 
+def _underscored(argument: str) -> str:
+  """A flag with hyphens within its name as the one with underscores."""
+  name, equals, value = argument.partition('=')
+  if re.fullmatch(r'--\w[\w-]*', name):
+    name = f'--{name[2:].replace("-", "_")}'
+  return name + equals + value
+
+
 def _flags(arguments):
   parser = command_line.Parser(
     prog='python -m scripts.plan', description=__doc__
   )
+  add = parser.add_argument
+  add('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
+  add('--device', help='of the table, such as h200; see --list')
+  add('--nodes', default='1', help='such as 1,2,4 or 1,2,4,...,512')
+  add('--devices_per_node', type=int, default=8, help='(default: %(default)s)')
+  add('--link', default='', metavar='NAMExPORTS', help="a node's ports")
+  add('--node_link', default='', help="within a node (default: the device's)")
+  add(
+    '--data_sheet', action='store_true',
+    help="leave out the device's own published rates",
+  )  # fmt: skip
+  add('--strategies', default='', help="such as sync,fsdp (default: config's)")
+  add(
+    '--scaling', default='auto',
+    help=f'{", ".join(sizes.SCALINGS)}: the batch stays, or grows with the '
+    'devices; auto: it stays as far as it divides (default: %(default)s)',
+  )  # fmt: skip
+  add('--strong', action='store_true', help='--scaling=strong')
+  add('--weak', action='store_true', help='--scaling=weak')
+  add('--images_per_device', type=int, default=0, help='for weak scaling')
+  add('--input_rate', type=float, default=0, help="images/s of a node's host")
+  add('--jitter', type=float, help='of a step: deviation over mean')
+  add('--examples', type=int, default=0, help='images an epoch')
+  add('--classes', type=int, default=0, help='of data that is not here')
+  add(
+    '--measure', action='store_true',
+    help='time some steps of the config on the device at hand first',
+  )  # fmt: skip
+  add('--measure_batches', default='', help='the two that are timed: 32,128')
+  add('--target_hours', type=float, default=0, help="to the run's end")
+  add('--budget_devices', type=int, default=0, help='at most so many')
+  add('--out', default='', metavar='FILE.png', help='the figure')
+  add('--workdir', default='', metavar='DIR', help='for plan.png, plan.json')
   parser.add_argument(
     '--check', action='store_true', help='compare with published rates'
   )
-  parser.add_argument(
-    '--rows', default='', metavar='FILE', help='for --check: other rates'
-  )
-  parser.add_argument(
+  add('--rows', default='', metavar='FILE', help='for --check: other rates')
+  add('--list', action='store_true', help='the devices and links there are')
+  add(
     '--entries', default='', metavar='FILE',
     help='TOML with devices and links of your own; see scripts/plan/*.toml',
   )  # fmt: skip
@@ -63,7 +129,27 @@ def _check(known_tables, flags) -> int:
   return 0
 
 
+def _list(known_tables) -> int:
+  devices = [('device', 'peak TFLOP/s', 'GB', 'GB/s', 'node link', 'source')]
+  for d in known_tables.devices.values():
+    peak = f'{max(d.tflops.values()):g}'
+    devices.append((
+      d.name, peak, f'{d.gigabytes:g}', f'{d.gigabytes_per_second:g}',
+      d.node_link, d.source,
+    ))  # fmt: skip
+  links = [('link', 'GB/s', 'us', 'topology')]
+  for link in known_tables.links.values():
+    links.append((
+      link.name, f'{link.bandwidth / 1e9:g}', f'{1e6 * link.latency:g}',
+      link.topology,
+    ))  # fmt: skip
+  print(markdown.plain(devices, 'lrrrl'))
+  print('\n' + markdown.plain(links, 'lrrl'))
+  return 0
+
+
 if __name__ == '__main__':
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+  if '--measure' not in sys.argv:  # nothing else needs an accelerator
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   sys.exit(main(sys.argv[1:]))

@@ -122,6 +122,20 @@ def compare(
   return result
 
 
+def sheet_error(rows: Sequence[published.Row], workloads=resnet50) -> float:
+  """The mean absolute error of predictions from data sheets alone."""
+  cases = fit_lib.cases(rows, workloads)
+  result = []
+  for system in dict.fromkeys(row.system for row in rows):
+    fit = fit_lib.fit_cases([c for c in cases if c.row.system != system])
+    result += [
+      abs(c.row.seconds / fit_lib.predict(fit, c) - 1)
+      for c in cases
+      if c.row.system == system
+    ]
+  return sum(result) / len(result)
+
+
 def errors(comparisons: Sequence[Comparison]) -> dict[str, float]:
   """Mean and largest absolute errors: sheet_mean, few_mean and so on."""
   sheet = [abs(c.sheet_error) for c in comparisons]

@@ -54,17 +54,20 @@ class Fit:
   factors: dict[str, tuple[float, float, float]]
 
   def efficiency(
-    self, device: tables.Device, dtype: str, system: str = ''
+    self, device: tables.Device, dtype: str, *systems: str
   ) -> model.Efficiency:
     """What a device reaches.
 
     Args:
       device: of the tables.
       dtype: of the computation.
-      system: with rows among the fitted ones; else that of data sheets alone.
+      *systems: with rows among the fitted ones: the geometric mean of their
+        factors counts; none: what follows from data sheets alone.
     """
     kind = device.effective_kind(dtype)
-    compute, fixed, wire = self.factors.get(system, (1.0, 1.0, 1.0))
+    factors = [self.factors[s] for s in systems if s in self.factors]
+    logs = np.log(factors or [(1.0, 1.0, 1.0)]).mean(0)
+    compute, fixed, wire = map(float, np.exp(logs))
     trend = self.common['kernel trend'] ** (device.year - _YEAR)
     memory = self.common['memory']
     if kind == 'tpu':

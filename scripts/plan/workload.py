@@ -94,6 +94,12 @@ class Workload:
     return split / total
 
 
+def dtype(config) -> str:
+  """The dtype of the computation; 'auto' is bfloat16, as on accelerators."""
+  name = config.model.dtype
+  return 'bfloat16' if name == 'auto' else name
+
+
 def count(config, examples: int = 0, classes: int = 0) -> Workload:
   """Counts what a step of a config costs.
 
@@ -105,7 +111,7 @@ def count(config, examples: int = 0, classes: int = 0) -> Workload:
   Raises:
     ConfigError: if the data source cannot be opened and no counts are named.
   """
-  config = config_lib.replaced(config, {'model.dtype': _dtype(config)})
+  config = config_lib.replaced(config, {'model.dtype': dtype(config)})
   examples, outputs = _data(config, examples, classes)
   model = models.create(config, outputs, 'gpu')
   batch = config.batch_size or config.batch_size_per_device
@@ -137,12 +143,6 @@ def count(config, examples: int = 0, classes: int = 0) -> Workload:
     examples=examples,
     total_images=total,
   )
-
-
-def _dtype(config) -> str:
-  """The dtype of the computation; 'auto' is bfloat16, as on accelerators."""
-  dtype = config.model.dtype
-  return 'bfloat16' if dtype == 'auto' else dtype
 
 
 def _data(config, examples, classes) -> tuple[int, int]:

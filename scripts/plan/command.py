@@ -1,0 +1,345 @@
+"""Plans what the flags ask for."""
+
+from collections.abc import Sequence
+import dataclasses
+import json
+import math
+import os
+from typing import Any
+
+from anp_jax import config as config_lib
+from anp_jax.config import command_line
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.system import compute_dtype
+from anp_jax.system import files
+from anp_jax.system import progress
+from scripts.plan import check
+from scripts.plan import collectives
+from scripts.plan import fit as fit_lib
+from scripts.plan import model
+from scripts.plan import page
+from scripts.plan import points as points_lib
+from scripts.plan import published
+from scripts.plan import sizes
+from scripts.plan import strategies
+from scripts.plan import tables
+from scripts.plan import target
+from scripts.plan import workload as workload_lib
+
+_NUMBERS = (
+  'images_per_device', 'input_rate', 'examples', 'classes', 'jitter',
+  'target_hours', 'budget_devices',
+)  # fmt: skip
+_FSDP = 'fsdp'
+_SERVERS = tuple(
+  f'server:{mode}' for mode in ('async', 'bounded', 'synchronous')
+)
+# What a target is looked for with, where no flag says it.
+_TARGET_DEVICES = 'a100-80,h100,h200,b200'
+_TARGET_LINK = 'ib-ndr400x8'
+_TARGET_STRATEGIES = 'sync,fsdp,local,server:async,server:synchronous'
+_NAMES = (*strategy_lib.BUILT_IN, _FSDP, *_SERVERS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+  """A kind of device on several numbers of nodes.
+
+  Attributes:
+    device: that computes.
+    clusters: one a size, the smallest first.
+    efficiency: what the device and its links reach.
+    measured: (a, c) of its step if it was timed, else None.
+    jitter: of its step.
+    published: rates of its kind.
+    error: mean error of predictions of it.
+  """
+
+  device: tables.Device
+  clusters: Sequence[collectives.Cluster]
+  efficiency: model.Efficiency
+  measured: tuple[float, float] | None
+  jitter: float
+  published: Sequence[published.Row]
+  error: float
+
+
+def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
+  """Prints the plan and writes its files; returns the exit status.
+
+  Raises:
+    ConfigError: for whatever is wrong with the flags or the config.
+  """
+  request = _request(flags)
+  if flags.target_hours or flags.budget_devices:
+    _complete_target(flags)
+  configs = _configs(flags, overrides)
+  _check_sizes(known_tables, flags)
+  if flags.measure:
+    configs = {n: compute_dtype.decide(c, '') for n, c in configs.items()}
+  first = next(iter(configs.values()))
+  cost = workload_lib.count(first, flags.examples, flags.classes)
+  machines = _machines(known_tables, flags, cost.dtype, first, cost)
+  plans = {}
+  for machine in machines:
+    for name, config in configs.items():
+      # Strategies and their keys change nothing that is counted, but models.
+      settings = [
+        strategies.Setting(
+          config, cost, machine.device, cluster, machine.efficiency,
+          machine.jitter, machine.measured,
+        )
+        for cluster in machine.clusters
+      ]  # fmt: skip
+      label = f'{machine.device.name} {name}' if len(machines) > 1 else name
+      plans[label] = points_lib.plan(label, settings, request)
+  _check_that_some_run(plans)
+  title = (
+    f'{flags.config}, {cost.dtype}, '
+    f'{", ".join(m.device.name for m in machines)}, {flags.devices_per_node} a '
+    f'node{", " + flags.link if flags.link else ""}'
+  )
+  error = max(m.error for m in machines)
+  print(title)
+  print(f'{cost.image_flops / 1e9:.3g} GFLOP an image, {cost.parameters:,} '
+        f'parameters, {cost.examples:,} images an epoch; mean error of '
+        f'predictions: {100 * error:.0f} %\n')  # fmt: skip
+  result = {
+    'devices': [m.device.name for m in machines], 'link': flags.link,
+    'error': round(error, 4),
+    'points': [p.to_json() for points in plans.values() for p in points],
+  }  # fmt: skip
+  status = _show(flags, plans, result)
+  _write(flags, title, plans, result, _rates(machines[0], cost))
+  print(json.dumps(result))
+  return status
+
+
+def _show(flags, plans, result) -> int:
+  """Prints the table, or the ranking of a target; adds it to the result."""
+  if not flags.target_hours:
+    print(page.lines(plans))
+    return 0
+  ranked = target.ranked(plans, flags.target_hours)
+  result['ranking'] = [p.to_json() for p in ranked]
+  budget = f'{flags.budget_devices:,} devices'
+  if ranked:
+    best = ranked[0]
+    print(page.ranking(ranked))
+    print(
+      f'\ncheapest within {flags.target_hours:g} h and {budget}: '
+      f'{best.strategy} on {best.cluster.nodes} nodes, '
+      f'{best.device_hours:,.3g} device-hours (time to the images of the run; '
+      'accuracy by strategy: docs/strategies.md)'
+    )
+    return 0
+  best = target.quickest(plans)
+  print(page.ranking([best]))
+  print(
+    f'\nno way reaches {flags.target_hours:g} h with {budget}; the quickest, '
+    f'{best.strategy} on {best.cluster.nodes} nodes, takes '
+    f'{progress.duration(best.run_seconds)}'
+  )
+  return 1
+
+
+def _request(flags) -> points_lib.Request:
+  scaling = flags.scaling
+  if flags.strong or flags.weak:
+    scaling = 'strong' if flags.strong else 'weak'
+  if scaling not in sizes.SCALINGS:
+    raise config_lib.ConfigError(
+      f'--scaling={scaling!r}: expected one of {", ".join(sizes.SCALINGS)}'
+      f'{config_lib.nearest(scaling, sizes.SCALINGS)}'
+    )
+  for name in _NUMBERS:
+    value = getattr(flags, name)
+    if value is not None and not 0 <= value < math.inf:
+      raise config_lib.ConfigError(
+        f'--{name}={value}: expected a number from 0'
+      )
+  if flags.devices_per_node < 1:
+    raise config_lib.ConfigError(
+      f'--devices_per_node={flags.devices_per_node}: expected a whole number '
+      'from 1'
+    )
+  if flags.out:
+    command_line.check_file('--out', flags.out)
+  if flags.workdir:
+    command_line.check_folder('--workdir', flags.workdir)
+  return points_lib.Request(scaling, flags.images_per_device, flags.input_rate)
+
+
+def _complete_target(flags):
+  """Fills in the flags of a target; refuses one without hours or budget."""
+  for name in ('target_hours', 'budget_devices'):
+    if not getattr(flags, name):
+      raise config_lib.ConfigError(
+        f'--{name} is missing, or 0: a target has hours and a budget of '
+        'devices, such as --target_hours=2 --budget_devices=256'
+      )
+  if flags.budget_devices < flags.devices_per_node:
+    raise config_lib.ConfigError(
+      f'--budget_devices={flags.budget_devices}: fewer than a node has '
+      f'(--devices_per_node={flags.devices_per_node})'
+    )
+  if not flags.device and not flags.measure:
+    flags.device = _TARGET_DEVICES
+  flags.link = flags.link or _TARGET_LINK
+  flags.strategies = flags.strategies or _TARGET_STRATEGIES
+  counts = target.node_counts(flags.budget_devices, flags.devices_per_node)
+  flags.nodes = ','.join(map(str, counts))
+
+
+def _configs(flags, overrides) -> dict[str, Any]:
+  """The config of each strategy, by its name as typed."""
+  if not flags.config:
+    raise config_lib.ConfigError(
+      '--config=FILE[:VARIANT] is missing; see configs/'
+    )
+  if not flags.strategies:
+    config = command_line.load(flags.config, overrides)
+    return {config.strategy.name: config}
+  result = {}
+  for name in [n.strip() for n in flags.strategies.split(',')]:
+    if name not in _NAMES:
+      raise config_lib.ConfigError(
+        f'--strategies: no strategy {name!r} (have: {", ".join(_NAMES)})'
+        f'{config_lib.nearest(name, _NAMES)}'
+      )
+    base, _, mode = name.partition(':')
+    typed = dict(overrides)
+    if base == _FSDP:
+      typed['sharding'] = "(('.*', 'fsdp'),)"
+    typed['strategy.name'] = 'sync' if base == _FSDP else base
+    if mode:
+      typed['strategy.mode'] = mode
+    if base == 'channel_split':
+      typed = {'mesh.data': '1', 'mesh.model': '-1'} | typed
+    applying = command_line.applying(flags.config, typed)
+    result[name] = command_line.load(flags.config, applying)
+  return result
+
+
+def _machines(known_tables, flags, dtype, config, cost) -> list[Machine]:
+  """The machines of the flags, each with what it reaches."""
+  names = [n.strip() for n in (flags.device or '').split(',') if n.strip()]
+  if not names and not flags.measure:
+    raise config_lib.ConfigError(
+      f'--device is missing: one of {", ".join(known_tables.devices)}; or '
+      '--measure'
+    )
+  devices = [known_tables.device(name) for name in names]
+  for device in devices:
+    device.peak(dtype)
+  clusters = [_clusters(known_tables, flags, device) for device in devices]
+  rows = published.read(known_tables)
+  if flags.measure:
+    return [_measured(known_tables, flags, config, cost, rows)]
+  error = check.sheet_error(rows)
+  machines = []
+  for device, sized in zip(devices, clusters):
+    same = [r for r in rows if r.device.name == device.name]
+    used = [r for r in rows if r not in same] if flags.data_sheet else rows
+    fitted = fit_lib.fit_cases(fit_lib.cases(used, check.resnet50))
+    efficiency = fitted.efficiency(device, dtype, *(r.system for r in same))
+    jitter = model.JITTER if flags.jitter is None else flags.jitter
+    machines.append(
+      Machine(device, sized, efficiency, None, jitter, same, error)
+    )
+  return machines
+
+
+def _measured(known_tables, flags, config, cost, rows) -> Machine:
+  """The device at hand, whose step is timed."""
+  from scripts.plan import calibrate  # opens the device
+
+  batches = ()
+  if flags.measure_batches:
+    batches = sizes.numbers('--measure_batches', flags.measure_batches)
+  measurement = calibrate.measure(config, cost, batches)
+  device = calibrate.entry(measurement, known_tables)
+  times = ', '.join(
+    f'{1e3 * seconds:.4g} ms for {images} images'
+    for images, seconds in measurement.batches
+  )
+  print(
+    f'measured on {measurement.device}: {times}; T(b) = '
+    f'{1e3 * measurement.fixed:.3g} ms + {1e3 * measurement.per_image:.3g} ms '
+    f'b, jitter {100 * measurement.jitter:.1f} %'
+  )
+  fitted = fit_lib.fit_cases(fit_lib.cases(rows, check.resnet50))
+  jitter = measurement.jitter if flags.jitter is None else flags.jitter
+  return Machine(
+    device=device,
+    clusters=_clusters(known_tables, flags, device),
+    efficiency=fitted.efficiency(device, cost.dtype),
+    measured=(measurement.fixed, measurement.per_image),
+    jitter=jitter,
+    published=(),
+    error=check.errors(check.compare(rows))['few_mean'],
+  )
+
+
+def _check_sizes(known_tables, flags):
+  """Refuses sizes and links before anything is counted or timed."""
+  counts = sizes.numbers('--nodes', flags.nodes)
+  for flag in ('link', 'node_link'):
+    if getattr(flags, flag):
+      known_tables.link(f'--{flag}', getattr(flags, flag))
+  if max(counts) * flags.devices_per_node > sizes.MOST_DEVICES:
+    raise config_lib.ConfigError(
+      f'--nodes={flags.nodes}: {max(counts) * flags.devices_per_node:,} '
+      f'devices, expected {sizes.MOST_DEVICES:,} at most'
+    )
+
+
+def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
+  """A cluster for each number of nodes."""
+  counts = sizes.numbers('--nodes', flags.nodes)
+  node_link = known_tables.link(
+    '--node_link', flags.node_link or device.node_link
+  )
+  if not flags.link and max(counts) > 1 and node_link.topology != 'torus':
+    raise config_lib.ConfigError(
+      '--link=NAMExPORTS is missing: what joins the nodes, such as ib-ndr400x8'
+    )
+  link = known_tables.link('--link', flags.link or 'eth-10')
+  return [
+    collectives.Cluster(count, flags.devices_per_node, node_link, link)
+    for count in counts
+  ]
+
+
+def _check_that_some_run(plans):
+  """Refuses a plan without a size that can run, with the first reason."""
+  points = [p for ps in plans.values() for p in ps]
+  if not any(p.runs for p in points):
+    raise config_lib.ConfigError(
+      f'the config fits none of these sizes: {points[0].why_not}'
+    )
+
+
+def _rates(machine, workload) -> list[tuple[str, int, float]]:
+  """Published rates of the device, if they are of the same network."""
+  is_same = workload.name == 'resnet50' and workload.image_flops > 2e10
+  if not is_same or machine.measured:
+    return []
+  return [(r.system, r.cluster.size, r.rate) for r in machine.published]
+
+
+def _write(flags, title, plans, result, rates):
+  """Writes the figure and the JSON, where the flags name a place."""
+  paths = [flags.out] if flags.out else []
+  if flags.workdir:
+    os.makedirs(flags.workdir, exist_ok=True)
+    paths.append(os.path.join(flags.workdir, 'plan.png'))
+    files.write_json(os.path.join(flags.workdir, 'plan.json'), result)
+  running = {
+    name: points
+    for name, points in plans.items()
+    if any(p.runs for p in points)
+  }
+  for path in paths:
+    page.draw(path, title, running, result['error'], rates)
+    print(f'\nplan: {path}')

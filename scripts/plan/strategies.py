@@ -1,0 +1,295 @@
+"""Seconds of a step of each strategy, on any number of nodes.
+
+Each function takes a Setting and the images that a device computes at a time,
+and gives a Step. docs/strategies.md says what the strategies do.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import math
+from typing import Any
+
+from anp_jax import config as config_lib
+from scripts.plan import collectives
+from scripts.plan import model
+from scripts.plan import order_statistics
+from scripts.plan import tables
+from scripts.plan import workload as workload_lib
+
+# A host updates weights in its memory at about this rate, bytes/s: assumption
+# for the optimizer of `server`, which streams all state through a few cores.
+_HOST_UPDATE = 20e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What is planned for.
+
+  Attributes:
+    config: resolved.
+    workload: of its network.
+    device: that computes.
+    cluster: nodes and links, nominal.
+    efficiency: what is reached.
+    jitter: standard deviation of a device's step over its mean.
+    measured: a and c of T(b) = a + c b, where the device's step was timed.
+  """
+
+  config: Any
+  workload: workload_lib.Workload
+  device: tables.Device
+  cluster: collectives.Cluster
+  efficiency: model.Efficiency
+  jitter: float = model.JITTER
+  measured: tuple[float, float] | None = None
+
+  @property
+  def reached(self) -> collectives.Cluster:
+    """The cluster with the bandwidths that are reached."""
+    return model.scaled(self.cluster, self.efficiency)
+
+  @property
+  def is_sharded(self) -> bool:
+    """Whether parameters are divided over the devices (FSDP)."""
+    return any(rule == 'fsdp' for _, rule in self.config.sharding)
+
+  def alone(self, images: float, share: float = 1.0) -> model.Compute:
+    """A step of one device that waits for nobody."""
+    if self.measured is not None:
+      fixed, per_image = self.measured
+      alone = model.Compute(per_image * images, 0.0, fixed)
+    else:
+      alone = model.compute(
+        self.workload, self.device, images, self.efficiency, share
+      )
+    # Each micro-batch starts the same kernels again.
+    extra = self.config.accumulate - 1
+    starts = self.workload.kernels * self.efficiency.kernel_seconds
+    return dataclasses.replace(alone, fixed=alone.fixed + extra * starts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """One step of all devices.
+
+  Attributes:
+    images: that all devices compute in it.
+    compute: seconds that grow with a device's images.
+    fixed: seconds whatever they are.
+    communication: seconds that are neither: waiting for data or for others.
+    run_factor: seconds of a run over those of its images at this rate.
+  """
+
+  images: float
+  compute: float
+  fixed: float
+  communication: float
+  run_factor: float = 1.0
+
+  @property
+  def seconds(self) -> float:
+    """All of it, without waiting for input."""
+    return self.compute + self.fixed + self.communication
+
+
+def step(setting: Setting, images: int) -> Step:
+  """A step of config.strategy.
+
+  Args:
+    setting: what is planned for.
+    images: that a device computes in a step; with `channel_split`, and for a
+      worker's devices together with `server`, see `plan.images_per_device`.
+
+  Raises:
+    ConfigError: if the strategy is of another module, or does not fit.
+  """
+  name = setting.config.strategy.name
+  if name not in _STEPS:
+    raise config_lib.ConfigError(
+      f'config.strategy.name={name!r}: no model of it; expected one of '
+      f'{", ".join(_STEPS)}{config_lib.nearest(name, _STEPS)}'
+    )
+  return _STEPS[name](setting, images)
+
+
+def _synchronous(
+  setting: Setting, images: int, cluster=None, overlap=None
+) -> Step:
+  """Gradients of all devices are summed, with parameters whole or divided."""
+  cluster = cluster or setting.cluster
+  reached = model.scaled(cluster, setting.efficiency)
+  overlap = setting.efficiency.overlap if overlap is None else overlap
+  size = cluster.size
+  alone = setting.alone(images, 1 / size if setting.is_sharded else 1.0)
+  s = setting.config.strategy
+  buckets = model.buckets(
+    setting.workload, model.width(s.reduce_dtype), s.bucket_megabytes
+  )
+  collective = collectives.all_reduce
+  gathered = 0.0
+  if setting.is_sharded and size > 1:
+    gather = collectives.gather(reached, setting.workload.param_bytes)
+    gathered = gather * (1 - overlap)
+    collective = collectives.gather  # a reduce-scatter takes as long
+  _, exposed = model.exposed_sum(
+    buckets, reached, model.BACKWARD * alone.images, overlap, collective
+  )
+  late = order_statistics.slowest(alone.total, setting.jitter, size)
+  return Step(
+    images=images * size, compute=alone.images, fixed=alone.fixed,
+    communication=late - alone.total + exposed + gathered,
+  )  # fmt: skip
+
+
+def _invariant(setting: Setting, images: int) -> Step:
+  """Logical shards one after another; sums follow the backward pass."""
+  shards = setting.config.strategy.logical_shards
+  result = _synchronous(setting, images, overlap=0.0)
+  per_device = max(1, shards // setting.cluster.size)
+  starts = setting.workload.kernels * setting.efficiency.kernel_seconds
+  return dataclasses.replace(
+    result, fixed=result.fixed + (per_device - 1) * starts
+  )
+
+
+def _local(setting: Setting, images: int) -> Step:
+  """Synchronous within groups, which exchange weights now and then."""
+  s, cluster = setting.config.strategy, setting.cluster
+  groups = min(s.groups, cluster.size)
+  size = cluster.size // groups
+  devices = min(size, cluster.devices)
+  group = dataclasses.replace(
+    cluster, nodes=max(1, size // devices), devices=devices
+  )
+  inner = _synchronous(setting, images, cluster=group)
+  if cluster.size == 1:
+    return inner
+  # A group that is smaller than a node exchanges within it, too.
+  within = max(1, cluster.devices // devices) if size <= cluster.devices else 1
+  peers = dataclasses.replace(
+    setting.reached, nodes=max(1, groups // within), devices=within
+  )
+  size = setting.workload.param_bytes + 4 * setting.workload.statistics
+  if s.moments == 'average':
+    size += setting.workload.state_bytes - setting.workload.param_bytes
+  share = s.exchange_probability or 1 / s.period
+  exchange = share * collectives.all_reduce(peers, size)
+  # Between exchanges nobody waits for other groups: their delays average out.
+  busy = inner.compute + inner.fixed
+  jitter = setting.jitter * math.sqrt(share)
+  late = order_statistics.slowest(busy, jitter, groups) - busy
+  return dataclasses.replace(
+    inner,
+    images=images * cluster.size,
+    communication=inner.communication + exchange + late,
+  )
+
+
+def _server(setting: Setting, images: int) -> Step:
+  """Workers of a node each pull weights and push gradients."""
+  s, cluster = setting.config.strategy, setting.cluster
+  node = dataclasses.replace(cluster, nodes=1)
+  inner = _synchronous(setting, images, cluster=node)
+  workers = max(1, cluster.nodes - s.servers * bool(s.dedicated))
+  servers = min(s.servers, cluster.nodes)
+  size = setting.workload.parameters * model.width(s.wire_dtype)
+  link = setting.reached.link
+  busy = inner.seconds
+  update = setting.workload.state_bytes * 2 / servers / _HOST_UPDATE
+  # A server's port carries what all workers send it, and what it sends them.
+  away = workers - 1 if not s.dedicated and servers == 1 else workers
+  port = away * size / servers / link.bandwidth
+  transfer = 2 * collectives.send(link, size) if cluster.nodes > 1 else 0.0
+  if s.mode == 'synchronous':
+    late = order_statistics.slowest(
+      busy, setting.jitter, workers, s.backup_workers
+    )
+    cycle = late + max(transfer, 2 * port) + update
+    useful = max(1, workers - s.backup_workers)
+  else:
+    useful = workers
+    travelling = transfer + update
+    overlapping = s.in_flight > 1
+    cycle = max(busy, travelling) if overlapping else busy + travelling
+    cycle = max(cycle, port, workers * update)
+  return Step(
+    images=images * cluster.devices * useful, compute=inner.compute,
+    fixed=inner.fixed, communication=cycle - inner.compute - inner.fixed,
+  )  # fmt: skip
+
+
+def _channel_split(setting: Setting, images: int) -> Step:
+  """Convolutions divided by channels, each where that is faster."""
+  config, cluster = setting.config, setting.cluster
+  data = max(1, config.mesh.data)
+  if config.mesh.model == 1:  # the batch is divided, and nothing else
+    return _synchronous(setting, images)
+  count = cluster.size // data
+  split = _part(setting.reached, count)
+  alone = setting.alone(images)
+  flops = sum(x.flops for x in setting.workload.layers) or 1.0
+  number = model.width(setting.workload.dtype)
+  compute = communication = 0.0
+  for i, layer in enumerate(setting.workload.layers):
+    unsplit = alone.images * layer.flops / flops
+    # Outputs are gathered; the input's gradient is summed, that of the kernel
+    # gathered. The images need no gradient.
+    sent = collectives.gather(split, layer.outputs * images * number)
+    if i:
+      sent += collectives.all_reduce(split, layer.inputs * images * number)
+    sent += collectives.gather(split, layer.parameters * 4)
+    if layer.is_convolution and unsplit / count + sent < unsplit:
+      compute += unsplit / count
+      communication += sent
+    else:
+      compute += unsplit
+  total = compute + alone.fixed
+  late = order_statistics.slowest(total, setting.jitter, cluster.size)
+  return Step(images * data, compute, alone.fixed, communication + late - total)
+
+
+def _part(cluster, count) -> collectives.Cluster:
+  """The first `count` devices of a cluster, whole nodes if there are more."""
+  devices = min(count, cluster.devices)
+  return dataclasses.replace(
+    cluster, nodes=max(1, count // devices), devices=devices
+  )
+
+
+def _relay(setting: Setting, images: int) -> Step:
+  """Models go round a ring of stations, each with its part of the data."""
+  s, cluster = setting.config.strategy, setting.cluster
+  per_device = s.station == 'device'
+  stations = cluster.size if per_device else cluster.nodes
+  models = len(s.models)
+  active = min(models, stations)
+  node = dataclasses.replace(
+    cluster, nodes=1, devices=1 if per_device else cluster.devices
+  )
+  inner = _synchronous(setting, images, cluster=node)
+  steps = max(1.0, setting.workload.examples / stations / inner.images)
+  link = setting.cluster.link if cluster.nodes > 1 else cluster.node_link
+  sent = 0.0
+  if stations > 1:
+    sent = collectives.send(link, setting.workload.state_bytes) / steps
+  late = order_statistics.slowest(inner.seconds, setting.jitter, active)
+  epochs = max(
+    1, round(setting.workload.total_images / setting.workload.examples)
+  )
+  laps = max(models, stations)
+  slots = laps * epochs + active - 1
+  return Step(
+    images=inner.images * active, compute=inner.compute, fixed=inner.fixed,
+    communication=inner.communication + sent + late - inner.seconds,
+    run_factor=models * slots / (laps * epochs),
+  )  # fmt: skip
+
+
+_STEPS: dict[str, Callable[[Setting, int], Step]] = {
+  'sync': _synchronous,
+  'invariant': _invariant,
+  'local': _local,
+  'server': _server,
+  'channel_split': _channel_split,
+  'relay': _relay,
+}

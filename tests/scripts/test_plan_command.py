@@ -1,0 +1,204 @@
+"""Tests of plan: the command, its sizes, its figure and its errors."""
+
+import json
+
+import pytest
+
+from anp_jax import config as config_lib
+from scripts.plan import __main__ as command
+from scripts.plan import calibrate
+from scripts.plan import check
+from scripts.plan import sizes
+from scripts.plan import target
+
+_LENET = 'configs/lenet.py'
+_DEVICE = ['--device=a100-80', '--link=ib-hdr200x8']
+
+
+@pytest.fixture(autouse=True)
+def known_error(monkeypatch):
+  """The mean error takes a second, and has tests of its own."""
+  monkeypatch.setattr(check, 'sheet_error', lambda rows: 0.1)
+
+
+def _plan(capsys, *arguments):
+  """Runs the command; gives its lines and the JSON of the last one."""
+  assert command.main(list(arguments)) == 0
+  *lines, last = capsys.readouterr().out.splitlines()
+  return lines, json.loads(last)
+
+
+@pytest.mark.parametrize(
+  'text, terms',
+  (
+    ('1,2,4,...,512', [2**i for i in range(10)]),
+    ('1,2,...,5', [1, 2, 3, 4, 5]),
+    ('2,4,6,…,12', [2, 4, 6, 8, 10, 12]),
+    ('1,3,9,...,81', [1, 3, 9, 27, 81]),
+    ('8, 1,2,2', [1, 2, 8]),
+    ('7', [7]),
+  ),
+)
+def test_three_points_stand_for_a_progression(text, terms):
+  assert list(sizes.numbers('--nodes', text)) == terms
+
+
+@pytest.mark.parametrize(
+  'text',
+  ['0', '', '1,x', '1,...,8', '...,8', '1,2,4,...,500', '1,2,5,...,9',
+   '4,2,...,1', '1,2,...', '1,2,...,4,8', '-1', '1.5'],
+)  # fmt: skip
+def test_other_lists_are_refused(text):
+  with pytest.raises(config_lib.ConfigError, match='--nodes='):
+    sizes.numbers('--nodes', text)
+
+
+def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
+  lines, result = _plan(
+    capsys, '--config=configs/resnet_anp.py:modern', '--device=h200',
+    '--nodes=1,2,4,...,512', '--devices-per-node=8', '--link=ib-ndr400x8',
+    f'--workdir={tmp_path}/plan',
+  )  # fmt: skip
+  points = result['points']
+  assert [p['devices'] for p in points] == [8 * 2**i for i in range(10)]
+  assert sum(line.startswith('sync ') for line in lines) == 10
+  for p in points:
+    seconds = sum(p['step_seconds'].values())
+    assert set(p['step_seconds']) == {
+      'compute', 'communication', 'input', 'fixed',
+    }  # fmt: skip
+    rate = p['images_per_second']
+    assert rate == pytest.approx(p['batch'] / seconds, rel=1e-3)
+    # 9,600 images an epoch, 90 epochs.
+    assert p['epoch_seconds'] == pytest.approx(9600 / rate, abs=0.06)
+    hours = p['devices'] * 90 * 9600 / rate / 3600
+    assert p['device_hours'] == pytest.approx(hours, rel=0.15)
+    assert p['fits'] and 0 < p['efficiency'] <= 1
+  # The batch of 1,024 divides into groups of 32 on up to 32 devices.
+  batches = [p['batch'] for p in points]
+  assert batches[:4] == [1024, 1024, 1024, 2048] and batches[-1] == 32 * 4096
+  png = (tmp_path / 'plan' / 'plan.png').read_bytes()
+  assert png.startswith(b'\x89PNG') and len(png) < 200e3
+  stored = json.loads((tmp_path / 'plan' / 'plan.json').read_text())
+  assert stored == result
+
+
+def test_strategies_are_compared(capsys):
+  names = ['sync', 'fsdp', 'local', 'server:bounded', 'invariant']
+  lines, result = _plan(
+    capsys, f'--config={_LENET}', *_DEVICE, '--nodes=1,2',
+    '--devices_per_node=2', f'--strategies={",".join(names)}',
+    '--examples=1442', '--classes=10',
+  )  # fmt: skip
+  by_name = {}
+  for p in result['points']:
+    by_name.setdefault(p['strategy'], []).append(p)
+  assert list(by_name) == names
+  assert all(any(n in line for line in lines) for n in names)
+  sync, local = by_name['sync'][1], by_name['local'][1]
+  sent = 'communication'
+  assert local['step_seconds'][sent] < sync['step_seconds'][sent]
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  (
+    (['--device=h20'], "--device='h20': expected one of"),
+    (['--device=h20'], "did you mean 'h200'?"),
+    (['--link=ib-ndr40x8'], "did you mean 'ib-ndr400'?"),
+    (['--nodes=0'], "--nodes='0': expected whole numbers from 1"),
+    (['--nodes=1,2,4,...,500'], 'three points and a last number'),
+    (['--nodes=513', '--devices_per_node=8'], '4,104 devices, expected 4,096'),
+    (['--devices_per_node=0'], '--devices_per_node=0: expected a whole number'),
+    (['--strategies=synk'], "no strategy 'synk'"),
+    (['--strategies=server:bound'], "did you mean 'server:bounded'?"),
+    (
+      ['--scaling=week'],
+      "--scaling='week': expected one of auto, strong, weak",
+    ),
+    (['--jitter=-1'], '--jitter=-1.0: expected a number from 0'),
+    (['--device='], '--device is missing: one of k80'),
+    (['--link='], '--link=NAMExPORTS is missing'),
+    (['--config=configs/lenett.py'], "no file 'configs/lenett.py'"),
+    (['--config.duraton=3'], "unknown key config.duraton; did you mean 'dur"),
+    (['--node=2'], "unknown argument '--node=2'; did you mean '--nodes'?"),
+    (['--strong', '--nodes=3'], 'config.batch_size=64 does not divide by 6'),
+    (['--images_per_device=100000000'], 'at most'),
+    (['--target_hours=2'], '--budget_devices is missing'),
+    (['--budget-devices=1', '--target-hours=1'], 'fewer than a node has'),
+    (['--entries=none.toml'], "--entries='none.toml'"),
+    (['--out=none/plan.png'], "--out='none/plan.png': none is no folder"),
+  ),
+)
+def test_bad_input_is_one_line(capsys, arguments, words):
+  flags = [
+    f'--config={_LENET}', *_DEVICE, '--nodes=1,2', '--devices_per_node=2',
+    '--examples=1442', '--classes=10', *arguments,
+  ]  # fmt: skip
+  assert command.main(flags) == 2
+  output = capsys.readouterr()
+  assert words in output.err and output.err.count('\n') == 1
+  assert not output.out
+
+
+def test_target_ranks_by_device_hours(capsys):
+  flags = [
+    f'--config={_LENET}', '--device=v100,h100', '--budget-devices=32',
+    '--devices_per_node=4', '--strategies=sync,local', '--examples=1000000',
+    '--classes=10', '--config.batch_size=4096',
+  ]  # fmt: skip
+  lines, result = _plan(capsys, *flags, '--target-hours=2')
+  ranking = result['ranking']
+  hours = [p['device_hours'] for p in ranking]
+  assert hours == sorted(hours)
+  assert all(p['run_seconds'] <= 2 * 3600 for p in ranking)
+  assert {p['nodes'] for p in result['points']} == {1, 2, 4, 8}
+  assert any('cheapest within 2 h and 32 devices' in line for line in lines)
+  assert command.main([*flags, '--target-hours=0.0001']) == 1
+  assert 'no way reaches 0.0001 h' in capsys.readouterr().out
+
+
+def test_budgets_are_spent_in_powers_of_two():
+  assert target.node_counts(256, 8) == [1, 2, 4, 8, 16, 32]
+  assert target.node_counts(48, 8) == [1, 2, 4, 6]
+  assert target.node_counts(9, 8) == [1]
+
+
+def test_measured_steps_give_a_line():
+  assert calibrate.line([(32, 10.4), (128, 20.0)]) == pytest.approx((7.2, 0.1))
+  # Noise: a cannot be negative, nor can c.
+  assert calibrate.line([(32, 2.0), (128, 12.8)]) == (0, 0.1)
+  assert calibrate.line([(32, 12.8), (128, 12.8)]) == (0, 0.1)
+
+
+def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
+  """Times are made up here; the plan has to repeat them."""
+  seconds = {32: [0.0104], 128: [0.0200]}
+  monkeypatch.setattr(
+    calibrate, '_seconds', lambda c, w, d, images: seconds[images] * 3
+  )
+  monkeypatch.setattr(check, 'compare', lambda rows: [])
+  monkeypatch.setattr(check, 'errors', lambda rows: {'few_mean': 0.05})
+  lines, result = _plan(
+    capsys, f'--config={_LENET}', '--measure', '--measure_batches=32,128',
+    '--nodes=1,2', '--devices_per_node=1', '--link=eth-10',
+    '--examples=1442', '--classes=10',
+  )  # fmt: skip
+  assert lines[0].startswith('measured on cpu: 10.4 ms for 32 images')
+  first = result['points'][0]['step_seconds']
+  # T(64) = 7.2 ms + 64 x 0.1 ms.
+  assert first['fixed'] == pytest.approx(0.0072, abs=2e-6)
+  assert first['compute'] == pytest.approx(0.0064, abs=2e-6)
+
+
+@pytest.mark.slow
+def test_a_real_step_is_timed():
+  from anp_jax.config import command_line
+  from scripts.plan import workload
+
+  config = command_line.load(_LENET, {'data.source': 'synthetic'})
+  cost = workload.count(config, 1000, 10)
+  measurement = calibrate.measure(config, cost, (8, 256))
+  (few, low), (many, high) = measurement.batches
+  assert (few, many) == (8, 256) and 0 < low < high
+  assert measurement.platform == 'cpu' and measurement.per_image > 0

@@ -1,0 +1,166 @@
+"""Tests of plan: seconds and memory of strategies, against closed forms."""
+
+import dataclasses
+
+import pytest
+
+from anp_jax.config import command_line
+from scripts.plan import collectives
+from scripts.plan import memory
+from scripts.plan import model
+from scripts.plan import points
+from scripts.plan import strategies
+from scripts.plan import tables
+from scripts.plan import workload
+
+_MODERN = 'configs/resnet_anp.py:modern'
+# Whatever is in the tables: 1 GB/s and nothing but bytes.
+_LINK = tables.Link('link', 1e9, 1e-9)
+_NODE = tables.Link('node', 1e15, 1e-12)
+_PERFECT = model.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
+_BYTES = 4 * (25557032 + 53120)  # of gradients and statistics
+
+
+@pytest.fixture(scope='module')
+def cost():
+  config = command_line.load(_MODERN, {'data.source': 'synthetic'})
+  return workload.count(config, 1281167, 1000)
+
+
+def _setting(cost, nodes, devices=1, efficiency=_PERFECT, **overrides):
+  overrides = {k.replace('__', '.'): v for k, v in overrides.items()}
+  config = command_line.load(_MODERN, {'data.source': 'synthetic'} | overrides)
+  cluster = collectives.Cluster(nodes, devices, _NODE, _LINK)
+  device = tables.load().device('h200')
+  return strategies.Setting(config, cost, device, cluster, efficiency, 0.0)
+
+
+def test_sync_sends_all_gradients_twice(cost):
+  step = strategies.step(_setting(cost, 4), 32)
+  # 4 devices in a ring: 2 x 3/4 of the bytes, nothing hidden.
+  assert step.communication == pytest.approx(1.5 * _BYTES / 1e9, rel=1e-3)
+  assert step.compute == pytest.approx(
+    32 * cost.image_flops / 989.5e12, rel=1e-3
+  )
+  assert step.images == 128
+
+
+def test_half_precision_halves_what_is_sent(cost):
+  step = strategies.step(
+    _setting(cost, 4, strategy__reduce_dtype='bfloat16'), 32
+  )
+  expected = 1.5 * (2 * 25557032 + 4 * 53120) / 1e9
+  assert step.communication == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_long_backward_pass_hides_all_but_the_last_bucket(cost):
+  slow = dataclasses.replace(_PERFECT, product=1e-4, overlap=1.0)
+  step = strategies.step(_setting(cost, 4, efficiency=slow), 32)
+  *_, (over, last) = model.buckets(cost, 4, 25)
+  assert over == 1 and last < 5e6
+  assert step.communication == pytest.approx(1.5 * last / 1e9, rel=1e-3)
+
+
+def test_fsdp_gathers_weights_and_scatters_gradients(cost):
+  fsdp = _setting(cost, 4, sharding="(('.*', 'fsdp'),)")
+  step = strategies.step(fsdp, 32)
+  # 3/4 of the weights and 3/4 of the gradients: half of a sum each.
+  expected = 0.75 * (4 * 25557032 + _BYTES) / 1e9
+  assert step.communication == pytest.approx(expected, rel=1e-3)
+  divided, unsplit = memory.count(fsdp, 32), memory.count(_setting(cost, 4), 32)
+  assert divided.state == unsplit.state / 4
+
+
+def test_local_exchanges_weights_once_a_period(cost):
+  setting = _setting(
+    cost, 2, strategy__name='local', strategy__groups='2',
+    strategy__period='10',
+  )  # fmt: skip
+  step = strategies.step(setting, 32)
+  # Two groups of one device: a sum of two, once in ten steps.
+  expected = _BYTES / 1e9 / 10
+  assert step.communication == pytest.approx(expected, rel=1e-3)
+
+
+def test_servers_saturate_at_their_ports(cost):
+  rates = []
+  for nodes in (16, 32):
+    setting = _setting(cost, nodes, strategy__name='server')
+    step = strategies.step(setting, 32)
+    rates.append(step.images / step.seconds)
+  # One server's port passes the gradients of 1 GB/s over 102 MB: 9.8 a second.
+  assert rates[0] == pytest.approx(rates[1], rel=0.1)
+  assert rates[1] == pytest.approx(32 * 1e9 / (4 * 25557032), rel=0.1)
+
+
+def test_synchronous_servers_do_not_wait_for_backups(cost):
+  def seconds(backups):
+    setting = _setting(
+      cost, 16, strategy__name='server', strategy__mode='synchronous',
+      strategy__backup_workers=str(backups),
+    )  # fmt: skip
+    setting = dataclasses.replace(setting, jitter=0.5, measured=(1.0, 0.0))
+    return strategies.step(setting, 32).seconds
+
+  # The largest of 16 normal numbers is 1.766, the third largest 0.990.
+  assert seconds(0) - seconds(2) == pytest.approx(0.5 * (1.766 - 0.990), 0.01)
+
+
+def test_channel_split_has_the_ideal_of_the_paper(cost):
+  setting = _setting(
+    cost, 4, strategy__name='channel_split', mesh__data='1', mesh__model='-1',
+  )  # fmt: skip
+  fast = tables.Link('fast', 1e18, 1e-15)
+  cluster = dataclasses.replace(setting.cluster, link=fast)
+  setting = dataclasses.replace(setting, cluster=cluster)
+  step = strategies.step(setting, 32)
+  alone = setting.alone(32).images
+  share = cost.convolution_share
+  assert alone / step.compute == pytest.approx(1 / ((1 - share) + share / 4))
+
+
+def test_relay_needs_the_slots_of_the_paper(cost):
+  config = command_line.load(
+    'configs/relay_anp.py', {'data.source': 'synthetic'}
+  )
+  work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
+  cluster = collectives.Cluster(2, 1, _NODE, tables.Link('f', 1e18, 1e-15))
+  device = tables.load().device('h200')
+  setting = strategies.Setting(config, work, device, cluster, _PERFECT, 0.0)
+  (point,) = points.plan('relay', [setting], points.Request())
+  # 4 models, 2 stations, 6 epochs: max(4, 2) x 6 + 2 - 1 = 25 slots, each of
+  # 50 steps of 64 images.
+  slot = 50 * setting.alone(64).total
+  assert point.run_seconds == pytest.approx(25 * slot, rel=1e-3)
+
+
+def test_memory_is_near_that_of_the_compiled_program(cost):
+  # XLA's count for an H200, 32 images in bfloat16: 2,007 MB (docs/RESULTS.md).
+  count = memory.count(_setting(cost, 16, 4), 32)
+  assert count.total == pytest.approx(2007e6, rel=0.05)
+  # By hand: weights, momentum, averages; gradients.
+  state = 4 * (3 * 25557032 + 2 * 53120)
+  assert count.state == pytest.approx(state, abs=64)
+  assert count.gradients == 4 * 25557032
+  most = count.most_images
+  assert memory.count(_setting(cost, 16, 4), most).fits
+  assert not memory.count(_setting(cost, 16, 4), most + 1).fits
+
+
+def test_input_binds_where_the_host_is_slow(cost):
+  setting = _setting(cost, 2)
+  request = points.Request(per_device=32, input_rate=100)
+  (point,) = points.plan('sync', [setting], request)
+  assert point.rate == pytest.approx(200)
+  assert points.binding(point) == 'input'
+  assert point.seconds['input'] == pytest.approx(
+    64 / 200 - setting.alone(32).total - point.seconds['communication']
+  )
+
+
+def test_what_stops_paying_is_named(cost):
+  settings = [_setting(cost, n) for n in (1, 2, 4, 8)]
+  result = points.plan('sync', settings, points.Request(per_device=32))
+  last, reason = points.last_that_pays(result)
+  # 32 images take a millisecond, their gradients a tenth of a second.
+  assert last.cluster.nodes == 1 and reason == 'communication'
