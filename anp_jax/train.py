@@ -5,10 +5,12 @@ import jax
 from anp_jax import cluster
 from anp_jax import run as run_lib
 from anp_jax.cluster import preemption
+from anp_jax.config import emulation_keys
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import run as analysis
 from anp_jax.system import compute_dtype
+from anp_jax.system import emulation
 
 
 def run(
@@ -37,8 +39,21 @@ def run(
     weights_and_biases.check(config)
   config = compute_dtype.decide(config, workdir)
   processes = processes or cluster.Processes(config)
+  _emulate(config, mode, processes)
   job = strategy_lib.Job(config, workdir, processes, mode, checkpoint, output)
   return strategy_lib.find(config).run(job, _train_or_score)
+
+
+def _emulate(config, mode: str, processes: cluster.Processes) -> None:
+  """Makes this process the node of a cluster that config.emulate describes."""
+  if not config.emulate.enabled:
+    return
+  joined = strategy_lib.find(config).joins_jax(config, mode)
+  emulation.begin(
+    processes.index,
+    emulation_keys.bytes_per_second(config.emulate.bandwidth),
+    joined and processes.count > 1,
+  )
 
 
 def _train_or_score(job: strategy_lib.Job) -> dict:

@@ -25,6 +25,11 @@ def check_together(values: dict) -> None:
   )  # fmt: skip
   _check_source(values)
   _check_synthetic(values)
+  check(
+    not values['emulate.enabled'] or values['strategy.name'] != 'channel_split',
+    'emulate.enabled', True, 'False for strategy channel_split, which splits '
+    'the very convolutions that a sleep would replace',
+  )  # fmt: skip
   size, resize = values['data.image_size'], values['data.resize']
   check(resize >= size, 'data.resize', resize, 'at least data.image_size')
   if 'data.scale_range' in values:

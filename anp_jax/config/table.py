@@ -8,6 +8,7 @@ import math
 
 from anp_jax.config import data_keys
 from anp_jax.config import durations
+from anp_jax.config import emulation_keys
 from anp_jax.config import errors
 from anp_jax.config import rules
 from anp_jax.config import strategy as strategy_lib
@@ -336,4 +337,5 @@ KEYS = {
   **_group('compile_cache', _COMPILE_CACHE),
   **_group('cluster', _CLUSTER),
   **_group('profile', _PROFILE),
+  **_group('emulate', emulation_keys.KEYS),
 }

@@ -41,7 +41,8 @@ def target(config, platform: str, devices: int = 1) -> str:
   Raises:
     ConfigError: if the config asks for oneDNN and there is none to use.
   """
-  if platform != 'cpu' or config.model.cpu_library == 'xla':
+  computes = config.model.cpu_library != 'xla' and not config.emulate.enabled
+  if platform != 'cpu' or not computes:
     return platform
   opened = library.find()
   if opened:
@@ -63,7 +64,7 @@ def target(config, platform: str, devices: int = 1) -> str:
 
 
 def create(config, num_classes: int, platform: str, axis_name=None):
-  """The network that config.model names.
+  """The network that config.model names, or one that emulates it.
 
   A user's module, `package.module:Class`, is a Flax module called
   with (images, train) that returns (batch, num_classes) numbers, which
@@ -78,11 +79,20 @@ def create(config, num_classes: int, platform: str, axis_name=None):
     axis_name: mesh axis that divides the batch, for global batch statistics.
 
   Returns:
-    A flax.linen.Module.
+    A flax.linen.Module, or an `emulated.Emulated` with its `init` and `apply`.
 
   Raises:
     ConfigError: if the user's module cannot be found or made.
   """
+  network = _network(config, num_classes, platform, axis_name)
+  if not config.emulate.enabled:
+    return network
+  from anp_jax.models import emulated
+
+  return emulated.Emulated(network, config.emulate)
+
+
+def _network(config, num_classes, platform, axis_name):
   m = config.model
   common = dict(
     num_classes=num_classes,

@@ -24,6 +24,7 @@ from anp_jax.reporting.analysis import page as evaluation_page
 from anp_jax.system import cores as cores_lib
 from anp_jax.system import device_peaks
 from anp_jax.system import drawing
+from anp_jax.system import emulation
 from anp_jax.system import markdown
 from anp_jax.system import progress
 from anp_jax.system.onednn import library as onednn
@@ -95,15 +96,17 @@ def log_run_info(
     f'data     {config.data.source}: {len(train):,} training and '
     f'{len(validation):,} validation images, {classes}',
     f'devices  {devices}, {config.batch_size} images a step, {cores}',
-    *_cpu_library(config, mesh),
+    *_computing(config, mesh),
     f'scores   {_scored_weights(config)}',
     *cautions(config, train, config.batch_size, len(train), class_sizes),
   ):
     note(text)
 
 
-def _cpu_library(config, mesh):
-  """The line that says what a CPU computes convolutions with; or none."""
+def _computing(config, mesh):
+  """The line that says what computes instead of XLA alone; or none."""
+  if config.emulate.enabled:
+    return [f'emulated {emulation.describe(config.emulate)}']
   platform_name = mesh.devices.flat[0].platform
   m = config.model
   # oneDNN has no float64.

@@ -59,6 +59,15 @@ DETERMINISTIC = (
   ),
 )  # fmt: skip
 
+# For runs whose computing is a sleep, see models/emulated.py.
+EMULATED = (
+  Setting(
+    'xla_disable_hlo_passes', 'cpu-all-reduce-combiner', 'cpu',
+    'gradients leave in buckets while the backward pass goes on, as on a GPU: '
+    'joined to one sum, as on a CPU, all would wait for its end',
+  ),
+)  # fmt: skip
+
 VARIABLES = (
   Setting(
     'XLA_CLIENT_MEM_FRACTION', '0.85', 'gpu',
@@ -83,6 +92,7 @@ def enable(
   deterministic: bool = False,
   waiting: bool = False,
   threads: int = 0,
+  emulated: bool = False,
 ) -> list[str]:
   """Sets what this machine's platform gets; a second call sets nothing.
 
@@ -94,6 +104,7 @@ def enable(
     deterministic: whether the run must be the same to the bit.
     waiting: whether programs wait for what the same CPU devices compute.
     threads: size of the pool that the CPU devices share; 0: as many as cores.
+    emulated: whether computing is a sleep, which holds a thread, too.
 
   Returns:
     What was set: '--flag=value' and 'VARIABLE=value'.
@@ -107,12 +118,12 @@ def enable(
     if s.platform == here
     and not {s.name, _OLD_NAMES.get(s.name)} & environment.keys()
   }
-  if waiting and not threads:
+  if (waiting or emulated) and not threads:
     threads = (os.cpu_count() or 1) + _SPARE_THREADS
   if threads and here == 'cpu' and not any(n in environment for n in _THREADS):
     variables[_THREADS[-1]] = str(threads)
   environment.update(variables)
-  settings = FLAGS + DETERMINISTIC * deterministic
+  settings = FLAGS + DETERMINISTIC * deterministic + EMULATED * emulated
   flags = _missing_flags(settings, here, environment.get('XLA_FLAGS', ''))
   if flags:
     words = [*flags, environment.get('XLA_FLAGS', '')]
@@ -123,12 +134,12 @@ def enable(
 def enable_for(
   config, environment: MutableMapping[str, str] = os.environ
 ) -> list[str]:
-  """Calls `enable` with the settings of a config's strategy."""
+  """Calls `enable` with the settings of a config and its strategy."""
   # Not before a restart: it imports what a config is made of.
   from anp_jax.config import strategy as strategy_lib
 
   settings = strategy_lib.find(config).xla_settings(config)
-  return enable(environment, **settings)
+  return enable(environment, emulated=config.emulate.enabled, **settings)
 
 
 def use_huge_pages(

@@ -65,7 +65,8 @@ _MAY_CHANGE = {
   'strategy.lease_timeout', 'strategy.bind', 'strategy.tls_certificate',
   'strategy.tls_key', 'strategy.shares', 'strategy.split_layers',
   'strategy.plan', 'strategy.offload_to', 'strategy.models',
-  'strategy.max_in_ring',
+  'strategy.max_in_ring', 'emulate.step_seconds', 'emulate.image_seconds',
+  'emulate.spread', 'emulate.slow', 'emulate.pieces', 'emulate.bandwidth',
 }  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def _another(value):
 _CHOOSING = {
   'strategy.name', 'optimizer.name', 'schedule.name', 'model.name',
   'model.head', 'data.source', 'data.augment', 'data.cache', 'data.balance',
+  'emulate.enabled',
 }  # fmt: skip
 
 
@@ -95,7 +97,7 @@ def _with_key(key):
     {'model.name': 'two_convolutions'}, {'model.head': 'multitask'},
     {'data.source': 'folder'}, {'data.source': 'synthetic'},
     {'data.augment': 'scale'}, {'data.cache': 'encoded'},
-    {'data.balance': 'weights'},
+    {'data.balance': 'weights'}, {'emulate.enabled': True},
   ):  # fmt: skip
     config = config_lib.replaced(config_lib.base(), changes)
     if key in config_lib.flat(config):
@@ -149,7 +151,9 @@ def test_keys_that_may_change_are_listed_by_group():
     'duration', 'time_limit', 'data.dir', 'data.path', 'data.lists',
     'data.pairs', 'data.eval_split', 'data.cache_gigabytes', 'data.max_damaged',
     'data.prefetch', 'data.threads', 'mesh', 'sharding', 'eval', 'checkpoint',
-    'log', 'compile_cache', 'cluster', 'profile',
+    'log', 'compile_cache', 'cluster', 'profile', 'emulate.step_seconds',
+    'emulate.image_seconds', 'emulate.spread', 'emulate.slow',
+    'emulate.pieces', 'emulate.bandwidth',
   )  # fmt: skip
   config = builders.config({'strategy.name': 'server'})
   assert 'strategy.servers' in config_lib.resumable(config)

@@ -386,7 +386,8 @@ print(jax.jit(lambda x: x @ x)(jax.numpy.ones((2, 2))).sum())
 
 def test_xla_takes_every_flag_of_every_platform():
   """XLA ends a process at a flag it does not know: a jaxlib may lose one."""
-  flags = ' '.join(f'--{s.name}={s.value}' for s in xla_flags.FLAGS)
+  settings = xla_flags.FLAGS + xla_flags.EMULATED
+  flags = ' '.join(f'--{s.name}={s.value}' for s in settings)
   done = _python(_COMPUTE, XLA_FLAGS=flags)
   assert done.returncode == 0, done.stderr
   assert done.stdout.strip() == '8.0'
@@ -444,3 +445,19 @@ def test_a_run_that_promises_bits_gets_more():
   xla_flags.enable(user_flags, deterministic=True)
   assert xla_flags.not_deterministic('gpu', user_flags) == [flag]
   assert xla_flags.not_deterministic('cpu', {}) == []
+
+
+def test_emulated_computing_has_spare_threads_and_buckets_of_their_own(
+  config, monkeypatch
+):
+  """A sleep holds a thread, which a sum of gradients must not wait for."""
+  monkeypatch.setattr(xla_flags.os, 'cpu_count', lambda: 2)
+  config.emulate.enabled = True
+  environment = {'JAX_PLATFORMS': 'cpu'}
+  xla_flags.enable_for(config, environment)
+  assert environment['NPROC'] == '10'
+  flags = environment['XLA_FLAGS'].split()
+  assert '--xla_disable_hlo_passes=cpu-all-reduce-combiner' in flags
+  gpu = dict(_GPU)
+  xla_flags.enable_for(config, gpu)
+  assert 'disable_hlo' not in gpu['XLA_FLAGS'] and 'NPROC' not in gpu

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from anp_jax.data import index_shuffle
@@ -32,7 +33,9 @@ def batches(
   Yields:
     Batches like those of `feed.on_device`.
   """
-  make = _maker(plan.config.data.image_size, classes)
+  # An emulated network does not look at the images.
+  blank = plan.config.emulate.enabled
+  make = _maker(plan.config.data.image_size, classes, blank)
   size = plan.device_batch_size
 
   def joined(shards):
@@ -56,13 +59,16 @@ def batches(
     yield batch | {'image': joined(images), 'label': joined(labels)}
 
 
-def _maker(side, classes):
+def _maker(side, classes, blank=False):
   """A compiled function (word, examples) -> images and labels of a device."""
+  shape = side, side, 3
 
   def make_one(key):
     image, label = jax.random.split(key)
     return (
-      jax.random.bits(image, (side, side, 3), np.uint8),
+      jnp.zeros(shape, np.uint8)
+      if blank
+      else jax.random.bits(image, shape, np.uint8),
       jax.random.randint(label, (), 0, classes),
     )
 

@@ -1,0 +1,95 @@
+"""The keys of config.emulate: a sleep in place of computing, slower links."""
+
+import math
+import re
+
+from anp_jax.config import errors
+from anp_jax.config.keys import Key
+from anp_jax.config.keys import flag
+from anp_jax.config.keys import integer
+from anp_jax.config.keys import number
+
+_UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
+_BANDWIDTH = re.compile(r'(\d+(?:\.\d+)?)(kbit|mbit|gbit)')
+_SWITCH = {'only_if': ('emulate.enabled', ('True',))}
+
+
+def bytes_per_second(text: str) -> float:
+  """The bytes a second of a bandwidth as tc writes it, such as '100mbit'.
+
+  Args:
+    text: the bandwidth; '' is none.
+
+  Returns:
+    0 for ''.
+
+  Raises:
+    ValueError: for any other text.
+  """
+  if not text:
+    return 0.0
+  match = _BANDWIDTH.fullmatch(text)
+  if not match or not float(match[1]):
+    raise ValueError(text)
+  return float(match[1]) * _UNITS[match[2]] / 8
+
+
+def _check_bandwidth(key, text):
+  try:
+    bytes_per_second(text)
+  except ValueError:
+    number_and_letters = re.fullmatch(r'([\d.]*)\s*(.*)', text)
+    unit = errors.nearest(number_and_letters[2].lower(), _UNITS)
+    raise errors.ConfigError(
+      f"config.{key}={text!r}: expected a bandwidth such as '100mbit', in "
+      f"{', '.join(_UNITS)}, or '' for no limit{unit}"
+    ) from None
+
+
+def _check_slow(key, pairs):
+  for pair in pairs:
+    good = (
+      isinstance(pair, tuple | list)
+      and len(pair) == 2
+      and type(pair[0]) is int
+      and pair[0] >= 0
+      and type(pair[1]) in (int, float)
+      and 0 < pair[1] < math.inf
+    )
+    errors.check(good, key, pairs, 'pairs (process, factor) as in ((3, 2.0),)')
+
+
+KEYS = {
+  'enabled': flag(
+    False, "a sleep takes the place of the network's computing; see "
+    'docs/strategies.md',
+  ),
+  'step_seconds': number(
+    0.1, "of a device's forward and backward pass, whatever its batch",
+    at_least=0, resumable=True, **_SWITCH,
+  ),
+  'image_seconds': number(
+    0, 'that each image of its batch adds', at_least=0, resumable=True,
+    **_SWITCH,
+  ),
+  'spread': number(
+    0, "standard deviation of a pass's time over its mean (lognormal)",
+    at_least=0, resumable=True, **_SWITCH,
+  ),
+  'slow': Key(
+    (), '(process, factor) pairs: these take that many times as long',
+    check=_check_slow, resumable=True, **_SWITCH,
+  ),
+  'pieces': integer(
+    4, 'parts in which the backward pass gives its gradients', above=0,
+    resumable=True, **_SWITCH,
+  ),
+  'megabytes': number(
+    0, "of parameters and gradients; 0: those of the config's network",
+    at_least=0, **_SWITCH,
+  ),
+  'bandwidth': Key(
+    '', "of each process's link, each way, such as 100mbit; '': not limited",
+    check=_check_bandwidth, resumable=True, **_SWITCH,
+  ),
+}  # fmt: skip

@@ -1,0 +1,171 @@
+"""Emulated time: computing that is slept for, and links slower than these.
+
+A process emulates one node of a cluster. Its computing is a sleep, so any
+number of processes share a core; its collectives, requests and schedule are
+the real ones. Its link may be slowed down in two ways, without root: the kernel
+paces each TCP connection of the collectives (SO_MAX_PACING_RATE; a ring's
+process sends to one neighbour), and bytes of Arrow Flight wait their turn on
+one `Link`, which all connections of the process share.
+"""
+
+from collections.abc import Callable
+import contextlib
+import math
+import os
+import socket
+import stat
+import threading
+import time
+
+import numpy as np
+
+UP, DOWN = 'up', 'down'
+_FILES = '/proc/self/fd'
+# Linux's number, which Python's socket module does not have.
+_SO_MAX_PACING_RATE = 47
+
+
+class Link:
+  """The link of a process: each way carries so many bytes a second."""
+
+  def __init__(
+    self, bytes_per_second: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+  ):  # fmt: skip
+    """Makes an idle link.
+
+    Args:
+      bytes_per_second: each way; 0: not limited.
+      clock: monotonic, in seconds.
+      sleep: waits so many seconds.
+    """
+    self.bytes_per_second = bytes_per_second
+    self._clock, self._sleep = clock, sleep
+    self._free_at = {UP: 0.0, DOWN: 0.0}
+    self._lock = threading.Lock()
+
+  def carry(self, way: str, count: int) -> None:
+    """Waits until bytes have passed, after all that came before them.
+
+    Args:
+      way: UP or DOWN.
+      count: of bytes.
+    """
+    if not self.bytes_per_second:
+      return
+    with self._lock:
+      now = self._clock()
+      end = max(now, self._free_at[way]) + count / self.bytes_per_second
+      self._free_at[way] = end
+    self._sleep(max(0.0, end - now))
+
+  def upload(self, batches):
+    """Yields Arrow's record batches, each once the link is free for it."""
+    for batch in batches:
+      self.carry(UP, batch.nbytes)
+      yield batch
+
+
+class _Process:
+  """What this process emulates.
+
+  Attributes:
+    index: of this process among those of its run.
+    link: its `Link`.
+    paces_sockets: whether its collectives' connections are slowed down too.
+  """
+
+  def __init__(self, index=0, bytes_per_second=0.0, paces_sockets=False):
+    self.index, self.link = index, Link(bytes_per_second)
+    self.paces_sockets = paces_sockets and bytes_per_second > 0
+    self._paced = set()
+
+  def pace_sockets(self) -> None:
+    """Paces the TCP connections that have been opened since the last call."""
+    if not self.paces_sockets or not os.path.isdir(_FILES):
+      return
+    rate = int(self.link.bytes_per_second)
+    for name in os.listdir(_FILES):
+      # A file that has been closed meanwhile, the listing's own for one.
+      with contextlib.suppress(OSError):
+        status = os.fstat(int(name))
+        identity = name, status.st_ino
+        if not stat.S_ISSOCK(status.st_mode) or identity in self._paced:
+          continue
+        self._paced.add(identity)
+        with socket.socket(fileno=os.dup(int(name))) as connection:
+          if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+
+
+_process = _Process()
+_UNLIMITED = Link()
+
+
+def begin(index: int, bytes_per_second: float, paces_sockets: bool) -> None:
+  """Says what this process emulates from now on.
+
+  Args:
+    index: of this process among those of its run.
+    bytes_per_second: of its link, each way; 0: not limited.
+    paces_sockets: whether TCP connections are paced, too: those of a run whose
+      collectives span processes.
+  """
+  global _process
+  _process = _Process(index, bytes_per_second, paces_sockets)
+
+
+def process_index() -> int:
+  """The number of this process in its run."""
+  return _process.index
+
+
+def link(local: bool = False) -> Link:
+  """The link of this process, which is not limited unless one is emulated.
+
+  Args:
+    local: whether the other end is this process, too.
+  """
+  return _UNLIMITED if local else _process.link
+
+
+def pace_sockets() -> None:
+  """Slows down the connections of collectives; see `_Process`."""
+  _process.pace_sockets()
+
+
+def pass_seconds(settings, images: int, words) -> float:
+  """The seconds that an emulated device computes for one micro-batch.
+
+  A pure function of the seed, the step and the rows, but for the factor of the
+  process. The draw is lognormal with mean 1: computing times are above 0 and
+  have a longer tail above their mean than below.
+
+  Args:
+    settings: config.emulate.
+    images: of the micro-batch.
+    words: integers from which the draw is made.
+  """
+  seconds = settings.step_seconds + settings.image_seconds * images
+  seconds *= dict(settings.slow).get(_process.index, 1.0)
+  if settings.spread:
+    variance = math.log1p(settings.spread**2)
+    normal = np.random.default_rng(np.asarray(words)).standard_normal()
+    seconds *= math.exp(math.sqrt(variance) * normal - variance / 2)
+  return float(seconds)
+
+
+def describe(settings) -> str:
+  """What of a run is emulated, in one line for people."""
+  parts = [f'a pass is a sleep of {settings.step_seconds:g} s']
+  if settings.image_seconds:
+    parts.append(f'{settings.image_seconds:g} s an image')
+  if settings.spread:
+    parts.append(f'spread {100 * settings.spread:g} %')
+  parts += [f'process {i} x {factor:g}' for i, factor in settings.slow]
+  if settings.megabytes:
+    parts.append(f'{settings.megabytes:g} MB of gradients')
+  if settings.bandwidth:
+    parts.append(f'links of {settings.bandwidth}')
+  return ', '.join(parts)

@@ -1,0 +1,222 @@
+"""The emulated network: its times, its bytes, and what a step makes of it."""
+
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import models
+from anp_jax.models import emulated
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.system import emulation
+from anp_jax.training import build
+from anp_jax.training import run_spec
+from scripts.portability import collectives
+from tests import stepping
+
+_CLASSES = 12
+
+
+@pytest.fixture(autouse=True)
+def own_process():
+  """What a test says of this process ends with it."""
+  yield
+  emulation.begin(0, 0.0, False)
+
+
+def _emulating(config, **keys):
+  keys = {f'emulate.{name}': value for name, value in keys.items()}
+  config = config_lib.resolved(config)
+  config = config_lib.replaced(config, {'emulate.enabled': True})
+  return config_lib.replaced(config, keys)
+
+
+def _network(config, classes=_CLASSES):
+  return models.create(config, classes, 'cpu')
+
+
+class _Clock:
+  """A clock that only sleeping moves."""
+
+  def __init__(self):
+    self.now, self.sleeps = 100.0, []
+
+  def __call__(self):
+    return self.now
+
+  def sleep(self, seconds):
+    self.sleeps.append(seconds)
+    self.now += seconds
+
+
+def _gradient(network, variables, images, key=0):
+  """The outputs' sum and its gradient, by parameter."""
+
+  def loss(params):
+    outputs, _ = network.apply(
+      {**variables, 'params': params}, images, True, mutable=[],
+      rngs={'dropout': jax.random.key(key)},
+    )  # fmt: skip
+    return outputs.sum()
+
+  return jax.jit(jax.value_and_grad(loss))(variables['params'])
+
+
+# torchvision's ResNet-50 and Caffe's LeNet (20 and 50 kernels, 500 units; of
+# three colours, which are 2 x 25 x 20 weights more than one has).
+@pytest.mark.parametrize(
+  'name, side, classes, parameters',
+  [
+    ('resnet50', 32, 1000, 25_557_032),
+    ('lenet', 28, 10, 431_080 + 2 * 25 * 20),
+  ],
+)
+def test_parameters_are_those_of_the_network(
+  config, name, side, classes, parameters
+):
+  config.model.update(name=name, width=64)
+  network = _network(_emulating(config), classes)
+  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+  shapes = jax.eval_shape(
+    lambda x: network.init({'params': jax.random.key(0)}, x, False), images
+  )
+  sizes = [math.prod(s.shape) for s in jax.tree.leaves(shapes['params'])]
+  assert sum(sizes) == parameters
+
+
+@pytest.mark.parametrize('megabytes', [0.5, 2.5, 102.228128])
+def test_megabytes_are_equal_arrays(tiny_config, megabytes):
+  network = _network(_emulating(tiny_config, megabytes=megabytes))
+  params = jax.eval_shape(lambda: network.init({}, None, False))['params']
+  sizes = [leaf.size * 4 for leaf in jax.tree.leaves(params)]
+  assert sum(sizes) == round(megabytes * 10**6)
+  assert len(sizes) == 16 and max(sizes) - min(sizes) <= 4
+
+
+def test_a_pass_takes_its_time_and_its_gradients_come_in_turn(tiny_config):
+  """A third forward; then each piece at its share of what remains."""
+  clock = _Clock()
+  config = _emulating(tiny_config, step_seconds=6.0, pieces=4)
+  network = _network(config)
+  network = emulated.Emulated(
+    network.network, config.emulate, clock, clock.sleep
+  )
+  images = jnp.zeros((4, 8, 8, 3))
+  variables = network.init({'params': jax.random.key(0)}, images, False)
+  loss, gradients = jax.block_until_ready(_gradient(network, variables, images))
+  assert loss == 0.0
+  np.testing.assert_allclose(clock.sleeps, [2.0, 1.0, 1.0, 1.0, 1.0])
+  assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(
+    jnp.shape, variables['params']
+  )
+  assert not any(g.any() for g in jax.tree.leaves(gradients))
+  # An evaluation waits for nothing.
+  outputs = network.apply(variables, images, False)
+  assert outputs.shape == (4, _CLASSES) and len(clock.sleeps) == 5
+
+
+def test_a_late_piece_does_not_delay_the_next(tiny_config):
+  clock = _Clock()
+  config = _emulating(tiny_config, step_seconds=3.0, pieces=2)
+  network = emulated.Emulated(None, config.emulate, clock, clock.sleep)
+  timer = emulated._PassTimer(network, 4)
+  words = np.array([1, 2], np.uint32)
+  timer.forward(words)
+  clock.now += 0.75  # of the second that the next piece has
+  timer.backward(0, words)
+  timer.backward(1, words)
+  np.testing.assert_allclose(clock.sleeps, [1.0, 0.25, 1.0])
+
+
+def test_images_and_slow_processes_count(tiny_config):
+  settings = _emulating(
+    tiny_config, step_seconds=0.5, image_seconds=0.25, slow=((3, 2.0),)
+  ).emulate
+  assert emulation.pass_seconds(settings, 8, (1, 2)) == 2.5
+  emulation.begin(3, 0.0, False)
+  assert emulation.pass_seconds(settings, 8, (1, 2)) == 5.0
+
+
+def test_the_draw_has_its_mean_and_spread(tiny_config):
+  """And is a function of its words alone."""
+  settings = _emulating(tiny_config, step_seconds=2.0, spread=0.25).emulate
+  draws = [emulation.pass_seconds(settings, 1, (7, i)) for i in range(20_000)]
+  # Standard errors: 2 x 0.25 / sqrt(20,000) = 0.0035; of the spread 0.0013.
+  assert abs(np.mean(draws) - 2.0) < 0.015
+  assert abs(np.std(draws) / np.mean(draws) - 0.25) < 0.006
+  logs = np.log(draws)
+  skewness = ((logs - logs.mean()) ** 3).mean() / logs.std() ** 3
+  assert abs(skewness) < 0.1  # the logarithm is normal
+  assert emulation.pass_seconds(settings, 1, (7, 3)) == draws[3]
+
+
+def _program(config, devices):
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  objective = stepping.objective_of(config)
+  return build.create(
+    run_spec.RunSpec(config, mesh, objective, config.batch_size, 64)
+  )
+
+
+def test_a_step_sends_all_gradients_and_waits(tiny_config):
+  """What the compiled step of four devices sums is their bytes, and is late."""
+  tiny_config.batch_size = 8
+  tiny_config.model.norm_group = 2
+  config = _emulating(tiny_config, step_seconds=0.4, megabytes=3.0)
+  program = _program(config, 4)
+  batch = build.abstract_batch(config, program.spec.mesh, 8)
+  compiled = program.train_step.lower(program.abstract_state, batch).compile()
+  rows = collectives.totals(collectives.compiled(compiled.as_text()))
+  sent = sum(r['bytes'] for r in rows if r['kind'] == 'all-reduce')
+  assert 3e6 <= sent < 3e6 + 1000  # and metrics, votes
+  state = state_lib.create(program.init_fn, program.abstract_state)
+  arrays = {n: np.zeros(s.shape, s.dtype) for n, s in batch.items()}
+  arrays |= {'row': np.arange(8, dtype=np.int32), 'weight': np.ones(8, 'f4')}
+  images = {n: jax.device_put(arrays[n], s.sharding) for n, s in batch.items()}
+  state, values = jax.block_until_ready(compiled(state, images))
+  start = time.monotonic()
+  state, values = jax.block_until_ready(compiled(state, images))
+  assert 0.4 <= time.monotonic() - start < 0.8
+  assert np.isfinite(values).all()
+  np.testing.assert_allclose(values[0], math.log(_CLASSES), rtol=1e-6)
+
+
+def test_a_link_carries_so_many_bytes_a_second():
+  clock = _Clock()
+  link = emulation.Link(1000.0, clock, clock.sleep)
+  link.carry(emulation.UP, 500)
+  link.carry(emulation.DOWN, 250)  # the other way is free
+  assert clock.sleeps == [0.5, 0.25]
+  # What two threads send at one time passes one after the other.
+  clock.sleep = clock.sleeps.append
+  link = emulation.Link(1000.0, clock, clock.sleep)
+  clock.sleeps.clear()
+  link.carry(emulation.UP, 500)
+  link.carry(emulation.UP, 500)
+  assert clock.sleeps == [0.5, 1.0]
+  assert not emulation.link(local=True).bytes_per_second
+
+
+def test_channel_split_is_refused(tiny_config):
+  tiny_config.strategy.name = 'channel_split'
+  tiny_config.emulate.enabled = True
+  with pytest.raises(config_lib.ConfigError, match='emulate.enabled=True'):
+    config_lib.resolved(tiny_config)
+
+
+@pytest.mark.parametrize(
+  'text, nearest', [('1gb', 'gbit'), ('100', ''), ('0gbit', ''), ('1Mbit', '')]
+)
+def test_bandwidths_are_refused(tiny_config, text, nearest):
+  tiny_config.emulate.enabled = True
+  typed = {'emulate.bandwidth': text}
+  with pytest.raises(config_lib.ConfigError) as error:
+    config_lib.resolved(tiny_config, typed)
+  line = str(error.value)
+  assert line.startswith(f'config.emulate.bandwidth={text!r}: expected')
+  assert nearest in line and '\n' not in line
