@@ -21,6 +21,7 @@ from pyarrow import flight
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.system import emulation
 from anp_jax.system import errors
 
 # Bytes of a record batch: below 1 MB each costs too much, above 10 MB nothing
@@ -30,6 +31,8 @@ _SPARE = 4  # buffers of one size that wait to be used again
 _HEADER = 'authorization'
 _SIOCGIFADDR = 0x8915  # Linux's question for an interface's IPv4 address
 _SCHEMA = pa.schema([('bytes', pa.uint8())])
+# Addresses of this process: what it sends to itself passes no link.
+_own_addresses = set()
 # What a call raises when its server is gone, or has begun another session.
 CONNECTION_ERRORS = (flight.FlightError, OSError, EOFError)
 
@@ -87,6 +90,7 @@ class Port(flight.FlightServerBase):
         f'on {host} ({errors.first_line(e)})'
       ) from e
     self.address = f'{scheme}://{bracketed}:{self.port}'
+    _own_addresses.add(self.address)
 
 
 class Client:
@@ -104,6 +108,7 @@ class Client:
       certificate: PEM, that a server with TLS must show.
       timeout: seconds of each call.
     """
+    self._local = address in _own_addresses
     options = {'tls_root_certs': certificate} if certificate else {}
     # A connection each way: one would push and pull in turns.
     self._down, self._up = (
@@ -137,10 +142,11 @@ class Client:
     Returns:
       the answer's JSON, and (n,) uint8.
     """
-    ticket = flight.Ticket(json.dumps({'name': name, **request}).encode())
+    request = {'name': name, **request, 'local': self._local}
+    ticket = flight.Ticket(json.dumps(request).encode())
     reader = self._down.do_get(ticket, self._options)
     answer = json.loads(reader.schema.metadata[b'said'])
-    return answer, read_bytes(reader, answer['bytes'])
+    return answer, read_bytes(reader, answer['bytes'], self._local)
 
   def put(self, request: dict, arrays) -> None:
     """Sends arrays; returns once the server has received them.
@@ -149,11 +155,12 @@ class Client:
       request: JSON.
       arrays: whose bytes are sent one after another.
     """
-    request = {**request, 'bytes': sum(a.nbytes for a in arrays)}
+    size = sum(a.nbytes for a in arrays)
+    request = {**request, 'bytes': size, 'local': self._local}
     descriptor = flight.FlightDescriptor.for_command(json.dumps(request))
     writer, reader = self._up.do_put(descriptor, _SCHEMA, self._options)
     with writer:
-      for batch in _batches(arrays):
+      for batch in emulation.link(self._local).upload(_batches(arrays)):
         writer.write_batch(batch)
       writer.done_writing()
       reader.read()  # an answer, or the server's error
@@ -228,22 +235,35 @@ def tls(config) -> tuple[bytes, bytes] | None:
   return tuple(texts)
 
 
-def stream(answer: dict, arrays) -> flight.RecordBatchStream:
-  """Returns the answer to a `get`: JSON, and arrays one after another."""
+def stream(
+  answer: dict, arrays, local: bool = False
+) -> flight.RecordBatchStream:
+  """Returns the answer to a `get`: JSON, and arrays one after another.
+
+  Args:
+    answer: JSON.
+    arrays: whose bytes are sent.
+    local: whether it was this process that asked; such bytes pass no link.
+  """
   answer = {**answer, 'bytes': sum(a.nbytes for a in arrays)}
   schema = _SCHEMA.with_metadata({'said': json.dumps(answer)})
+  link = emulation.link(local)
+  if link.bytes_per_second:  # each batch waits for its turn
+    batches = link.upload(_batches(arrays, schema))
+    return flight.GeneratorStream(schema, batches)
   batches = list(_batches(arrays, schema))
   # Arrow's own reader: Python is not asked for each batch.
   reader = pa.RecordBatchReader.from_batches(schema, batches)
   return flight.RecordBatchStream(reader)
 
 
-def read_bytes(reader, size: int) -> np.ndarray:
+def read_bytes(reader, size: int, local: bool = False) -> np.ndarray:
   """Receives what a `put` or a `stream` sends.
 
   Args:
     reader: Flight's reader of record batches.
     size: bytes that were announced.
+    local: whether it comes from this process.
 
   Returns:
     (size,) uint8.
@@ -251,7 +271,7 @@ def read_bytes(reader, size: int) -> np.ndarray:
   Raises:
     ValueError: for any other size, or no bytes.
   """
-  data, start = _buffers.take(size), 0
+  data, start, link = _buffers.take(size), 0, emulation.link(local)
   for chunk in reader:
     column = chunk.data.column(0)
     if column.type != pa.uint8() or column.null_count:
@@ -260,6 +280,7 @@ def read_bytes(reader, size: int) -> np.ndarray:
       raise ValueError(f'more than the {size} bytes announced')
     data[start : start + len(column)] = column.to_numpy()
     start += len(column)
+    link.carry(emulation.DOWN, len(column))
   if start != size:
     raise ValueError(f'{start} bytes came, expected {size}')
   return data

@@ -156,7 +156,8 @@ class Receiver(transport.Port):
     """Takes one request and its bytes; called by Flight."""
     del context
     request = json.loads(descriptor.command)
-    data = transport.read_bytes(reader, request.pop('bytes'))
+    size, local = request.pop('bytes'), request.pop('local', False)
+    data = transport.read_bytes(reader, size, local)
     self._on_data(request, data)
     writer.write(b'taken')
 

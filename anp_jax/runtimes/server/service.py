@@ -40,10 +40,11 @@ class Service(transport.Port):
       name = request['name']
       session = self._session_of(request)
       if name == 'start':
-        return _state_stream(session.starts[request['server']])
+        return _state_stream(session.starts[request['server']], request)
       if name == 'snapshot':
         return _state_stream(
-          session.store.snapshot(request['version'], session_lib.PATIENCE)
+          session.store.snapshot(request['version'], session_lib.PATIENCE),
+          request,
         )
       if name == 'weights':
         return _weights_stream(session, request)
@@ -66,7 +67,8 @@ class Service(transport.Port):
         raise parameter_store.InvalidMessage(
           f'{request["bytes"]} bytes, expected {size}'
         )
-      arrays = transport.split(transport.read_bytes(reader, size), shapes)
+      data = transport.read_bytes(reader, size, request.get('local', False))
+      arrays = transport.split(data, shapes)
       session.store.enqueue_gradient(
         session_lib.ticket_of(request), request['worker'], *arrays
       )
@@ -109,12 +111,15 @@ def _weights_stream(session, request):
   return transport.stream(
     {'version': version},
     [*session.store.optimizer.weights(state), np.asarray(state.stats)],
+    request.get('local', False),
   )
 
 
-def _state_stream(state):
+def _state_stream(state, request):
   return transport.stream(
-    {}, [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+    {},
+    [np.asarray(leaf) for leaf in jax.tree.leaves(state)],
+    request.get('local', False),
   )
 
 
