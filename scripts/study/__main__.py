@@ -27,8 +27,10 @@ import time
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
+from anp_jax.system import emulation
 from anp_jax.system import progress as progress_lib
 from scripts.study import channel_split
+from scripts.study import emulate
 from scripts.study import grid
 from scripts.study import local
 from scripts.study import relay
@@ -94,6 +96,12 @@ def _flags(arguments):
     '--target_accuracy', type=float, help='from 0 to 1: show the time to it'
   )
   parser.add_argument(
+    '--emulate', nargs='?', const='', metavar='KEY=VALUE,...',
+    help='any number of nodes whose computing is a sleep, such as '
+    '--emulate=step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit; keys '
+    'of config.emulate',
+  )  # fmt: skip
+  parser.add_argument(
     '--slurm', nargs='?', const='', metavar='OPTIONS',
     help='submit jobs, with these options of sbatch, such as '
     '--slurm="--partition=gpu --gpus-per-node={devices}"',
@@ -118,7 +126,12 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
     raise config_lib.ConfigError(
       f'--target_accuracy={target}: expected a number above 0, at most 1'
     )
+  if target is not None and flags.emulate is not None:
+    raise config_lib.ConfigError(
+      f'--target_accuracy={target}: nothing is learnt with --emulate'
+    )
   strategies = grid.strategies(flags.strategies)
+  overrides = emulate.overrides(flags.emulate, overrides)
   _check_overrides(flags.config, overrides, strategies)
   cells = grid.expand(
     strategies,
@@ -127,7 +140,11 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
     grid.numbers('--seeds', flags.seeds, 0),
     rates,
   )
-  return runner.Study(flags.config, overrides, flags.workdir), cells
+  emulated = flags.emulate is not None
+  study = runner.Study(flags.config, overrides, flags.workdir, emulated)
+  if emulated:
+    emulate.check(study, cells)
+  return study, cells
 
 
 def _check_overrides(spec, overrides, strategies):
@@ -173,13 +190,24 @@ def _written(study, cells, failures, flags, arguments) -> str:
   cores = [runner.record(study, c)['cores'] for c in runs]
   return page.write(
     study.folder,
-    f'Strategies, {flags.config}',
+    f'Strategies, {"emulated, " * study.emulated}{flags.config}',
     shlex.join(['python', '-m', 'scripts.study', *arguments]),
     page.Outcome(
-      cells, runs, failures, min((n for n in cores if n), default=None)
+      cells,
+      runs,
+      failures,
+      min((n for n in cores if n), default=None),
+      _emulation(study, cells),
     ),
     flags.target_accuracy,
   )
+
+
+def _emulation(study, cells):
+  """What a study emulates, in a line; '' of one that computes."""
+  if not study.emulated:
+    return ''
+  return emulation.describe(study.config(cells[0]).emulate)
 
 
 def _runs(study, cells, failures):
@@ -189,7 +217,11 @@ def _runs(study, cells, failures):
     if cell in failures:
       continue
     record = runner.record(study, cell)
-    crowded = bool(record['cores']) and cell.workers > record['cores']
+    crowded = (
+      bool(record['cores'])
+      and cell.workers > record['cores']
+      and not study.emulated
+    )
     try:
       run = results.read(study.workdir(cell), crowded)
     except config_lib.ConfigError as e:

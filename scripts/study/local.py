@@ -2,14 +2,16 @@
 
 Every device has a core to itself, whether it is alone or one of many: else one
 device would use all cores, and more devices could not be faster. Where there
-are fewer cores than devices, they share them.
+are fewer cores than devices, they share them. Emulated devices share all cores.
 """
 
 from collections.abc import Callable
+import functools
 import os
 import shutil
 import subprocess
 
+from scripts.study import emulate
 from scripts.study import grid
 from scripts.study import runner
 
@@ -37,28 +39,34 @@ def run(
   for cell in cells:
     os.makedirs(study.workdir(cell), exist_ok=True)
     with open(os.path.join(study.workdir(cell), runner.LOG), 'w') as log:
-      status = _launch(_command(study, cell, cores), cell, log, began)
+      command = _command(study, cell, cores)
+      environment = runner.environment(cell) | emulate.environment(study)
+      status = _launch(
+        command, environment, log, functools.partial(began, cell)
+      )
     ended(cell, runner.ended(study, cell, status, len(cores)))
 
 
 def _command(study, cell, cores):
   command = [
     'scripts/launch_local.sh', str(cell.nodes), f'--devices={cell.devices}',
-    '--bind', *study.arguments(cell),
+    *([] if study.emulated else ['--bind']), *study.arguments(cell),
   ]  # fmt: skip
+  if study.emulated:
+    return command
   if shutil.which('taskset'):
     core_list = ','.join(str(c) for c in cores[: cell.workers])
     command = ['taskset', '-c', core_list, *command]
   return command
 
 
-def _launch(command, cell, log, began):
+def _launch(command, environment, log, began):
   """The exit status; a Ctrl-C makes the processes save, and is waited for."""
   # In a session of its own: a terminal's Ctrl-C would reach the processes, too,
   # and a second signal means to leave without a save.
   child = subprocess.Popen(
     command,
-    env=runner.environment(cell) | {'JAX_PLATFORMS': 'cpu'},
+    env=environment | {'JAX_PLATFORMS': 'cpu'},
     stdin=subprocess.DEVNULL,
     stdout=log,
     stderr=subprocess.STDOUT,
@@ -66,7 +74,7 @@ def _launch(command, cell, log, began):
   )
   try:
     while True:
-      began(cell)
+      began()
       try:
         return child.wait(_POLL)
       except subprocess.TimeoutExpired:

@@ -20,12 +20,14 @@ class Outcome:
     runs: finished ones, by cell.
     failures: for each other cell, the line that says why.
     cores: of the one machine where all ran; None: of hosts of their own.
+    emulation: what was emulated, in a line; '': nothing was.
   """
 
   cells: list[grid.Cell]
   runs: dict[grid.Cell, results.Run]
   failures: dict[grid.Cell, str]
   cores: int | None
+  emulation: str = ''
 
 
 def write(
@@ -45,12 +47,14 @@ def write(
   """
   cells, runs = outcome.cells, outcome.runs
   points = results.points(cells, runs, outcome.failures)
-  rows, notes = table.rows(points, target), table.notes(points, outcome.cores)
+  emulation = outcome.emulation
+  rows = table.rows(points, target, bool(emulation))
+  notes = table.notes(points, outcome.cores, emulation)
   figures = {}
   if runs:
     figures = {
       'speed': plots.speed(points),
-      'accuracy': plots.accuracy(points, target),
+      'accuracy': None if emulation else plots.accuracy(points, target),
       'staleness': plots.staleness(points),
       'traffic': plots.traffic(points),
     }

@@ -50,13 +50,16 @@ def read(workdir: str, crowded: bool = False) -> Run:
   """The numbers of a finished run.
 
   The first interval of the log is left out of the rate where there are more:
-  it holds what is slow only once. A step's time is that of the interval it is
+  it holds what is slow only once. So is the last one of an emulated run: its
+  numbers are read at once, those of the others a step late, and it is a step
+  shorter. A step's time is that of the interval it is
   in, so a run that was stopped and continued has no gap.
 
   Raises:
     ConfigError: if none of its steps was timed.
   """
-  batch_size = workdir_lib.saved_config(workdir)['batch_size']
+  config = workdir_lib.saved_config(workdir)
+  batch_size = config['batch_size']
   lines = {'train': {}, 'validation': {}}
   for record in telemetry.read(workdir):
     lines.setdefault(record['kind'], {})[record['step']] = record
@@ -67,6 +70,8 @@ def read(workdir: str, crowded: bool = False) -> Run:
       'no step was timed; config.duration: expected more than one step'
     )
   counted = timed[1:] or timed
+  if config.get('emulate.enabled'):
+    counted = counted[:-1] or counted
   seconds = sum(r['seconds'] for r in counted)
   images = sum(r['seconds'] * r['images_per_second'] for r in counted)
   # Seconds at the end of each interval; a step's own are alike within it.

@@ -30,11 +30,13 @@ class Study:
     spec: FILE[:VARIANT] of the config.
     overrides: of it, text by dotted key.
     folder: of the study.
+    emulated: whether a sleep takes the place of computing; see `emulate`.
   """
 
   spec: str
   overrides: dict[str, str]
   folder: str
+  emulated: bool = False
 
   def workdir(self, cell: grid.Cell) -> str:
     """The workdir of a cell's run."""

@@ -16,15 +16,17 @@ _CELL_COLUMNS = (
 
 
 def rows(
-  points: list[results.Point], target: float | None
+  points: list[results.Point], target: float | None, emulated: bool = False
 ) -> list[tuple[str, ...]]:
   """One point a row, after a head; columns that no point fills are left out.
 
   Args:
     points: of the study.
     target: accuracy from 0 to 1 to which the time is shown; None: none is.
+    emulated: whether computing was, and so nothing was learnt.
   """
-  head = ['strategy', 'nodes', 'devices a node', 'images/s', 'over one device',
+  rate = 'images/s, emulated' if emulated else 'images/s'
+  head = ['strategy', 'nodes', 'devices a node', rate, 'over one device',
           'over one node', 'learning rate', 'accuracy']  # fmt: skip
   if target is not None:
     head.append(f'time to {100 * target:g} %')
@@ -32,10 +34,11 @@ def rows(
   table = []
   for p in points:
     mark = _CROWDED if p.crowded else ''
+    accuracy = None if emulated else p.accuracy
     row = [p.strategy, str(p.nodes), str(p.devices), _text(p.rate, '.0f'),
            _text(p.over_device, '.2f', mark), _text(p.over_node, '.2f', mark),
            _number(p.learning_rate),
-           _text(p.accuracy, '.1f', ' %', 100)]  # fmt: skip
+           _text(accuracy, '.1f', ' %', 100)]  # fmt: skip
     if target is not None:
       row.append(_reached(p, target))
     row.append(_text(p.megabytes, '.2f'))
@@ -70,10 +73,24 @@ def by_learning_rate(points: list[results.Point]) -> list[tuple[str, ...]]:
   return table
 
 
-def notes(points: list[results.Point], cores: int | None) -> list[str]:
-  """The notes below the table, one line each."""
+def notes(
+  points: list[results.Point], cores: int | None, emulation: str = ''
+) -> list[str]:
+  """The notes below the table, one line each.
+
+  Args:
+    points: of the study.
+    cores: of the one machine where all ran; None: of hosts of their own.
+    emulation: what was emulated, in a line; '': nothing was.
+  """
   notes = []
-  if cores is not None:
+  if emulation:
+    shared = '' if cores is None else f', on {cores} cores in all'
+    notes.append(
+      f'Emulated: {emulation}. Processes, collectives, requests and updates '
+      f'are real{shared}.'
+    )
+  elif cores is not None:
     notes.append(
       f'All nodes are processes of one machine with {cores} cores, a core for '
       'each device.'

@@ -1,0 +1,108 @@
+"""The flag --emulate of a study: nodes whose computing is a sleep.
+
+Each node is a process of this machine, as many as are asked for, whatever its
+cores: they sleep most of the time. The flag's keys are those of config.emulate.
+"""
+
+from anp_jax import config as config_lib
+from anp_jax.config import emulation_keys
+from scripts.study import grid
+from scripts.study import runner
+
+_GROUP = 'emulate.'
+_KEYS = tuple(k for k in emulation_keys.KEYS if k != 'enabled')
+# What costs cores and shows nothing, where there is nothing to learn; and time
+# for many processes that start on a few cores.
+_DEFAULTS = {
+  'data.source': 'synthetic',
+  'eval.every': '1000000 steps',
+  'eval.examples': 'False',
+  'checkpoint.every': '1000000 steps',
+  'checkpoint.keep_best': '0',
+  'cluster.rendezvous_timeout': '900',
+  'cluster.heartbeat_timeout': '60',
+  'cluster.stall_timeout': '600',
+  'log.tensorboard': 'False',
+}
+# A thread each: they would wake each other on a few cores.
+_ONE_THREAD = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
+
+
+def overrides(text: str | None, typed: dict[str, str]) -> dict[str, str]:
+  """The config's overrides of a study, with those of its emulation.
+
+  Args:
+    text: of --emulate, such as 'step_seconds=0.1,spread=0.05'; None: nothing is
+      emulated.
+    typed: text by dotted key, from --config.KEY=VALUE.
+
+  Raises:
+    ConfigError: for a key that there is not, with the nearest, and for one that
+      is set twice or without --emulate.
+  """
+  if text is None:
+    for key in typed:
+      if key.startswith(_GROUP):
+        raise config_lib.ConfigError(
+          f'--config.{key}={typed[key]}: expected --emulate with it, as in '
+          '--emulate=step_seconds=0.1'
+        )
+    return typed
+  keys = {f'{_GROUP}enabled': 'True'}
+  for part in filter(None, map(str.strip, text.split(','))):
+    name, equals, value = map(str.strip, part.partition('='))
+    if name not in _KEYS:
+      raise config_lib.ConfigError(
+        f'--emulate: no key {name!r} (have: {", ".join(_KEYS)})'
+        f'{config_lib.nearest(name, _KEYS)}'
+      )
+    if not equals or not value:
+      raise config_lib.ConfigError(
+        f'--emulate: {part!r}: expected {name}=VALUE'
+      )
+    key = _GROUP + name
+    if key in keys or key in typed:
+      raise config_lib.ConfigError(f'--emulate: {name} is set twice')
+    keys[key] = _slow(value) if name == 'slow' else value
+  if f'{_GROUP}enabled' in typed:
+    raise config_lib.ConfigError(
+      f'--config.{_GROUP}enabled: the study sets it; --emulate is enough'
+    )
+  return _DEFAULTS | typed | keys
+
+
+def check(study: runner.Study, cells: list[grid.Cell]) -> None:
+  """Refuses a slow process that no cell of the study has.
+
+  Raises:
+    ConfigError: naming it and the processes that there are.
+  """
+  most = max(cell.nodes for cell in cells)
+  for process, _ in study.config(cells[0]).emulate.slow:
+    if process >= most:
+      raise config_lib.ConfigError(
+        f'--emulate: slow={process}: expected a process below {most}, the '
+        'largest of --nodes'
+      )
+
+
+def environment(study: runner.Study) -> dict[str, str]:
+  """Variables of a study's processes; {} where they compute."""
+  if not study.emulated:
+    return {}
+  return dict.fromkeys(_ONE_THREAD, '1')
+
+
+def _slow(text):
+  """'3:2+5:1.5' as the pairs of config.emulate.slow."""
+  pairs = []
+  for part in text.split('+'):
+    process, _, factor = part.partition(':')
+    try:
+      pairs.append((int(process), float(factor)))
+    except ValueError:
+      raise config_lib.ConfigError(
+        f'--emulate: slow={text!r}: expected PROCESS:FACTOR, or several with '
+        '+, such as 3:2+5:1.5'
+      ) from None
+  return repr(tuple(pairs))
