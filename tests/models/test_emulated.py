@@ -163,27 +163,58 @@ def _program(config, devices):
   )
 
 
+def _timed_step(config, devices):
+  """The compiled step, its second call's values, and the seconds of that."""
+  size = config.batch_size
+  program = _program(config, devices)
+  batch = build.abstract_batch(config, program.spec.mesh, size)
+  compiled = program.train_step.lower(program.abstract_state, batch).compile()
+  state = state_lib.create(program.init_fn, program.abstract_state)
+  arrays = {n: np.zeros(s.shape, s.dtype) for n, s in batch.items()}
+  arrays['row'] = np.arange(size, dtype=np.int32)
+  arrays['weight'] = np.ones(size, np.float32)
+  images = {n: jax.device_put(arrays[n], s.sharding) for n, s in batch.items()}
+  state, values = jax.block_until_ready(compiled(state, images))
+  start = time.monotonic()
+  state, values = jax.block_until_ready(compiled(state, images))
+  return compiled, np.asarray(values), time.monotonic() - start
+
+
 def test_a_step_sends_all_gradients_and_waits(tiny_config):
   """What the compiled step of four devices sums is their bytes, and is late."""
   tiny_config.batch_size = 8
   tiny_config.model.norm_group = 2
   config = _emulating(tiny_config, step_seconds=0.4, megabytes=3.0)
-  program = _program(config, 4)
-  batch = build.abstract_batch(config, program.spec.mesh, 8)
-  compiled = program.train_step.lower(program.abstract_state, batch).compile()
+  compiled, values, seconds = _timed_step(config, 4)
   rows = collectives.totals(collectives.compiled(compiled.as_text()))
   sent = sum(r['bytes'] for r in rows if r['kind'] == 'all-reduce')
   assert 3e6 <= sent < 3e6 + 1000  # and metrics, votes
-  state = state_lib.create(program.init_fn, program.abstract_state)
-  arrays = {n: np.zeros(s.shape, s.dtype) for n, s in batch.items()}
-  arrays |= {'row': np.arange(8, dtype=np.int32), 'weight': np.ones(8, 'f4')}
-  images = {n: jax.device_put(arrays[n], s.sharding) for n, s in batch.items()}
-  state, values = jax.block_until_ready(compiled(state, images))
-  start = time.monotonic()
-  state, values = jax.block_until_ready(compiled(state, images))
-  assert 0.4 <= time.monotonic() - start < 0.8
+  assert 0.4 <= seconds < 0.8
   assert np.isfinite(values).all()
   np.testing.assert_allclose(values[0], math.log(_CLASSES), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'changes, passes',
+  [
+    ({'accumulate': 2}, 2),
+    ({'sharding': (('.*', 'fsdp'),)}, 1),
+    ({'strategy.name': 'invariant', 'strategy.logical_shards': 8}, 4),
+    ({'strategy.name': 'local', 'strategy.groups': 2}, 1),
+  ],
+  ids=['accumulate', 'fsdp', 'invariant', 'local'],
+)
+def test_strategies_take_it_as_they_take_any_network(
+  tiny_config, changes, passes
+):
+  """A device's micro-batches take the time of a pass each."""
+  tiny_config.batch_size = 16
+  tiny_config.model.norm_group = 2
+  config = config_lib.replaced(tiny_config, changes)
+  config = _emulating(config, step_seconds=0.2)
+  _, values, seconds = _timed_step(config, 2)
+  assert 0.2 * passes <= seconds < 0.2 * passes + 0.3
+  assert np.isfinite(values).all()
 
 
 def test_a_link_carries_so_many_bytes_a_second():
