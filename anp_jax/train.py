@@ -3,6 +3,7 @@
 import jax
 
 from anp_jax import cluster
+from anp_jax import config as config_lib
 from anp_jax import run as run_lib
 from anp_jax.cluster import preemption
 from anp_jax.config import emulation_keys
@@ -49,10 +50,15 @@ def _emulate(config, mode: str, processes: cluster.Processes) -> None:
   if not config.emulate.enabled:
     return
   joined = strategy_lib.find(config).joins_jax(config, mode)
+  bandwidth = config.emulate.bandwidth
+  paces_sockets = bool(bandwidth) and joined and processes.count > 1
+  if paces_sockets and not emulation.can_pace_sockets():
+    raise config_lib.ConfigError(
+      f"config.emulate.bandwidth={bandwidth!r}: expected '' here: only Linux "
+      'paces the connections of collectives'
+    )
   emulation.begin(
-    processes.index,
-    emulation_keys.bytes_per_second(config.emulate.bandwidth),
-    joined and processes.count > 1,
+    processes.index, emulation_keys.bytes_per_second(bandwidth), paces_sockets
   )
 
 

@@ -14,6 +14,7 @@ import math
 import os
 import socket
 import stat
+import sys
 import threading
 import time
 
@@ -83,24 +84,38 @@ class _Process:
 
   def pace_sockets(self) -> None:
     """Paces the TCP connections that have been opened since the last call."""
-    if not self.paces_sockets or not os.path.isdir(_FILES):
+    if not self.paces_sockets:
       return
     rate = int(self.link.bytes_per_second)
     for name in os.listdir(_FILES):
-      # A file that has been closed meanwhile, the listing's own for one.
-      with contextlib.suppress(OSError):
-        status = os.fstat(int(name))
-        identity = name, status.st_ino
-        if not stat.S_ISSOCK(status.st_mode) or identity in self._paced:
-          continue
-        self._paced.add(identity)
-        with socket.socket(fileno=os.dup(int(name))) as connection:
-          if connection.family in (socket.AF_INET, socket.AF_INET6):
-            connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+      connection = self._new_connection(name)
+      if connection:
+        with connection:
+          connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+
+  def _new_connection(self, name):
+    """A socket of an open file, if it is one over IP and not paced yet."""
+    # It may have been closed meanwhile: the listing's own file has been.
+    with contextlib.suppress(OSError):
+      status = os.fstat(int(name))
+      identity = name, status.st_ino
+      if not stat.S_ISSOCK(status.st_mode) or identity in self._paced:
+        return None
+      self._paced.add(identity)
+      connection = socket.socket(fileno=os.dup(int(name)))
+      if connection.family in (socket.AF_INET, socket.AF_INET6):
+        return connection
+      connection.close()
+    return None
 
 
 _process = _Process()
 _UNLIMITED = Link()
+
+
+def can_pace_sockets() -> bool:
+  """Whether this system can slow down connections that others have opened."""
+  return sys.platform == 'linux' and os.path.isdir(_FILES)
 
 
 def begin(index: int, bytes_per_second: float, paces_sockets: bool) -> None:

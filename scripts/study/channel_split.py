@@ -22,7 +22,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -30,6 +29,7 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.config import emulation_keys
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import planner
@@ -40,7 +40,6 @@ from scripts.study import launching
 from scripts.study import plots
 
 DEVICES = (1, 2, 4, 8, 16, 32)
-_UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 _LATENCY = 50e-6  # seconds a message, of the simulated links
 _HEAD = (
   'config', 'devices', 'images', 'split', 'predicted s', 'measured s',
@@ -121,12 +120,14 @@ def bandwidths(text: str) -> dict[str, float]:
   """
   links = {}
   for part in map(str.strip, text.split(',')):
-    match = re.fullmatch(r'(\d+(?:\.\d+)?)(kbit|mbit|gbit)', part)
-    if not match or not float(match[1]):
+    try:
+      links[part] = emulation_keys.bytes_per_second(part)
+    except ValueError:
+      links[part] = 0.0
+    if not links[part]:
       raise config_lib.ConfigError(
         f'--bandwidths={text!r}: {part!r} is none; expected such as 100mbit'
       )
-    links[part] = float(match[1]) * _UNITS[match[2]] / 8
   return links
 
 

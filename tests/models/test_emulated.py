@@ -1,6 +1,7 @@
 """The emulated network: its times, its bytes, and what a step makes of it."""
 
 import math
+import socket
 import time
 
 import jax
@@ -231,6 +232,33 @@ def test_a_link_carries_so_many_bytes_a_second():
   link.carry(emulation.UP, 500)
   assert clock.sleeps == [0.5, 1.0]
   assert not emulation.link(local=True).bytes_per_second
+
+
+def test_connections_over_ip_are_paced_once(monkeypatch):
+  """What the kernel says of both ends; not of a pair of this machine alone."""
+  with socket.socket() as server:
+    server.bind(('127.0.0.1', 0))
+    server.listen()
+    with (
+      socket.create_connection(server.getsockname()) as client,
+      server.accept()[0] as peer,
+      socket.socketpair()[0] as local,
+    ):
+      emulation.begin(0, 100_000.0, True)
+      emulation.pace_sockets()
+      rates = [
+        s.getsockopt(socket.SOL_SOCKET, emulation._SO_MAX_PACING_RATE)
+        for s in (client, peer)
+      ]
+      assert rates == [100_000] * 2
+      # No limit is 2^32 - 1, which Python shows as -1.
+      unlimited = local.getsockopt(
+        socket.SOL_SOCKET, emulation._SO_MAX_PACING_RATE
+      )
+      assert unlimited != 100_000
+      monkeypatch.setattr(emulation, '_SO_MAX_PACING_RATE', -1)
+      emulation.pace_sockets()  # would fail if it paced them again
+      assert client.fileno() >= 0 and peer.fileno() >= 0
 
 
 def test_channel_split_is_refused(tiny_config):

@@ -1,7 +1,10 @@
 """The transport: which address a host gives, how memory is used again."""
 
+import contextlib
 import gc
+import json
 import socket
+import time
 
 import jax
 import numpy as np
@@ -11,6 +14,8 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
+from anp_jax.system import emulation
+from tests import builders
 
 
 def _address(array):
@@ -134,3 +139,54 @@ def test_no_more_than_a_few_wait():
   del arrays
   gc.collect()
   assert len(buffers._free[64]) == transport._SPARE
+
+
+class _Echo(transport.Port):
+  """Keeps the bytes that are put, and gives them back."""
+
+  def do_put(self, context, descriptor, reader, writer):
+    request = json.loads(descriptor.command)
+    self.local = request['local']
+    self.data = transport.read_bytes(reader, request['bytes'], self.local)
+    writer.write(b'taken')
+
+  def do_get(self, context, ticket):
+    return transport.stream({}, [self.data], json.loads(ticket.ticket)['local'])
+
+
+@pytest.mark.parametrize('local', [False, True])
+def test_an_emulated_link_slows_down_what_leaves_the_process(
+  monkeypatch, local
+):
+  """10 MB at 20 MB/s each way: half a second there, half a second back.
+
+  Both ends are this process, whose two ways work at the same time: the last of
+  three messages of 4 MiB at the most is received after it was sent.
+  """
+  config = builders.config({'strategy.name': 'server'})
+  data = np.random.default_rng(0).integers(0, 256, 10**7, np.uint8)
+  emulation.begin(0, 2e7, False)
+  port = _Echo(config, cluster_env.ALONE, 'secret', 'a test')
+  try:
+    if not local:
+      monkeypatch.setattr(transport, '_own_addresses', set())
+    with contextlib.closing(
+      transport.connect(config, port.address, 'secret')
+    ) as client:
+      seconds = []
+      for _ in range(2):
+        start = time.monotonic()
+        if not seconds:
+          client.put({}, [data])
+        else:
+          _, received = client.get('data')
+        seconds.append(time.monotonic() - start)
+    assert np.array_equal(received, data) and port.local == local
+    last = (10**7 - 2 * transport.BATCH) / 2e7
+    if local:
+      assert sum(seconds) < 0.4
+    else:
+      assert all(0.5 <= s < 0.5 + last + 0.3 for s in seconds)
+  finally:
+    emulation.begin(0, 0.0, False)
+    port.shutdown()
