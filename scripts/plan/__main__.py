@@ -9,9 +9,10 @@ memory, and time and device-hours to the run's end, as a table, as a figure with
 sync,fsdp,local,server:bounded compares strategies; --config.KEY=VALUE is for
 all of them.
 
-  python -m scripts.plan --config=... --measure --nodes=1,2,4 --link=eth-10
+  python -m scripts.plan --config=... --measure
 
-times some steps of the config on the device at hand, and predicts more of them.
+times some steps of the config on the device at hand, and predicts more of them:
+up to 64 nodes, joined by 10 Gbit/s Ethernet, unless --nodes and --link say it.
 
   python -m scripts.plan --config=... --target_hours=2 --budget_devices=256
 
@@ -75,8 +76,8 @@ def _flags(arguments):
   add = parser.add_argument
   add('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   add('--device', help='of the table, such as h200; see --list')
-  add('--nodes', default='1', help='such as 1,2,4 or 1,2,4,...,512')
-  add('--devices_per_node', type=int, default=8, help='(default: %(default)s)')
+  add('--nodes', default='', help='such as 1,2,4 or 1,2,4,...,512')
+  add('--devices_per_node', type=int, help="default: 8; --measure: this host's")
   add('--link', default='', metavar='NAMExPORTS', help="a node's ports")
   add('--node_link', default='', help="within a node (default: the device's)")
   add(

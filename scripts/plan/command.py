@@ -37,6 +37,9 @@ _SERVERS = tuple(
 # What a target is looked for with, where no flag says it.
 _TARGET_DEVICES = 'a100-80,h100,h200,b200'
 _TARGET_LINK = 'ib-ndr400x8'
+# How more of a measured device are joined, where no flag says it.
+_MEASURED_NODES = '1,2,4,...,64'
+_MEASURED_LINK = 'eth-10'
 _TARGET_STRATEGIES = 'sync,fsdp,local,server:async,server:synchronous'
 _NAMES = (*strategy_lib.BUILT_IN, _FSDP, *_SERVERS)
 
@@ -70,6 +73,7 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
   Raises:
     ConfigError: for whatever is wrong with the flags or the config.
   """
+  _complete(flags)
   request = _request(flags)
   if flags.target_hours or flags.budget_devices:
     _complete_target(flags)
@@ -141,6 +145,20 @@ def _show(flags, plans, result) -> int:
     f'{progress.duration(best.run_seconds)}'
   )
   return 1
+
+
+def _complete(flags):
+  """Fills in the sizes that no flag names."""
+  if flags.measure:
+    flags.nodes = flags.nodes or _MEASURED_NODES
+    flags.link = flags.link or _MEASURED_LINK
+    if flags.devices_per_node is None:
+      import jax  # opens the device, which is about to be timed
+
+      flags.devices_per_node = jax.local_device_count()
+  flags.nodes = flags.nodes or '1'
+  if flags.devices_per_node is None:
+    flags.devices_per_node = 8
 
 
 def _request(flags) -> points_lib.Request:

@@ -24,7 +24,9 @@ _PORTS = (
   (r'(\d+)x EDR', 'ib-edr100'), (r'(\d+)x HDR', 'ib-hdr200'),
   (r'(\d+)x NDR', 'ib-ndr400'), (r'(\d+)x FDR', 'ib-fdr56'),
 )  # fmt: skip
-_ETHERNET = re.compile(r'([\d.]+)(?:-([\d.]+))? Gbit/s')
+_ETHERNET = re.compile(
+  r'(?:(\d+)x )?([\d.]+)(?:-([\d.]+))? ?(?:Gbit/s|GbE|Gbps)'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,8 +164,9 @@ def _link(known_tables, network) -> tables.Link:
     if match := re.search(pattern, network):
       return known_tables.link('network', f'{name}x{match[1]}')
   if match := _ETHERNET.search(network):
-    rates = [float(g) for g in match.groups() if g]
-    mean = sum(rates) / len(rates)
+    ports, *rates = match.groups()
+    rates = [float(g) for g in rates if g]
+    mean = int(ports or 1) * sum(rates) / len(rates)
     slow = known_tables.links['eth-10']
     bandwidth = mean * 1e9 / 8
     return dataclasses.replace(slow, name=f'eth-{mean:g}', bandwidth=bandwidth)

@@ -59,6 +59,24 @@ def test_systems_have_their_devices_and_links(rows):
   }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+  'network, gigabits',
+  (
+    ('10-20 Gbit/s Ethernet; parameter servers', 15),
+    ('PCIe 3; 25 GbE', 25),
+    ('NVLink; 2x 100 Gbit/s Ethernet', 200),
+    ('NVSwitch; 8x NDR400 InfiniBand a node', 3200),
+    ('PCIe 4; 1x EDR100 InfiniBand a node', 100),
+  ),
+)
+def test_networks_are_read(tmp_path, network, gigabits):
+  path = tmp_path / 'rows.csv'
+  head = open(published.FILE).readline()
+  path.write_text(f'{head}H100,{network},16,8,64,float16,1,x\n')
+  (row,) = published.read(tables.load(), str(path))
+  assert row.cluster.link.bandwidth == gigabits * 1e9 / 8
+
+
 def test_other_systems_predict_a_system_within_a_fifth(comparisons):
   errors = [abs(c.sheet / c.row.rate - 1) for c in comparisons]
   assert len(errors) == 29

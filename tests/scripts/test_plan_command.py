@@ -181,9 +181,11 @@ def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
   monkeypatch.setattr(check, 'errors', lambda rows: {'few_mean': 0.05})
   lines, result = _plan(
     capsys, f'--config={_LENET}', '--measure', '--measure_batches=32,128',
-    '--nodes=1,2', '--devices_per_node=1', '--link=eth-10',
-    '--examples=1442', '--classes=10',
+    '--devices_per_node=1', '--examples=1442', '--classes=10',
   )  # fmt: skip
+  # More of them: up to 64 nodes like this one, over Ethernet.
+  assert [p['nodes'] for p in result['points']] == [2**i for i in range(7)]
+  assert result['link'] == 'eth-10'
   assert lines[0].startswith('measured on cpu: 10.4 ms for 32 images')
   first = result['points'][0]['step_seconds']
   # T(64) = 7.2 ms + 64 x 0.1 ms.
