@@ -15,8 +15,9 @@ from anp_jax.models import layers
 from anp_jax.models.layers import onednn
 from anp_jax.models.layers import windows
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.system.onednn import c_api
 from anp_jax.system.onednn import library
-from anp_jax.system.onednn import operations
+from anp_jax.system.onednn import pieces
 
 pytestmark = [
   pytest.mark.usefixtures('quick_compiles'),
@@ -278,9 +279,9 @@ def test_a_kernel_of_another_dtype_is_not_read_as_the_images():
 
 def test_where_there_is_only_the_slow_reference_xla_computes(monkeypatch):
   def slow(api, spec, description, arguments):
-    raise operations.c_api.OneDnnError('only ref:any')
+    raise c_api.OneDnnError('only ref:any')
 
-  monkeypatch.setattr(operations, '_fast', slow)
+  monkeypatch.setattr(pieces, 'compile_fast', slow)
   shape = (2, 9, 9, 19)  # no other test makes a primitive for it
   assert _count((shape, 'float32'), ((3, 3, 19, 17), 'float32')) == 0
   x = jax.ShapeDtypeStruct((2, 81, 19), 'float32')

@@ -6,6 +6,7 @@ every 3.x release. What oneDNN makes is never freed: it is kept by shape.
 
 from collections.abc import Sequence
 import ctypes
+import threading
 
 POINTER = ctypes.c_void_p
 _INT, _SIZE = ctypes.c_int, ctypes.c_size_t
@@ -22,12 +23,16 @@ SCALE, SHIFT, RELU = 2, 4, 8  # dnnl_normalization_flags_t
 # dnnl_query_t.
 _IMPLEMENTATION = 8
 WEIGHTS, DIFF_WEIGHTS, WORKSPACE, _SCRATCHPAD = 131, 132, 135, 136
+_DTYPE, _OFFSET = 258, 259
 # Names of arguments, DNNL_ARG_*.
 (ARG_SRC, ARG_DST, ARG_WEIGHTS, ARG_MEAN, ARG_VARIANCE, ARG_SCALE,
  ARG_SHIFT, ARG_WORKSPACE, _ARG_SCRATCHPAD, ARG_DIFF_SRC, ARG_DIFF_DST,
  ARG_DIFF_WEIGHTS, ARG_DIFF_SCALE, ARG_DIFF_SHIFT) = (
   1, 17, 33, 49, 50, 51, 52, 64, 80, 129, 145, 161, 255, 256,
 )  # fmt: skip
+
+
+ARG_SOURCES = 1024  # and the number of one of a sum's arrays
 
 
 class OneDnnError(RuntimeError):
@@ -60,6 +65,7 @@ class Api:
     self.functions = ctypes.CDLL(path)
     # With Python's lock: what takes less time than giving the lock away.
     self._quick = ctypes.PyDLL(path)
+    self._thread = threading.local()
     try:
       self.version = self._read_version()
       self._declare()
@@ -89,6 +95,7 @@ class Api:
     functions.dnnl_primitive_desc_query_md.restype = POINTER
     functions.dnnl_memory_desc_get_size.restype = _SIZE
     functions.dnnl_cpu_isa2str.restype = ctypes.c_char_p
+    functions.dnnl_data_type_size.restype = _SIZE
     functions.dnnl_primitive_execute.argtypes = [
       POINTER,
       POINTER,
@@ -166,6 +173,55 @@ class Api:
       'dnnl_reorder_primitive_desc_create', source, self.engine, target,
       self.engine, self._attributes,
     )  # fmt: skip
+
+  def describe_sum(self, sources: Sequence[POINTER], target: POINTER):
+    """Describes the sum of arrays of one shape, added in this order."""
+    count = len(sources)
+    return self.create(
+      'dnnl_sum_primitive_desc_create', self.engine, target, _INT(count),
+      (ctypes.c_float * count)(*[1] * count), (POINTER * count)(*sources),
+      self._attributes,
+    )  # fmt: skip
+
+  def slice(
+    self, array: POINTER, shape: Sequence[int], axis: int, start: int
+  ) -> tuple[POINTER, int]:
+    """Describes a part of an array, which begins at the others' first elements.
+
+    Args:
+      array: description of the whole.
+      shape: of the part.
+      axis: in which it begins elsewhere.
+      start: where; a multiple of the layout's blocks.
+
+    Returns:
+      The description of such a part at the array's begin, as primitives take
+      it that read no offset; and how many bytes later this one begins.
+    """
+    first, this = (
+      self.create(
+        'dnnl_memory_desc_create_submemory', array, dimensions(shape),
+        dimensions([place if i == axis else 0 for i in range(len(shape))]),
+      )
+      for place in (0, start)
+    )  # fmt: skip
+    offset, dtype = ctypes.c_int64(), _INT()
+    for number, value in ((_OFFSET, offset), (_DTYPE, dtype)):
+      self.call(
+        'dnnl_memory_desc_query', this, _INT(number), ctypes.byref(value)
+      )
+    element = self.functions.dnnl_data_type_size(dtype)
+    return first, offset.value * element
+
+  def use_threads(self, count: int) -> None:
+    """Makes what the calling thread asks for use so many threads of OpenMP."""
+    if getattr(self._thread, 'count', 0) == count:
+      return
+    # With dynamic numbers of threads it may give fewer than it was asked for,
+    # and oneDNN would leave out what the others were to compute.
+    self._quick.omp_set_dynamic(_INT(0))
+    self._quick.omp_set_num_threads(_INT(count))
+    self._thread.count = count
 
   def query(self, primitive: POINTER, what: int) -> POINTER:
     """Returns an array's description: WEIGHTS, DIFF_WEIGHTS or WORKSPACE."""

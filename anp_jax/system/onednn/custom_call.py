@@ -9,13 +9,14 @@ us). While oneDNN computes, Python's lock is free.
 import ctypes
 import functools
 import sys
-import threading
 
 import jax
 
 from anp_jax.system.onednn import c_api
 from anp_jax.system.onednn import library
 from anp_jax.system.onednn import operations
+from anp_jax.system.onednn import specs
+from anp_jax.system.onednn import thread_pool
 
 # Places in the structures of c_api.h, bytes.
 _FRAME_EXTENSION, _FRAME_API, _FRAME_STAGE = 8, 16, 32
@@ -50,7 +51,7 @@ def call(spec, results, *arguments):
   """Computes an operation in a traced program.
 
   Args:
-    spec: operations.ConvolutionSpec or BatchNormSpec.
+    spec: one of `specs`.
     results: jax.ShapeDtypeStruct, or a tuple of them.
     *arguments: arrays, in the operation's order, without the results.
 
@@ -58,33 +59,31 @@ def call(spec, results, *arguments):
     An array, or a list of them.
   """
   _register()
-  return jax.ffi.ffi_call(operations.TARGET, results, vmap_method='sequential')(
-    *arguments, operation=operations.name(spec)
+  return jax.ffi.ffi_call(specs.TARGET, results, vmap_method='sequential')(
+    *arguments, operation=specs.name(spec)
   )
 
 
 def supports(spec) -> bool:
   """Returns whether the open library computes this operation fast."""
   try:
-    _create(operations.name(spec))
+    _create(specs.name(spec))
   except c_api.OneDnnError:
     return False
   return True
 
 
-def mask_bytes(spec: operations.BatchNormSpec) -> int:
+def mask_bytes(spec: specs.BatchNormSpec) -> int:
   """Returns the bytes that the ReLU of a group keeps for its gradient."""
-  return _create(operations.name(spec)).mask_bytes
+  return _create(specs.name(spec)).mask_bytes
 
 
 def _create(name):
   """The operation of a name, for the library's number of threads.
 
-  oneDNN divides an operation among threads when it is made, by the count of
-  the thread that makes it: else bits would depend on the cores of a machine.
+  It is cut into as many pieces: bits depend on the number.
   """
   opened = library.opened()
-  opened.set_threads()
   return operations.create(opened.api, name, opened.threads)
 
 
@@ -94,12 +93,10 @@ def _register():
   # for this long (by default 5 ms: 20 convolutions took 24 ms, not 5).
   sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
   capsule = jax.ffi.pycapsule(ctypes.cast(_handler, ctypes.c_void_p))
-  jax.ffi.register_ffi_target(operations.TARGET, capsule, platform='cpu')
+  jax.ffi.register_ffi_target(specs.TARGET, capsule, platform='cpu')
 
 
-_idle_memory = []  # a list's pop and append are atomic in Python
 _operations = {}
-_thread = threading.local()
 
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -111,21 +108,8 @@ def _handler(frame):
     elif _integer(frame + _FRAME_STAGE).value == _EXECUTE:
       _execute(frame)
   except BaseException as e:  # noqa: BLE001 - nothing may pass into C++
-    return _error(frame, f'{operations.TARGET}: {type(e).__name__}: {e}')
+    return _error(frame, f'{specs.TARGET}: {type(e).__name__}: {e}')
   return None
-
-
-def _prepare_thread(opened):
-  """Sets up the calling thread, which is one of XLA's.
-
-  Python would make and remove its own record of it at every call, with a page
-  mapped and unmapped each time (20 us): so one more use of it is counted here
-  that never ends. OpenMP keeps the number of threads for each that asks.
-  """
-  if not hasattr(_thread, 'threads'):
-    ctypes.pythonapi.PyGILState_Ensure()
-  opened.set_threads()
-  _thread.threads = opened.threads
 
 
 def _execute(frame):
@@ -133,10 +117,8 @@ def _execute(frame):
   text = ctypes.string_at(
     _pointer(attribute), _size(attribute + ctypes.sizeof(ctypes.c_void_p)).value
   )
-  opened = library.opened()
-  if getattr(_thread, 'threads', 0) != opened.threads:
-    _prepare_thread(opened)
-  key = text, opened.threads
+  key = text, library.opened().threads
+  thread_pool.prepare_thread()
   operation = _operations.get(key)
   if operation is None:
     operation = _operations[key] = _create(text.decode())
@@ -144,14 +126,8 @@ def _execute(frame):
     *_buffers(frame + _FRAME_ARGUMENTS, frame + _FRAME_ARGUMENTS_SIZE),
     *_buffers(frame + _FRAME_RESULTS, frame + _FRAME_RESULTS_SIZE),
   ]
-  try:
-    memory = _idle_memory.pop()
-  except IndexError:
-    memory = operations.Scratch(opened.api)
-  try:
-    operation.run(memory, *addresses)
-  finally:
-    _idle_memory.append(memory)
+  pool = thread_pool.Pool(frame, _pointer(frame + _FRAME_API))
+  thread_pool.run(operation, addresses, pool)
 
 
 def _buffers(place, size_place):

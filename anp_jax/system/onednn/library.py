@@ -63,8 +63,7 @@ class Library:
     self.isa = self.api.isa()
     openmp = self.api.functions  # its own, whichever that is
     try:
-      self._set_threads = openmp.omp_set_num_threads
-      self._set_dynamic = openmp.omp_set_dynamic
+      self.api.use_threads(1)
       self._most_threads = openmp.omp_get_thread_limit()
       if openmp.omp_get_max_active_levels() < 1:
         self._most_threads = 1
@@ -100,14 +99,8 @@ class Library:
 
   @threads.setter
   def threads(self, count: int):
-    # oneDNN divides an operation among as many threads as it was promised,
-    # and leaves parts out where OpenMP then gives it fewer.
+    # oneDNN leaves out what the threads were to do that OpenMP does not give.
     self._threads = max(1, min(count, self._most_threads))
-
-  def set_threads(self) -> None:
-    """Makes the calling thread's operations use `threads` threads."""
-    self._set_dynamic(0)
-    self._set_threads(self.threads)
 
   def describe(self) -> str:
     """Returns a few words for people."""

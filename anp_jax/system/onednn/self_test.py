@@ -9,34 +9,36 @@ import ml_dtypes
 import numpy as np
 
 from anp_jax.system.onednn import c_api
+from anp_jax.system.onednn import convolution
 from anp_jax.system.onednn import library
 from anp_jax.system.onednn import operations
+from anp_jax.system.onednn import specs
 
 # Of the largest value; float32 sums of 200 terms, bfloat16's 8 bits.
 _TOLERANCES = {'float32': 2e-5, 'bfloat16': 2e-2}
-_BATCH, _SIDE, _CHANNELS, _FEATURES = 2, 9, 24, 40
+_BATCH, _SIDE, _CHANNELS, _FEATURES = 4, 9, 24, 40
+_MOST_THREADS = 2  # for which the larger operations are cut into pieces
 
 
 def main(arguments: list[str]) -> int:
   """Tests the library at a path; returns the exit code."""
   try:
     opened = library.Library(arguments[0])
-    opened.set_threads()
     for dtype in opened.dtypes:
       for check in (_check_convolutions, _check_norm, _check_mean_pool):
-        check(opened.api, dtype)
+        check(opened.api, dtype, min(_MOST_THREADS, opened.threads))
   except (OSError, c_api.OneDnnError, AssertionError) as e:
     print(str(e).partition('\n')[0])
     return library.FAULTY
   return 0
 
 
-def _check_convolutions(api, dtype):
+def _check_convolutions(api, dtype, threads):
   for size, stride in ((3, 1), (3, 2), (1, 1)):
-    _check_convolution(api, dtype, size, stride)
+    _check_convolution(api, dtype, threads, size, stride)
 
 
-def _check_convolution(api, dtype, size, stride):
+def _check_convolution(api, dtype, threads, size, stride):
   pad = size // 2
   side = (_SIDE + 2 * pad - size) // stride + 1
   x, kernel, dy = (
@@ -64,14 +66,14 @@ def _check_convolution(api, dtype, size, stride):
     ('backward_data', (dy, kernel, dx), want_dx),
     ('backward_weights', (x, dy, dkernel), want_dkernel),
   ):
-    spec = operations.ConvolutionSpec(
+    spec = specs.ConvolutionSpec(
       direction, dtype, x.shape, kernel.shape, y.shape, stride, (pad,) * 4
     )
-    _run(api, operations.Convolution(api, spec), arrays)
+    _run(convolution.Convolution(api, spec, threads), arrays)
     _compare(f'{direction} {size}x{size}/{stride}', dtype, arrays[-1], want)
 
 
-def _check_norm(api, dtype):
+def _check_norm(api, dtype, threads):
   groups, rows, channels, epsilon = 2, 75, _CHANNELS, 1e-5
   x, dy = (_random(i, (groups, rows, channels), dtype) for i in range(2))
   scale, shift = (_random(i, (channels,), 'float32') for i in (3, 4))
@@ -87,21 +89,23 @@ def _check_norm(api, dtype):
   )
   forward, backward = (
     operations.BatchNorm(
-      api, operations.BatchNormSpec(direction, dtype, x.shape, epsilon, True)
+      api,
+      specs.BatchNormSpec(direction, dtype, x.shape, epsilon, True),
+      threads,
     )
     for direction in ('forward', 'backward')
   )
   y, dx = np.zeros_like(x), np.zeros_like(x)
   vectors = np.zeros((4, groups, channels), 'float32')
   mask = np.zeros((groups, forward.mask_bytes), 'uint8')
-  _run(api, forward, (x, scale, shift, y, *vectors[:2], mask))
+  _run(forward, (x, scale, shift, y, *vectors[:2], mask))
   _compare('norm', dtype, y, want_y)
-  _run(api, backward, (x, *vectors[:2], dy, scale, mask, dx, *vectors[2:]))
+  _run(backward, (x, *vectors[:2], dy, scale, mask, dx, *vectors[2:]))
   _compare("norm's gradient", dtype, dx, want_dx)
   _compare("scale's gradient", dtype, vectors[2], sums_unit[:, 0] * rows)
 
 
-def _check_mean_pool(api, dtype):
+def _check_mean_pool(api, dtype, threads):
   window, side = 3, _SIDE - 2
   x, dy = (
     _random(i, (_BATCH, n, n, _CHANNELS), dtype)
@@ -118,10 +122,10 @@ def _check_mean_pool(api, dtype):
     ('forward', (x, y), want_y),
     ('backward', (dy, dx), want_dx),
   ):
-    spec = operations.MeanPoolSpec(
+    spec = specs.MeanPoolSpec(
       direction, dtype, x.shape, y.shape, window, 1, (0,) * 4
     )
-    _run(api, operations.MeanPool(api, spec), arrays)
+    _run(operations.MeanPool(api, spec, threads), arrays)
     _compare(f'mean pool {direction}', dtype, arrays[-1], want)
 
 
@@ -132,8 +136,8 @@ def _random(seed, shape, dtype):
   return values.astype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
 
 
-def _run(api, operation, arrays):
-  operation.run(operations.Scratch(api), *(a.ctypes.data for a in arrays))
+def _run(operation, arrays):
+  operation.run(*(a.ctypes.data for a in arrays))
 
 
 def _compare(what, dtype, result, want):

@@ -20,7 +20,7 @@ from anp_jax.system import flops
 from anp_jax.system.onednn import c_api
 from anp_jax.system.onednn import custom_call
 from anp_jax.system.onednn import library
-from anp_jax.system.onednn import operations
+from anp_jax.system.onednn import specs
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 P = jax.sharding.PartitionSpec
@@ -28,7 +28,7 @@ needs_library = pytest.mark.skipif(
   library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
 )
 pytestmark = [pytest.mark.usefixtures('quick_compiles'), needs_library]
-_SIDE, _CHANNELS = 10, 16
+_SIDE, _CHANNELS = 10, 64  # enough to be cut into pieces
 
 
 @pytest.fixture(autouse=True)
@@ -270,7 +270,7 @@ def _raw_call(text, x):
   custom_call._register()
   return jax.jit(
     lambda x: jax.ffi.ffi_call(
-      operations.TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype)
+      specs.TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype)
     )(x, operation=text)
   )(x)
 
@@ -279,7 +279,7 @@ def _raw_call(text, x):
   'text, words',
   [('', 'anp_onednn: '), ('convolution (1, 2)', 'TypeError'),
    ('norm exit(3)', 'ValueError: malformed'),
-   (operations.name(operations.BatchNormSpec(
+   (specs.name(specs.BatchNormSpec(
      'forward', 'float32', (1, -4, 4), 1e-5, False)), 'OneDnnError')],
 )  # fmt: skip
 def test_a_call_that_cannot_be_computed_is_an_error_of_jax(text, words):

@@ -444,7 +444,7 @@ def test_results_are_right_whatever_openmp_is_told(variable, value, threads):
   """oneDNN leaves out the parts of threads that OpenMP does not give it."""
   code = (
     'from anp_jax.system.onednn import library, self_test\n'
-    'opened = library.find(); opened.threads = 2; opened.set_threads()\n'
+    'opened = library.find(); opened.threads = 2\n'
     'print(opened.threads, self_test.main([opened.path]))'
   )
   environment = {**os.environ, variable: value}

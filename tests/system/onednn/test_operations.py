@@ -7,18 +7,21 @@ import numpy as np
 import pytest
 
 from anp_jax.system.onednn import c_api
+from anp_jax.system.onednn import convolution
 from anp_jax.system.onednn import library
 from anp_jax.system.onednn import operations
+from anp_jax.system.onednn import pieces
+from anp_jax.system.onednn import specs
 
 needs_library = pytest.mark.skipif(
   library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
 )
-_FORWARD = operations.ConvolutionSpec(
+_FORWARD = specs.ConvolutionSpec(
   'forward', 'float32', (2, 9, 8, 16), (3, 3, 16, 24), (2, 9, 8, 24), 1,
   (1, 1, 1, 1),
 )  # fmt: skip
 _DIRECTIONS = ('forward', 'backward_data', 'backward_weights')
-_NORM = operations.BatchNormSpec('forward', 'float32', (3, 20, 16), 1e-5, True)
+_NORM = specs.BatchNormSpec('forward', 'float32', (3, 20, 16), 1e-5, True)
 
 
 @pytest.fixture
@@ -43,8 +46,8 @@ def _arrays(spec, seed=0):
   }[spec.direction]
 
 
-def _run(operation, memory, arrays):
-  operation.run(memory, *(a.ctypes.data for a in arrays))
+def _run(operation, arrays):
+  operation.run(*(a.ctypes.data for a in arrays))
   return arrays[-1]
 
 
@@ -60,28 +63,28 @@ def _center(spec, arrays):
    _NORM, _NORM._replace(epsilon=1.25e-3, dtype='bfloat16', relu=False)],
 )  # fmt: skip
 def test_a_name_says_all_of_an_operation(spec):
-  again = operations.parse(operations.name(spec))
+  again = specs.parse(specs.name(spec))
   assert again == spec and type(again) is type(spec)
 
 
 def test_a_name_is_read_and_not_run():
   for text in ('convolution exit(3)', 'norm __import__("os").getpid()'):
     with pytest.raises(ValueError):
-      operations.parse(text)
+      specs.parse(text)
 
 
 @needs_library
 def test_an_operation_is_made_once(api):
-  first = operations.create(api, operations.name(_FORWARD), 2)
-  assert operations.create(api, operations.name(_FORWARD), 2) is first
-  assert operations.create(api, operations.name(_NORM), 2) is not first
+  first = operations.create(api, specs.name(_FORWARD), 2)
+  assert operations.create(api, specs.name(_FORWARD), 2) is first
+  assert operations.create(api, specs.name(_NORM), 2) is not first
   # It is divided among as many threads as there were when it was made.
-  assert operations.create(api, operations.name(_FORWARD), 1) is not first
+  assert operations.create(api, specs.name(_FORWARD), 1) is not first
 
 
 @needs_library
 def test_scratch_memory_grows_and_lies_on_pages(api):
-  memory = operations.Scratch(api)
+  memory = pieces.Scratch(api)
   for size in (0, 1, 5000, 100, 2_000_000):
     address = memory.reserve(size)
     assert address % 4096 == 0
@@ -91,28 +94,36 @@ def test_scratch_memory_grows_and_lies_on_pages(api):
 
 @needs_library
 @pytest.mark.parametrize('direction', _DIRECTIONS)
-def test_what_scratch_memory_held_does_not_matter(api, direction):
+def test_what_scratch_memory_held_does_not_matter(
+  api, direction, monkeypatch
+):
   spec = _FORWARD._replace(direction=direction)
-  operation, memory = operations.Convolution(api, spec), operations.Scratch(api)
+  operation = convolution.Convolution(api, spec, 2)
   arrays = _arrays(spec)
-  want = _run(operation, memory, arrays).copy()
+  want = _run(operation, arrays).copy()
+  reserve = pieces.Scratch.reserve
   for fill in (0xFF, 0x7F):  # as float32: NaN, and 3e38
-    size = 1 << 20
-    ctypes.memset(memory.reserve(size), fill, size)
+
+    def filled(memory, size, fill=fill):
+      address = reserve(memory, size)
+      ctypes.memset(address, fill, size)
+      return address
+
+    monkeypatch.setattr(pieces.Scratch, 'reserve', filled)
     arrays[-1].fill(np.nan)
-    np.testing.assert_array_equal(_run(operation, memory, arrays), want)
+    np.testing.assert_array_equal(_run(operation, arrays), want)
 
 
 @needs_library
 @pytest.mark.parametrize('direction', _DIRECTIONS)
 def test_an_operation_writes_only_its_result(api, direction):
   spec = _FORWARD._replace(direction=direction)
-  operation, memory = operations.Convolution(api, spec), operations.Scratch(api)
+  operation = convolution.Convolution(api, spec, 2)
   edge = 64
   buffers = [np.pad(a.ravel(), edge, constant_values=7) for a in _arrays(spec)]
   before = [b.copy() for b in buffers]
   inner = [b[edge:-edge] for b in buffers]
-  _run(operation, memory, inner)
+  _run(operation, inner)
   for buffer, old in zip(buffers[:2], before):
     np.testing.assert_array_equal(buffer, old)
   assert (inner[2] != before[2][edge:-edge]).all()
@@ -124,29 +135,26 @@ def test_an_operation_writes_only_its_result(api, direction):
 def test_an_array_that_is_awaited_is_not_read(api):
   spec = _FORWARD._replace(direction='backward_weights')
   x, dy, dkernel = _arrays(spec)
-  memory = operations.Scratch(api)
-  want = _run(operations.Convolution(api, spec), memory, (x, dy, dkernel))
-  waiting = operations.Convolution(api, spec._replace(waits=True))
+  want = _run(convolution.Convolution(api, spec, 2), (x, dy, dkernel))
+  waiting = convolution.Convolution(api, spec._replace(waits=True), 2)
   result = np.zeros_like(dkernel)
   # No memory is there: to read it would end the process.
-  waiting.run(memory, x.ctypes.data, dy.ctypes.data, 1, result.ctypes.data)
+  waiting.run(x.ctypes.data, dy.ctypes.data, 1, result.ctypes.data)
   np.testing.assert_array_equal(result, want)
 
 
 @needs_library
 def test_threads_share_an_operation(api):
   """Each with arrays of its own, all at once, many times."""
-  operation = operations.Convolution(api, _FORWARD)
+  operation = convolution.Convolution(api, _FORWARD, 2)
   sets = [_arrays(_FORWARD, 10 * i) for i in range(8)]
   wants = [_center(_FORWARD, arrays) for arrays in sets]
 
   def compute(arrays):
-    library.find().set_threads()
-    memory = operations.Scratch(api)
     results = []
     for _ in range(40):
       arrays[-1].fill(0)
-      results.append(_run(operation, memory, arrays).copy())
+      results.append(_run(operation, arrays).copy())
     return results
 
   with concurrent.futures.ThreadPoolExecutor(len(sets)) as pool:
@@ -164,10 +172,10 @@ def test_groups_of_a_norm_are_their_own(api):
   x = x.astype('float32')
   scale, shift = _random(1, (2, channels))
   y, statistics = np.zeros_like(x), np.zeros((2, groups, channels), 'float32')
-  norm = operations.BatchNorm(api, _NORM)
+  norm = operations.BatchNorm(api, _NORM, 2)
   mask = np.zeros((groups, norm.mask_bytes), 'uint8')
   arrays = (x, scale, shift, y, *statistics, mask)
-  norm.run(operations.Scratch(api), *(a.ctypes.data for a in arrays))
+  norm.run(*(a.ctypes.data for a in arrays))
   wide = np.float64(x)
   mean, var = wide.mean(1), wide.var(1)
   np.testing.assert_allclose(statistics[0], mean, rtol=1e-5, atol=1e-5)
@@ -175,6 +183,92 @@ def test_groups_of_a_norm_are_their_own(api):
   unit = (wide - mean[:, None]) / np.sqrt(var + 1e-5)[:, None]
   np.testing.assert_allclose(y, np.maximum(unit * scale + shift, 0), atol=1e-4)
   assert norm.mask_bytes >= rows * channels / 8
+
+
+def _cut(direction, dtype, size, channels, features):
+  """A spec of eight images of which there are at least two pieces."""
+  side = 6
+  return specs.ConvolutionSpec(
+    direction, dtype, (8, side, side, channels),
+    (size, size, channels, features), (8, side, side, features), 1,
+    (size // 2,) * 4,
+  )  # fmt: skip
+
+
+def _wide_reference(spec, arrays):
+  """The result in float64, window by window."""
+  pad, side = spec.pads[0], spec.image[1]
+  first, second, _ = (np.float64(a) for a in arrays)
+  size = spec.kernel[0]
+  edges = (0, 0), (pad, pad), (pad, pad), (0, 0)
+  if spec.direction == 'backward_weights':
+    x = np.pad(first, edges)
+    return np.stack([[
+      np.einsum('bijc,bijf->cf', x[:, i : i + side, j : j + side], second)
+      for j in range(size)] for i in range(size)])  # fmt: skip
+  kernel = second
+  if spec.direction == 'backward_data':
+    kernel = second[::-1, ::-1].swapaxes(2, 3)
+  x = np.pad(first, edges)
+  return sum(
+    x[:, i : i + side, j : j + side] @ kernel[i, j]
+    for i in range(size) for j in range(size)
+  )  # fmt: skip
+
+
+@needs_library
+@pytest.mark.parametrize('direction', _DIRECTIONS)
+@pytest.mark.parametrize(
+  ('size', 'channels', 'features'), [(3, 64, 64), (1, 512, 256), (3, 48, 72)]
+)
+@pytest.mark.parametrize('threads', [1, 2, 4, 8])
+def test_pieces_make_the_whole(api, direction, size, channels, features, threads):
+  for dtype in library.find().dtypes:
+    spec = _cut(direction, dtype, size, channels, features)
+    arrays = [a.astype(dtype) for a in _arrays(spec)]
+    operation = convolution.Convolution(api, spec, threads)
+    result = np.float64(_run(operation, arrays))
+    want = _wide_reference(spec, arrays)
+    error = np.abs(result - want).max() / np.abs(want).max()
+    # As a whole convolution's: float32 sums, bfloat16's rounding of the result.
+    assert error < {'float32': 2e-6, 'bfloat16': 4.1e-3}[dtype], dtype
+    counts = [len(phase) for phase in operation.phases]
+    if direction != 'backward_weights' or size == 3 and channels == 64:
+      assert max(counts) == threads and operation.threads == 1
+    assert all(n in (1, threads) for n in counts)
+
+
+@needs_library
+def test_a_large_kernel_is_copied_and_summed_by_slices(api):
+  """Of both, each slice has its place; some of them lie at no offset."""
+  spec = _cut('forward', 'float32', 3, 128, 256)
+  copies = convolution.Convolution(api, spec, 2).phases[0]
+  assert len(copies) == 2
+  assert {piece.places[0] for piece in copies} != {(1, 0)}
+  # Few features of many pixels: the parts' gradients are added.
+  image, result = (8, 48, 48, 128), (8, 48, 48, 512)
+  gradient = specs.ConvolutionSpec(
+    'backward_weights', 'bfloat16' if 'bfloat16' in library.find().dtypes
+    else 'float32', image, (1, 1, 128, 512), result, 1, (0,) * 4,
+  )  # fmt: skip
+  x, dy, dkernel = (a.astype(gradient.dtype) for a in _arrays(gradient))
+  operation = convolution.Convolution(api, gradient, 2)
+  assert [len(phase) for phase in operation.phases] == [2, 2]
+  result = np.float64(_run(operation, (x, dy, dkernel)))[0, 0]
+  want = np.einsum('nc,nf->cf', np.float64(x).reshape(-1, 128),
+                   np.float64(dy).reshape(-1, 512), optimize=True)  # fmt: skip
+  assert np.abs(result - want).max() / np.abs(want).max() < 4.1e-3
+
+
+@needs_library
+@pytest.mark.parametrize(
+  ('images', 'threads', 'parts'),
+  [(8, 2, (2, 1)), (9, 2, (3, 1)), (7, 2, (1, 2)), (8, 1, (1, 1)),
+   (4, 8, (1, 8)), (32, 16, (16, 1)), (33, 16, (1, 16)), (36, 16, (18, 1))],
+)  # fmt: skip
+def test_a_batch_is_cut_into_equal_parts_or_not_at_all(images, threads, parts):
+  assert pieces.count_parts(images, threads, 1e9) == parts
+  assert pieces.count_parts(images, threads, 1e5) == (1, 1)
 
 
 @needs_library
@@ -185,43 +279,42 @@ def test_groups_of_a_norm_are_their_own(api):
 )  # fmt: skip
 def test_shapes_that_do_not_fit_are_an_error(api, change):
   with pytest.raises(c_api.OneDnnError, match='status'):
-    operations.Convolution(api, _FORWARD._replace(**change))
+    convolution.Convolution(api, _FORWARD._replace(**change), 2)
 
 
 @needs_library
 def test_the_slow_reference_is_an_error(api, monkeypatch):
   monkeypatch.setattr(c_api.Api, 'implementation', lambda *_: 'ref:any')
   for make, spec in (
-    (operations.Convolution, _FORWARD), (operations.BatchNorm, _NORM),
+    (convolution.Convolution, _FORWARD), (operations.BatchNorm, _NORM),
   ):  # fmt: skip
     with pytest.raises(c_api.OneDnnError, match='only ref:any'):
-      make(api, spec)
+      make(api, spec, 2)
 
 
 @needs_library
 def test_a_fault_of_a_run_is_an_error(api, monkeypatch):
-  operation = operations.Convolution(api, _FORWARD)
-  memory, arrays = operations.Scratch(api), _arrays(_FORWARD)
-  place = operation._reorder or operation._primitive
-  monkeypatch.setattr(place, '_primitive', None)
+  operation, arrays = convolution.Convolution(api, _FORWARD, 2), _arrays(_FORWARD)
+  primitive = operation.phases[-1][0].primitive
+  monkeypatch.setattr(primitive, '_primitive', None)
   with pytest.raises(c_api.OneDnnError, match='status'):
-    _run(operation, memory, arrays)
+    _run(operation, arrays)
 
 
 def test_scratch_memory_that_was_not_there_is_asked_for_again(monkeypatch, api):
-  memory = operations.Scratch(api)
+  memory = pieces.Scratch(api)
   memory.reserve(10_000)
 
   def fail(size):
     raise MemoryError
 
   with monkeypatch.context() as patch, pytest.raises(MemoryError):
-    patch.setattr(operations.ctypes, 'create_string_buffer', fail)
+    patch.setattr(pieces.ctypes, 'create_string_buffer', fail)
     memory.reserve(20_000)
   sizes = []
-  make = operations.ctypes.create_string_buffer
+  make = pieces.ctypes.create_string_buffer
   monkeypatch.setattr(
-    operations.ctypes,
+    pieces.ctypes,
     'create_string_buffer',
     lambda size: sizes.append(size) or make(size),
   )

@@ -1,0 +1,208 @@
+"""Convolutions by oneDNN, one object for each direction and shape."""
+
+import contextlib
+import ctypes
+import math
+
+from anp_jax.system.onednn import c_api
+from anp_jax.system.onednn import pieces
+from anp_jax.system.onednn import specs
+
+# Of a kernel, from which it is copied by several threads, and at whose
+# multiples it is cut: oneDNN's layouts have blocks of up to 64 channels.
+_LARGE_KERNEL, _BLOCK = 2**18, 64
+# Elements of a kernel, as a share of the maps', up to which its gradient is a
+# sum of the parts' gradients: reading and writing these takes time, too.
+_LARGEST_SUM = 0.2
+
+
+class Convolution(pieces.Operation):
+  """One direction of a convolution; see `ConvolutionSpec`.
+
+  The addresses of `run`: forward: image, kernel, result. backward_data: the
+  result's gradient, kernel, the image's gradient. backward_weights: image, the
+  result's gradient, the kernel's gradient.
+
+  Attributes:
+    implementation: oneDNN's name for how it is computed.
+  """
+
+  def __init__(self, api: c_api.Api, spec: specs.ConvolutionSpec, threads: int):
+    """Compiles it, for that many threads.
+
+    Raises:
+      OneDnnError: if oneDNN has none for these shapes, or only its slow
+        reference.
+    """
+    parts, each = pieces.count_parts(spec.image[0], threads, _flops(spec))
+    maps = math.prod(spec.image) + math.prod(spec.result)
+    if spec.direction == 'backward_weights' and parts > 1:
+      if math.prod(spec.kernel) > _LARGEST_SUM * maps:
+        parts, each = 1, threads
+    super().__init__(api, each)
+    self._spec, self._count = spec, parts
+    self._part = part = pieces.part_of(spec, parts)
+    self._strides = [
+      pieces.count_bytes(shape, spec.dtype)
+      for shape in (part.image, part.result)
+    ]
+    shape, strides = _kernel(spec)
+    self._plain_kernel = api.array(shape, spec.dtype, strides)
+    self._kernel_shape = shape
+    api.use_threads(each)
+    if spec.direction == 'backward_weights':
+      self._add_weight_gradient()
+    else:
+      self._add_pass()
+
+  def _add_pass(self):
+    """The forward pass, or the gradient of the image."""
+    api, spec = self.api, self._spec
+    # oneDNN's own layout of the kernel, into which it is copied.
+    description = self._describe(spec.dtype)
+    kernel, place = api.query(description, c_api.WEIGHTS), (1, 0)
+    if not api.equal(kernel, self._plain_kernel):
+      place = self.share(api.size(kernel))
+      self._add_slices(self._copy, self._plain_kernel, [(1, 0)], kernel, place)
+    image, result = pieces.describe_maps(api, self._part)
+    if spec.direction == 'forward':
+      names = c_api.ARG_SRC, c_api.ARG_WEIGHTS, c_api.ARG_DST
+      ends, strides = (image, result), self._strides
+    else:
+      names = c_api.ARG_DIFF_DST, c_api.ARG_WEIGHTS, c_api.ARG_DIFF_SRC
+      ends, strides = (result, image), self._strides[::-1]
+    arrays = ends[0], kernel, ends[1]
+    primitive = self._compile(description, list(zip(names, arrays)))
+    self.phases.append([
+      pieces.Piece(
+        primitive,
+        ((0, i * strides[0]), place, (pieces.RESULT, i * strides[1])),
+      )
+      for i in range(self._count)
+    ])  # fmt: skip
+
+  def _add_weight_gradient(self):
+    """That of each share of the images, then their sum in this order."""
+    api, spec = self.api, self._spec
+    # Until they are added they are not rounded.
+    dtype = spec.dtype if self._count == 1 else 'float32'
+    description = self._describe(dtype)
+    kernel = api.query(description, c_api.DIFF_WEIGHTS)
+    if self._count == 1 and api.equal(kernel, self._plain_kernel):
+      places = [(pieces.RESULT, 0)]
+    else:
+      places = [self.share(api.size(kernel)) for _ in range(self._count)]
+    names = c_api.ARG_SRC, c_api.ARG_DIFF_DST, c_api.ARG_DIFF_WEIGHTS
+    arrays = *pieces.describe_maps(api, self._part), kernel
+    primitive = self._compile(description, list(zip(names, arrays)))
+    image, result = self._strides
+    self.phases.append([
+      pieces.Piece(primitive, ((0, i * image), (1, i * result), place))
+      for i, place in enumerate(places)
+    ])  # fmt: skip
+    if places != [(pieces.RESULT, 0)]:
+      make = self._sum if self._count > 1 else self._copy
+      self._add_slices(
+        make, kernel, places, self._plain_kernel, (pieces.RESULT, 0)
+      )  # fmt: skip
+
+  def _describe(self, kernel_dtype):
+    """Describes oneDNN's primitive, with a kernel in any layout."""
+    kernel = self.api.array(self._kernel_shape, kernel_dtype, None)
+    return _describe_convolution(self.api, self._part, kernel)
+
+  def _compile(self, description, arguments):
+    primitive = pieces.compile_fast(
+      self.api, self._part, description, arguments
+    )
+    self.implementation = primitive.implementation
+    return primitive
+
+  def _add_slices(self, make, source, sources, target, place):
+    """Adds what fills a kernel: a piece for each thread where it is large.
+
+    Args:
+      make: (source, target), which returns a primitive.
+      source: description of each kernel that is read.
+      sources: their places.
+      target: description of the one that is written.
+      place: its place.
+    """
+    api, shape, starts = self.api, self._kernel_shape, [(0, 0)]
+    if 4 * math.prod(shape) >= _LARGE_KERNEL and self._spec.groups == 1:
+      axis = 0 if shape[0] % (self._count * _BLOCK) == 0 else 1
+      each, rest = divmod(shape[axis], self._count)
+      if each % _BLOCK == 0 and not rest:
+        sizes = [*shape[:axis], each, *shape[axis + 1 :]]
+        # Where a layout has larger blocks, oneDNN cannot cut it.
+        with contextlib.suppress(c_api.OneDnnError):
+          cuts = [
+            [api.slice(array, sizes, axis, i * each)
+             for i in range(self._count)]
+            for array in (source, target)
+          ]  # fmt: skip
+          starts = list(zip(*([start for _, start in cut] for cut in cuts)))
+          (source, _), (target, _) = (cut[0] for cut in cuts)
+    primitive = make(source, target)
+    self.phases.append([
+      pieces.Piece(primitive, (
+        *((i, offset + read) for i, offset in sources),
+        (place[0], place[1] + written),
+      ))
+      for read, written in starts
+    ])  # fmt: skip
+
+  def _copy(self, source, target):
+    return c_api.Primitive(
+      self.api,
+      self.api.describe_reorder(source, target),
+      [(c_api.ARG_SRC, source), (c_api.ARG_DST, target)],
+    )
+
+  def _sum(self, source, target):
+    return c_api.Primitive(
+      self.api,
+      self.api.describe_sum([source] * self._count, target),
+      [(c_api.ARG_SOURCES + i, source) for i in range(self._count)]
+      + [(c_api.ARG_DST, target)],
+    )
+
+
+def _flops(spec):
+  return 2 * math.prod(spec.result) * math.prod(spec.kernel[:3])
+
+
+def _describe_convolution(api, spec, kernel):
+  """Describes oneDNN's primitive, with a kernel as described."""
+  image, result = pieces.describe_maps(api, spec)
+  top, bottom, left, right = spec.pads
+  strides, dilations = (spec.stride, spec.stride), (0, 0)
+  window = [
+    c_api.dimensions(values)
+    for values in (strides, dilations, (top, left), (bottom, right))
+  ]
+  direct = ctypes.c_int(c_api.DIRECT)
+  backward = spec.direction != 'forward'
+  # A gradient's is only a hint, of the dtypes of a forward pass.
+  hint = api.array(_kernel(spec)[0], spec.dtype, None) if backward else kernel
+  forward = api.describe(
+    'convolution_forward', ctypes.c_int(c_api.FORWARD_TRAINING), direct,
+    image, hint, None, result, *window,
+  )  # fmt: skip
+  if not backward:
+    return forward
+  bias = () if spec.direction == 'backward_data' else (None,)
+  return api.describe(
+    f'convolution_{spec.direction}', direct, image, kernel, *bias, result,
+    *window, forward,
+  )  # fmt: skip
+
+
+def _kernel(spec):
+  """Shape and strides, in oneDNN's order of axes, of a kernel as XLA has it."""
+  height, width, channels, features = spec.kernel
+  strides = (1, features, width * channels * features, channels * features)
+  if spec.groups == 1:
+    return (features, channels, height, width), strides
+  each = features // spec.groups
+  return (spec.groups, each, channels, height, width), (each, *strides)

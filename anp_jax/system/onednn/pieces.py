@@ -1,0 +1,166 @@
+"""An operation as pieces, each computed by one call of oneDNN.
+
+A piece, such as the convolution of some of a batch's images, is computed by one
+thread, so that XLA's own threads can compute them. OpenMP's, of which oneDNN
+would use as many for one call, compete with XLA's for the cores: a step of
+ResNet-50 (32 x 64 px, float32, 2 cores) took 1.25 times as long with them. What
+cannot be cut is one piece that OpenMP's threads compute.
+"""
+
+import ctypes
+import math
+from typing import NamedTuple
+
+from anp_jax.system.onednn import c_api
+
+_ALIGNMENT = 64  # bytes, of arrays within the shared memory
+# Operations (multiply and add are two) of which another thread is not worth
+# waking: some 10 us.
+_FEW_FLOPS = 4e6
+# Places of a piece's arrays: the operation's result, and memory that its
+# pieces share.
+RESULT, _SHARED = -2, -1
+
+
+class Scratch:
+  """Temporary memory of one call at a time, as large as any needed so far."""
+
+  def __init__(self, api: c_api.Api):
+    self.stream = api.stream().value
+    self._bytes, self._buffer = -1, None
+
+  def reserve(self, size: int) -> int:
+    """Returns the address of at least that many bytes, aligned to a page."""
+    page = 4096
+    if size > self._bytes:
+      # The smaller one goes before the larger one is made, which may fail.
+      self._bytes, self._buffer = -1, None
+      self._buffer = ctypes.create_string_buffer(size + page)
+      self._bytes = size
+    return _aligned(ctypes.addressof(self._buffer), page)
+
+
+class Piece(NamedTuple):
+  """A part of an operation that one call of oneDNN computes.
+
+  Attributes:
+    primitive: oneDNN's.
+    places: of each of its arrays, which of the operation's addresses, and
+      bytes from there.
+  """
+
+  primitive: c_api.Primitive
+  places: tuple[tuple[int, int], ...]
+
+  def run(self, memory: Scratch, addresses: tuple[int, ...]) -> None:
+    """Computes it.
+
+    Args:
+      memory: that no other call uses.
+      addresses: from `Operation.addresses`.
+    """
+    self.primitive.run(
+      memory.stream,
+      *(addresses[i] + offset for i, offset in self.places),
+      memory.reserve(self.primitive.scratch_bytes),
+    )
+
+
+class Operation:
+  """What oneDNN computes by one call from XLA's program.
+
+  Attributes:
+    threads: of OpenMP, by which each piece is computed.
+    phases: lists of pieces. Those of a phase may run at once, in any order,
+      when those of the phase before are done.
+  """
+
+  def __init__(self, api: c_api.Api, threads: int):
+    """Begins an operation without pieces."""
+    self.api, self.threads = api, threads
+    self.phases: list[list[Piece]] = []
+    self._shared_bytes = 0
+
+  def addresses(self, shared: Scratch, addresses) -> tuple[int, ...]:
+    """Returns what pieces are given: the arrays, and memory they share.
+
+    Args:
+      shared: that no other call uses until all pieces are done.
+      addresses: of the arguments and results, contiguous arrays in the shapes
+        and the order of the spec.
+    """
+    return (*addresses, shared.reserve(self._shared_bytes))
+
+  def run(self, *addresses: int) -> None:
+    """Computes all pieces, one after another; see `addresses`."""
+    shared, memory = Scratch(self.api), Scratch(self.api)
+    places = self.addresses(shared, addresses)
+    self.api.use_threads(self.threads)
+    for phase in self.phases:
+      for piece in phase:
+        piece.run(memory, places)
+
+  def share(self, size: int) -> tuple[int, int]:
+    """Takes so many bytes of the shared memory; returns their place."""
+    place = _SHARED, self._shared_bytes
+    self._shared_bytes += _aligned(size, _ALIGNMENT)
+    return place
+
+
+def count_parts(images: int, threads: int, flops: float) -> tuple[int, int]:
+  """Returns into how many parts a batch is cut, and the threads of each.
+
+  Args:
+    images: of the batch.
+    threads: that there are.
+    flops: of all.
+  """
+  if threads == 1 or flops < _FEW_FLOPS:
+    return 1, 1
+  for parts in range(threads, 2 * threads):
+    if images % parts == 0:
+      return parts, 1
+  return 1, threads
+
+
+def part_of(spec, parts: int):
+  """Returns the spec of one of equal shares of the batch."""
+  image, result = (
+    (shape[0] // parts, *shape[1:]) for shape in (spec.image, spec.result)
+  )
+  return spec._replace(image=image, result=result)
+
+
+def count_bytes(shape, dtype: str) -> int:
+  """Returns the bytes of an array."""
+  return math.prod(shape) * (2 if dtype == 'bfloat16' else 4)
+
+
+def compile_fast(api: c_api.Api, spec, description, arguments):
+  """Returns a primitive; the arguments are `c_api.Primitive`'s.
+
+  Raises:
+    OneDnnError: if it is oneDNN's slow reference.
+  """
+  primitive = c_api.Primitive(api, description, arguments)
+  if primitive.implementation.startswith('ref'):
+    raise c_api.OneDnnError(f'{spec}: only {primitive.implementation}')
+  return primitive
+
+
+def describe_maps(api: c_api.Api, spec) -> list:
+  """Returns the descriptions of an operation's image and result."""
+  return [
+    describe_map(api, shape, spec.dtype) for shape in (spec.image, spec.result)
+  ]
+
+
+def describe_map(api: c_api.Api, shape, dtype: str):
+  """Describes an array (batch, height, width, channels)."""
+  batch, height, width, channels = shape
+  strides = (height * width * channels, 1, width * channels, channels)
+  return api.array((batch, channels, height, width), dtype, strides)
+
+
+def _aligned(size, alignment):
+  return math.ceil(size / alignment) * alignment

@@ -1,0 +1,99 @@
+"""What oneDNN is asked to compute: shapes, dtypes, settings.
+
+An operation is named by a text, which a compiled program carries: so programs
+can be kept on disk, and one that is read from there makes its operations again.
+"""
+
+import ast
+from typing import NamedTuple
+
+# XLA's name for a call of any of these.
+TARGET = 'anp_onednn'
+
+
+class ConvolutionSpec(NamedTuple):
+  """A convolution's shapes.
+
+  Attributes:
+    direction: 'forward', 'backward_data' or 'backward_weights'.
+    dtype: of all arrays; float32 or bfloat16. Sums are in float32.
+    image: (batch, height, width, channels).
+    kernel: (height, width, channels of a group, features).
+    result: (batch, height', width', features).
+    stride: pixels, both ways.
+    pads: (top, bottom, left, right), none below zero.
+    groups: of channels, each convolved with its share of the features.
+    waits: whether `run` gets one more address after the arguments', where it
+      reads nothing: XLA makes such an argument before it runs the call.
+  """
+
+  direction: str
+  dtype: str
+  image: tuple[int, ...]
+  kernel: tuple[int, ...]
+  result: tuple[int, ...]
+  stride: int
+  pads: tuple[int, ...]
+  groups: int = 1
+  waits: bool = False
+
+
+class BatchNormSpec(NamedTuple):
+  """A batch norm of groups, with or without the ReLU after it.
+
+  Attributes:
+    direction: 'forward' or 'backward'.
+    dtype: of x and y; float32 or bfloat16. All else is float32.
+    shape: (groups, rows, channels); each group has statistics of its own.
+    epsilon: added to the variance.
+    relu: whether y is what a ReLU makes of it.
+  """
+
+  direction: str
+  dtype: str
+  shape: tuple[int, int, int]
+  epsilon: float
+  relu: bool
+
+
+class MeanPoolSpec(NamedTuple):
+  """Means over windows of a map; padding counts as zeros.
+
+  Attributes:
+    direction: 'forward' or 'backward'.
+    dtype: of all arrays; float32 or bfloat16.
+    image: (batch, height, width, channels).
+    result: (batch, height', width', channels).
+    window: pixels a side.
+    stride: pixels, both ways.
+    pads: (top, bottom, left, right).
+  """
+
+  direction: str
+  dtype: str
+  image: tuple[int, ...]
+  result: tuple[int, ...]
+  window: int
+  stride: int
+  pads: tuple[int, ...]
+
+
+Spec = ConvolutionSpec | BatchNormSpec | MeanPoolSpec
+
+_KINDS = {
+  'convolution': ConvolutionSpec,
+  'norm': BatchNormSpec,
+  'mean_pool': MeanPoolSpec,
+}
+
+
+def name(spec: Spec) -> str:
+  """Returns the text that names an operation in a compiled program."""
+  (kind,) = (k for k, type_ in _KINDS.items() if type(spec) is type_)
+  return f'{kind} {tuple(spec)!r}'
+
+
+def parse(text: str) -> Spec:
+  """Returns what `name` was given."""
+  kind, _, fields = text.partition(' ')
+  return _KINDS[kind](*ast.literal_eval(fields))

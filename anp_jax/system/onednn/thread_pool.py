@@ -1,0 +1,195 @@
+"""Pieces of an operation, computed by the threads of XLA's own pool.
+
+XLA's foreign-function interface lets a call give tasks to the pool, without a
+promise that they run at once, or before the call returns. So a task only helps:
+whoever is free takes the next piece, the caller too, which waits for no piece
+but those that others have begun.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import itertools
+import threading
+import time
+
+from anp_jax.system.onednn import c_api
+from anp_jax.system.onednn import operations
+
+# Places in the structures of c_api.h, bytes.
+_CONTEXT = 24  # in the call frame
+_DESTROY_ERROR, _SCHEDULE = 64, 136  # in the table of functions
+_EXIT_SECONDS = 5.0
+
+# A list's pop and append, and a dictionary's, are atomic in Python.
+_idle_memory: list[operations.Scratch] = []
+_tasks: dict[int, '_Phase'] = {}
+_numbers = itertools.count(1)
+_thread = threading.local()
+
+
+class _ScheduleArguments(ctypes.Structure):
+  """XLA_FFI_ThreadPool_Schedule_Args."""
+
+  _fields_ = [
+    ('struct_size', ctypes.c_size_t),
+    ('extension', ctypes.c_void_p),
+    ('context', ctypes.c_void_p),
+    ('task', ctypes.c_void_p),
+    ('data', ctypes.c_void_p),
+  ]
+
+
+class _DestroyArguments(ctypes.Structure):
+  """XLA_FFI_Error_Destroy_Args."""
+
+  _fields_ = [
+    ('struct_size', ctypes.c_size_t),
+    ('extension', ctypes.c_void_p),
+    ('error', ctypes.c_void_p),
+  ]
+
+
+# With Python's lock: both return at once.
+_schedule_type = ctypes.PYFUNCTYPE(
+  ctypes.c_void_p, ctypes.POINTER(_ScheduleArguments)
+)
+_destroy_type = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_DestroyArguments))
+
+
+class Pool:
+  """The pool of the thread that runs a call.
+
+  Args:
+    frame: address of the call's frame.
+    functions: address of XLA's table of functions.
+  """
+
+  def __init__(self, frame: int, functions: int):
+    self._context = _pointer(frame + _CONTEXT)
+    self._functions = functions
+
+  def help(self, phase: '_Phase', count: int) -> None:
+    """Asks that many threads of the pool to work for a phase."""
+    if ctypes.c_size_t.from_address(self._functions).value <= _SCHEDULE:
+      return  # an XLA without this function
+    schedule = _schedule_type(_pointer(self._functions + _SCHEDULE))
+    for number in itertools.islice(_numbers, count):
+      _tasks[number] = phase
+      error = schedule(_ScheduleArguments(
+        ctypes.sizeof(_ScheduleArguments), None, self._context,
+        ctypes.cast(_task, ctypes.c_void_p), number,
+      ))  # fmt: skip
+      if error:  # a device without a pool: the caller does it all
+        del _tasks[number]
+        _destroy_type(_pointer(self._functions + _DESTROY_ERROR))(
+          _DestroyArguments(ctypes.sizeof(_DestroyArguments), None, error)
+        )
+        return
+
+
+def run(operation: operations.Operation, addresses, pool: Pool) -> None:
+  """Computes an operation with the threads of a pool.
+
+  Args:
+    operation: of the threads' library.
+    addresses: of its arguments and results; see `operations`.
+    pool: of the calling thread.
+
+  Raises:
+    OneDnnError: if oneDNN does not succeed.
+  """
+  with _memory(operation.api) as shared:
+    places = operation.addresses(shared, addresses)
+    for pieces in operation.phases:
+      phase = _Phase(operation, pieces, places)
+      if len(pieces) > 1:
+        pool.help(phase, len(pieces) - 1)
+      phase.work()
+      phase.wait()
+
+
+class _Phase:
+  """Pieces that are computed at once, by whoever is free."""
+
+  def __init__(self, operation, pieces, addresses):
+    self._operation, self._addresses = operation, addresses
+    self._waiting = list(reversed(pieces))
+    self._last = len(pieces)
+    self._done = itertools.count(1)  # next() is atomic in Python
+    self._all_done = threading.Lock()
+    self._all_done.acquire()
+    self._error = None
+
+  def work(self):
+    """Computes pieces for as long as there are any that nobody has begun."""
+    if not self._waiting:
+      return
+    api = self._operation.api
+    api.use_threads(self._operation.threads)
+    with _memory(api) as memory:
+      while True:
+        try:
+          piece = self._waiting.pop()
+        except IndexError:
+          return
+        try:
+          piece.run(memory, self._addresses)
+        except BaseException as e:  # noqa: BLE001 - the caller raises it
+          self._error = e
+        if next(self._done) == self._last:
+          self._all_done.release()
+
+  def wait(self):
+    """Waits for the pieces that others have begun.
+
+    Raises:
+      OneDnnError: if a piece did not succeed.
+    """
+    self._all_done.acquire()
+    if self._error is not None:
+      raise self._error
+
+
+def prepare_thread() -> None:
+  """Sets up the calling thread, which is one of XLA's, once.
+
+  Python would make and remove its own record of it at every call, with a page
+  mapped and unmapped each time (20 us): so one more use of it is counted here
+  that never ends.
+  """
+  if not hasattr(_thread, 'is_known'):
+    ctypes.pythonapi.PyGILState_Ensure()
+    _thread.is_known = True
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _task(number):
+  phase = _tasks.pop(number)
+  prepare_thread()
+  phase.work()
+
+
+@atexit.register
+def _finish_tasks():
+  # A task that begins while Python ends would end the program with a fault.
+  end = time.monotonic() + _EXIT_SECONDS
+  while _tasks and time.monotonic() < end:
+    time.sleep(1e-3)
+
+
+@contextlib.contextmanager
+def _memory(api: c_api.Api):
+  """Scratch memory that no other call uses."""
+  try:
+    memory = _idle_memory.pop()
+  except IndexError:
+    memory = operations.Scratch(api)
+  try:
+    yield memory
+  finally:
+    _idle_memory.append(memory)
+
+
+def _pointer(address):
+  return ctypes.c_void_p.from_address(address).value
