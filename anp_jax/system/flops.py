@@ -11,7 +11,7 @@ import math
 import jax
 from jax.extend import core
 
-from anp_jax.system.onednn import operations
+from anp_jax.system.onednn import specs
 
 
 def count_call(
@@ -131,10 +131,10 @@ def _convolution(equation):
 def _custom_call(params):
   """Those of a convolution by oneDNN; its gradients have as many."""
   operation = dict(params['attributes']).get('operation')
-  if params['target_name'] != operations.TARGET or operation is None:
+  if params['target_name'] != specs.TARGET or operation is None:
     return 0
-  spec = operations.parse(operation)
-  if not isinstance(spec, operations.ConvolutionSpec):
+  spec = specs.parse(operation)
+  if not isinstance(spec, specs.ConvolutionSpec):
     return 0
   meetings = math.prod(
     _meetings(

@@ -348,7 +348,11 @@ def _step(layer, x, scale, bias, dy):
   [((12, 5, 7, 16), 4), ((12, 3, 3, 5), 12), ((12, 5, 3, 33), 0),
    ((4, 6, 6, 64), 1), ((6, 1, 1, 3), 3)],
 )  # fmt: skip
-def test_batch_norm_equals_numpy(shape, group, relu, dtype):
+def test_batch_norm_equals_numpy(shape, group, relu, dtype, monkeypatch):
+  # As many as the float32 groups can be divided among.
+  groups = shape[0] // (group or shape[0])
+  threads = next(n for n in (3, 2, 1) if groups % n == 0)
+  monkeypatch.setattr(library.find(), 'threads', threads)
   x, scale, bias, dy = _norm_arrays(shape, dtype)
   layer = layers.BatchNorm(
     group, momentum=0.75, dtype=dtype, platform=PLATFORM, relu=relu
@@ -367,6 +371,20 @@ def test_batch_norm_equals_numpy(shape, group, relu, dtype):
   ):  # fmt: skip
     limit = tolerance * max(np.abs(right).max(), 1e-2)
     np.testing.assert_allclose(np.float64(got), right, rtol=0, atol=limit)
+
+
+def test_float32_groups_that_cannot_be_divided_are_xlas(monkeypatch):
+  scale = jax.ShapeDtypeStruct((16,), 'float32')
+  for groups, threads, dtype, takes in (
+    (1, 2, 'float32', False), (2, 2, 'float32', True),
+    (3, 2, 'float32', False), (1, 1, 'float32', True),
+    (1, 2, 'bfloat16', True),
+  ):  # fmt: skip
+    if dtype not in _DTYPES:
+      continue
+    monkeypatch.setattr(library.find(), 'threads', threads)
+    x = jax.ShapeDtypeStruct((groups, 30, 16), dtype)
+    assert onednn.takes_norm(x, scale, True, PLATFORM) == takes
 
 
 def test_a_mean_of_a_thousand_deviations_does_not_cancel():
@@ -430,7 +448,8 @@ def test_running_statistics_are_used_outside_training():
 
 
 @pytest.mark.parametrize('devices, calls', [(1, 2), (2, 0)])
-def test_a_group_over_devices_falls_back(config, devices, calls):
+def test_a_group_over_devices_falls_back(config, devices, calls, monkeypatch):
+  monkeypatch.setattr(library.find(), 'threads', 1)
   x, scale, bias, dy = _norm_arrays((8, 5, 3, 16), 'float32')
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   layer = layers.BatchNorm(

@@ -13,7 +13,7 @@ import pytest
 
 from anp_jax.models.layers import onednn
 from anp_jax.system.onednn import library
-from anp_jax.system.onednn import operations
+from anp_jax.system.onednn import specs
 
 _BENCH = pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'bench'
 
@@ -85,7 +85,7 @@ def test_programs_compute_the_passes_they_are_named_for(bench, who):
 def test_a_weight_gradient_is_timed_alone(bench):
   calls = []
   call = bench.alone(lambda *arguments: calls.append(arguments))
-  spec = operations.ConvolutionSpec(
+  spec = specs.ConvolutionSpec(
     'backward_weights', 'float32', (1, 4, 4, 8), (3, 3, 8, 8), (1, 4, 4, 8), 1,
     (1, 1, 1, 1),
   )  # fmt: skip

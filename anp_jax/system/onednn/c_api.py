@@ -198,7 +198,7 @@ class Api:
       The description of such a part at the array's begin, as primitives take
       it that read no offset; and how many bytes later this one begins.
     """
-    first, this = (
+    first, later = (
       self.create(
         'dnnl_memory_desc_create_submemory', array, dimensions(shape),
         dimensions([place if i == axis else 0 for i in range(len(shape))]),
@@ -208,7 +208,7 @@ class Api:
     offset, dtype = ctypes.c_int64(), _INT()
     for number, value in ((_OFFSET, offset), (_DTYPE, dtype)):
       self.call(
-        'dnnl_memory_desc_query', this, _INT(number), ctypes.byref(value)
+        'dnnl_memory_desc_query', later, _INT(number), ctypes.byref(value)
       )
     element = self.functions.dnnl_data_type_size(dtype)
     return first, offset.value * element

@@ -1,8 +1,8 @@
 """An operation as pieces, each computed by one call of oneDNN.
 
 A piece, such as the convolution of some of a batch's images, is computed by one
-thread, so that XLA's own threads can compute them. OpenMP's, of which oneDNN
-would use as many for one call, compete with XLA's for the cores: a step of
+thread, so that XLA's own threads can compute them. The threads of OpenMP, by
+which oneDNN computes a call, compete with XLA's for the cores: a step of
 ResNet-50 (32 x 64 px, float32, 2 cores) took 1.25 times as long with them. What
 cannot be cut is one piece that OpenMP's threads compute.
 """
@@ -14,8 +14,7 @@ from typing import NamedTuple
 from anp_jax.system.onednn import c_api
 
 _ALIGNMENT = 64  # bytes, of arrays within the shared memory
-# Operations (multiply and add are two) of which another thread is not worth
-# waking: some 10 us.
+# Additions and multiplications for which no other thread is woken: some 10 us.
 _FEW_FLOPS = 4e6
 # Places of a piece's arrays: the operation's result, and memory that its
 # pieces share.

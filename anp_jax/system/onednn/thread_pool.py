@@ -14,7 +14,7 @@ import threading
 import time
 
 from anp_jax.system.onednn import c_api
-from anp_jax.system.onednn import operations
+from anp_jax.system.onednn import pieces
 
 # Places in the structures of c_api.h, bytes.
 _CONTEXT = 24  # in the call frame
@@ -22,7 +22,7 @@ _DESTROY_ERROR, _SCHEDULE = 64, 136  # in the table of functions
 _EXIT_SECONDS = 5.0
 
 # A list's pop and append, and a dictionary's, are atomic in Python.
-_idle_memory: list[operations.Scratch] = []
+_idle_memory: list[pieces.Scratch] = []
 _tasks: dict[int, '_Phase'] = {}
 _numbers = itertools.count(1)
 _thread = threading.local()
@@ -88,12 +88,12 @@ class Pool:
         return
 
 
-def run(operation: operations.Operation, addresses, pool: Pool) -> None:
+def run(operation: pieces.Operation, addresses, pool: Pool) -> None:
   """Computes an operation with the threads of a pool.
 
   Args:
     operation: of the threads' library.
-    addresses: of its arguments and results; see `operations`.
+    addresses: of its arguments and results; see `pieces.Operation.run`.
     pool: of the calling thread.
 
   Raises:
@@ -101,10 +101,10 @@ def run(operation: operations.Operation, addresses, pool: Pool) -> None:
   """
   with _memory(operation.api) as shared:
     places = operation.addresses(shared, addresses)
-    for pieces in operation.phases:
-      phase = _Phase(operation, pieces, places)
-      if len(pieces) > 1:
-        pool.help(phase, len(pieces) - 1)
+    for parts in operation.phases:
+      phase = _Phase(operation, parts, places)
+      if len(parts) > 1:
+        pool.help(phase, len(parts) - 1)
       phase.work()
       phase.wait()
 
@@ -112,10 +112,10 @@ def run(operation: operations.Operation, addresses, pool: Pool) -> None:
 class _Phase:
   """Pieces that are computed at once, by whoever is free."""
 
-  def __init__(self, operation, pieces, addresses):
+  def __init__(self, operation, parts, addresses):
     self._operation, self._addresses = operation, addresses
-    self._waiting = list(reversed(pieces))
-    self._last = len(pieces)
+    self._waiting = list(reversed(parts))
+    self._last = len(parts)
     self._done = itertools.count(1)  # next() is atomic in Python
     self._all_done = threading.Lock()
     self._all_done.acquire()
@@ -184,7 +184,7 @@ def _memory(api: c_api.Api):
   try:
     memory = _idle_memory.pop()
   except IndexError:
-    memory = operations.Scratch(api)
+    memory = pieces.Scratch(api)
   try:
     yield memory
   finally:
