@@ -2,6 +2,7 @@
 
 import math
 import socket
+import sys
 import time
 
 import jax
@@ -234,7 +235,8 @@ def test_a_link_carries_so_many_bytes_a_second():
   assert not emulation.link(local=True).bytes_per_second
 
 
-def test_connections_over_ip_are_paced_once(monkeypatch):
+@pytest.mark.parametrize('rate', [100_000, 12_500_000_000])  # 100 Gbit/s
+def test_connections_over_ip_are_paced_once(monkeypatch, rate):
   """What the kernel says of both ends; not of a pair of this machine alone."""
   with socket.socket() as server:
     server.bind(('127.0.0.1', 0))
@@ -244,18 +246,21 @@ def test_connections_over_ip_are_paced_once(monkeypatch):
       server.accept()[0] as peer,
       socket.socketpair()[0] as local,
     ):
-      emulation.begin(0, 100_000.0, True)
+      emulation.begin(0, float(rate), True)
       emulation.pace_sockets()
       rates = [
-        s.getsockopt(socket.SOL_SOCKET, emulation._SO_MAX_PACING_RATE)
+        int.from_bytes(
+          s.getsockopt(socket.SOL_SOCKET, emulation._SO_MAX_PACING_RATE, 8),
+          sys.byteorder,
+        )
         for s in (client, peer)
       ]
-      assert rates == [100_000] * 2
+      assert rates == [rate] * 2
       # No limit is 2^32 - 1, which Python shows as -1.
       unlimited = local.getsockopt(
         socket.SOL_SOCKET, emulation._SO_MAX_PACING_RATE
       )
-      assert unlimited != 100_000
+      assert unlimited != rate
       monkeypatch.setattr(emulation, '_SO_MAX_PACING_RATE', -1)
       emulation.pace_sockets()  # would fail if it paced them again
       assert client.fileno() >= 0 and peer.fileno() >= 0
