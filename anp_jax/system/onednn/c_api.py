@@ -215,13 +215,14 @@ class Api:
 
   def use_threads(self, count: int) -> None:
     """Makes what the calling thread asks for use so many threads of OpenMP."""
-    if getattr(self._thread, 'count', 0) == count:
+    quick, counts = self._quick, self._thread.__dict__
+    if counts.get('count') == count == quick.omp_get_max_threads():
       return
     # With dynamic numbers of threads it may give fewer than it was asked for,
     # and oneDNN would leave out what the others were to compute.
-    self._quick.omp_set_dynamic(_INT(0))
-    self._quick.omp_set_num_threads(_INT(count))
-    self._thread.count = count
+    quick.omp_set_dynamic(_INT(0))
+    quick.omp_set_num_threads(_INT(count))
+    counts['count'] = count
 
   def query(self, primitive: POINTER, what: int) -> POINTER:
     """Returns an array's description: WEIGHTS, DIFF_WEIGHTS or WORKSPACE."""

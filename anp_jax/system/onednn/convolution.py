@@ -11,9 +11,9 @@ from anp_jax.system.onednn import specs
 # Of a kernel, from which it is copied by several threads, and at whose
 # multiples it is cut: oneDNN's layouts have blocks of up to 64 channels.
 _LARGE_KERNEL, _BLOCK = 2**18, 64
-# Elements of a kernel, as a share of the maps', up to which its gradient is a
-# sum of the parts' gradients: reading and writing these takes time, too.
-_LARGEST_SUM = 0.2
+# Elements of the parts' gradients of a kernel, as a share of the maps', up to
+# which these are added: reading and writing them takes time, too.
+_LARGEST_SUM = 0.4
 
 
 class Convolution(pieces.Operation):
@@ -37,9 +37,9 @@ class Convolution(pieces.Operation):
     parts, each = pieces.count_parts(spec.image[0], threads, _flops(spec))
     maps = math.prod(spec.image) + math.prod(spec.result)
     if spec.direction == 'backward_weights' and parts > 1:
-      if math.prod(spec.kernel) > _LARGEST_SUM * maps:
+      if parts * math.prod(spec.kernel) > _LARGEST_SUM * maps:
         parts, each = 1, threads
-    super().__init__(api, each)
+    super().__init__(api, each, threads // each)
     self._spec, self._count = spec, parts
     self._part = part = pieces.part_of(spec, parts)
     self._strides = [

@@ -236,7 +236,7 @@ def _self_test(library):
 
 
 def _identity(library):
-  """Names a file, its version and this CPU's instructions."""
+  """Names a file, its version, this CPU's instructions and the self-test."""
   try:
     stat = os.stat(library.path)
     parts = [library.path, stat.st_size, stat.st_mtime_ns]
@@ -245,6 +245,8 @@ def _identity(library):
   with open('/proc/cpuinfo') as file:
     parts += [next((x for x in file if x.startswith('flags')), '')]
   parts += [library.version, library.isa]
+  test = pathlib.Path(__file__).with_name('self_test.py').read_bytes()
+  parts += [hashlib.sha256(test).hexdigest()]
   # What these say may be the fault.
   prefixes = ('OMP_', 'GOMP_', 'ONEDNN_', 'DNNL_')
   parts += sorted(f'{k}={v}' for k, v in os.environ.items()

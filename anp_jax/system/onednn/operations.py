@@ -31,7 +31,7 @@ class BatchNorm(pieces.Operation):
     groups, rows, channels = spec.shape
     # A group's sums are over all of its rows, and cannot be cut.
     at_once = groups % threads == 0
-    super().__init__(api, 1 if at_once else threads)
+    super().__init__(api, *((1, threads) if at_once else (threads, 1)))
     api.use_threads(self.threads)
     map_shape = (1, rows, 1, channels)
     x = pieces.describe_map(api, map_shape, spec.dtype)
@@ -95,9 +95,9 @@ class MeanPool(pieces.Operation):
       OneDnnError: if oneDNN has none, or only its slow reference.
     """
     flops = math.prod(spec.result) * spec.window**2
-    parts, threads = pieces.count_parts(spec.image[0], threads, flops)
-    super().__init__(api, threads)
-    api.use_threads(threads)
+    parts, each = pieces.count_parts(spec.image[0], threads, flops)
+    super().__init__(api, each, threads // each)
+    api.use_threads(each)
     part = pieces.part_of(spec, parts)
     image, result = pieces.describe_maps(api, part)
     top, bottom, left, right = spec.pads

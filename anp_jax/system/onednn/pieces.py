@@ -70,13 +70,14 @@ class Operation:
 
   Attributes:
     threads: of OpenMP, by which each piece is computed.
+    at_once: how many pieces may be computed at one time.
     phases: lists of pieces. Those of a phase may run at once, in any order,
       when those of the phase before are done.
   """
 
-  def __init__(self, api: c_api.Api, threads: int):
+  def __init__(self, api: c_api.Api, threads: int, at_once: int = 1):
     """Begins an operation without pieces."""
-    self.api, self.threads = api, threads
+    self.api, self.threads, self.at_once = api, threads, at_once
     self.phases: list[list[Piece]] = []
     self._shared_bytes = 0
 

@@ -4,6 +4,7 @@ python -m anp_jax.system.onednn.self_test PATH
 """
 
 import sys
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +17,7 @@ from anp_jax.system.onednn import specs
 
 # Of the largest value; float32 sums of 200 terms, bfloat16's 8 bits.
 _TOLERANCES = {'float32': 2e-5, 'bfloat16': 2e-2}
-_BATCH, _SIDE, _CHANNELS, _FEATURES = 4, 9, 24, 40
+_BATCH, _SIDE, _CHANNELS = 4, 9, 24
 _MOST_THREADS = 2  # for which the larger operations are cut into pieces
 
 
@@ -25,7 +26,7 @@ def main(arguments: list[str]) -> int:
   try:
     opened = library.Library(arguments[0])
     for dtype in opened.dtypes:
-      for check in (_check_convolutions, _check_norm, _check_mean_pool):
+      for check in (_check_convolutions, _check_norms, _check_mean_pool):
         check(opened.api, dtype, min(_MOST_THREADS, opened.threads))
   except (OSError, c_api.OneDnnError, AssertionError) as e:
     print(str(e).partition('\n')[0])
@@ -33,19 +34,34 @@ def main(arguments: list[str]) -> int:
   return 0
 
 
+class _Case(NamedTuple):
+  """A convolution of square images."""
+
+  size: int
+  stride: int
+  side: int = _SIDE
+  channels: int = _CHANNELS
+  features: int = 40
+
+
+# The last one is cut wherever a convolution can be.
+_CASES = (_Case(3, 1), _Case(3, 2), _Case(1, 1), _Case(1, 1, 15, 256, 256))
+
+
 def _check_convolutions(api, dtype, threads):
-  for size, stride in ((3, 1), (3, 2), (1, 1)):
-    _check_convolution(api, dtype, threads, size, stride)
+  for case in _CASES:
+    _check_convolution(api, dtype, threads, case)
 
 
-def _check_convolution(api, dtype, threads, size, stride):
+def _check_convolution(api, dtype, threads, case):
+  size, stride, before, channels, features = case
   pad = size // 2
-  side = (_SIDE + 2 * pad - size) // stride + 1
+  side = (before + 2 * pad - size) // stride + 1
   x, kernel, dy = (
     _random(i, shape, dtype)
     for i, shape in enumerate((
-      (_BATCH, _SIDE, _SIDE, _CHANNELS), (size, size, _CHANNELS, _FEATURES),
-      (_BATCH, side, side, _FEATURES),
+      (_BATCH, before, before, channels), (size, size, channels, features),
+      (_BATCH, side, side, features),
     ))
   )  # fmt: skip
   y, dx, dkernel = (np.zeros_like(a) for a in (dy, x, kernel))
@@ -59,8 +75,10 @@ def _check_convolution(api, dtype, threads, size, stride):
       window = np.s_[:, i : i + end : stride, j : j + end : stride]
       want_y += padded[window] @ wide_kernel[i, j]
       want_dx[window] += wide_dy @ wide_kernel[i, j].T
-      want_dkernel[i, j] = np.einsum('bhwc,bhwf->cf', padded[window], wide_dy)
-  want_dx = want_dx[:, pad : pad + _SIDE, pad : pad + _SIDE]
+      want_dkernel[i, j] = np.einsum(
+        'bhwc,bhwf->cf', padded[window], wide_dy, optimize=True
+      )
+  want_dx = want_dx[:, pad : pad + before, pad : pad + before]
   for direction, arrays, want in (
     ('forward', (x, kernel, y), want_y),
     ('backward_data', (dy, kernel, dx), want_dx),
@@ -73,8 +91,13 @@ def _check_convolution(api, dtype, threads, size, stride):
     _compare(f'{direction} {size}x{size}/{stride}', dtype, arrays[-1], want)
 
 
-def _check_norm(api, dtype, threads):
-  groups, rows, channels, epsilon = 2, 75, _CHANNELS, 1e-5
+def _check_norms(api, dtype, threads):
+  for groups in (1, 2):
+    _check_norm(api, dtype, threads, groups)
+
+
+def _check_norm(api, dtype, threads, groups):
+  rows, channels, epsilon = 75, _CHANNELS, 1e-5
   x, dy = (_random(i, (groups, rows, channels), dtype) for i in range(2))
   scale, shift = (_random(i, (channels,), 'float32') for i in (3, 4))
   wide, wide_dy = x.astype('float64'), dy.astype('float64')

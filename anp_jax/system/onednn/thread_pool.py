@@ -10,10 +10,10 @@ import atexit
 import contextlib
 import ctypes
 import itertools
+import os
 import threading
 import time
 
-from anp_jax.system.onednn import c_api
 from anp_jax.system.onednn import pieces
 
 # Places in the structures of c_api.h, bytes.
@@ -22,10 +22,13 @@ _DESTROY_ERROR, _SCHEDULE = 64, 136  # in the table of functions
 _EXIT_SECONDS = 5.0
 
 # A list's pop and append, and a dictionary's, are atomic in Python.
-_idle_memory: list[pieces.Scratch] = []
+# Of pieces, and what pieces of a call share, which may be much larger.
+_idle: list[pieces.Scratch] = []
+_idle_shared: list[pieces.Scratch] = []
 _tasks: dict[int, '_Phase'] = {}
 _numbers = itertools.count(1)
 _thread = threading.local()
+_ending = threading.Event()
 
 
 class _ScheduleArguments(ctypes.Structure):
@@ -50,7 +53,8 @@ class _DestroyArguments(ctypes.Structure):
   ]
 
 
-# With Python's lock: both return at once.
+# With Python's lock: they return soon. A full pool runs the task at once, in
+# the calling thread.
 _schedule_type = ctypes.PYFUNCTYPE(
   ctypes.c_void_p, ctypes.POINTER(_ScheduleArguments)
 )
@@ -71,8 +75,9 @@ class Pool:
 
   def help(self, phase: '_Phase', count: int) -> None:
     """Asks that many threads of the pool to work for a phase."""
-    if ctypes.c_size_t.from_address(self._functions).value <= _SCHEDULE:
-      return  # an XLA without this function
+    size = ctypes.c_size_t.from_address(self._functions).value
+    if count < 1 or size <= _SCHEDULE or _ending.is_set():
+      return  # an older XLA ends before this function
     schedule = _schedule_type(_pointer(self._functions + _SCHEDULE))
     for number in itertools.islice(_numbers, count):
       _tasks[number] = phase
@@ -99,14 +104,16 @@ def run(operation: pieces.Operation, addresses, pool: Pool) -> None:
   Raises:
     OneDnnError: if oneDNN does not succeed.
   """
-  with _memory(operation.api) as shared:
+  api = operation.api
+  with _memory(api, _idle_shared) as shared, _memory(api, _idle) as memory:
     places = operation.addresses(shared, addresses)
     for parts in operation.phases:
       phase = _Phase(operation, parts, places)
-      if len(parts) > 1:
-        pool.help(phase, len(parts) - 1)
-      phase.work()
-      phase.wait()
+      try:
+        pool.help(phase, min(len(parts), operation.at_once) - 1)
+        phase.work(memory)
+      finally:
+        phase.wait()
 
 
 class _Phase:
@@ -121,34 +128,51 @@ class _Phase:
     self._all_done.acquire()
     self._error = None
 
-  def work(self):
+  def help(self):
+    """Computes pieces, if there are any, in a thread that was free."""
+    if self._waiting:
+      with _memory(self._operation.api, _idle) as memory:
+        self.work(memory)
+
+  def work(self, memory):
     """Computes pieces for as long as there are any that nobody has begun."""
-    if not self._waiting:
-      return
-    api = self._operation.api
-    api.use_threads(self._operation.threads)
-    with _memory(api) as memory:
-      while True:
-        try:
-          piece = self._waiting.pop()
-        except IndexError:
-          return
-        try:
-          piece.run(memory, self._addresses)
-        except BaseException as e:  # noqa: BLE001 - the caller raises it
-          self._error = e
-        if next(self._done) == self._last:
-          self._all_done.release()
+    self._operation.api.use_threads(self._operation.threads)
+    while self._waiting:
+      self._take(lambda piece: piece.run(memory, self._addresses))
 
   def wait(self):
-    """Waits for the pieces that others have begun.
+    """Waits for the pieces that others have begun; none is begun any more.
 
     Raises:
       OneDnnError: if a piece did not succeed.
     """
-    self._all_done.acquire()
-    if self._error is not None:
-      raise self._error
+    while self._waiting:  # after an error
+      self._take(lambda _: None)
+    interruption = None
+    while True:
+      # Others write to the call's memory until they are done, whatever signal
+      # may come.
+      try:
+        self._all_done.acquire()
+        break
+      except BaseException as e:  # noqa: BLE001 - raised below
+        interruption = e
+    error = interruption or self._error
+    if error is not None:
+      raise error
+
+  def _take(self, function):
+    """Does something with the next piece, and counts it as done."""
+    try:
+      piece = self._waiting.pop()
+    except IndexError:  # another thread was quicker
+      return
+    try:
+      function(piece)
+    except BaseException as e:  # noqa: BLE001 - the caller raises it
+      self._error = e
+    if next(self._done) == self._last:
+      self._all_done.release()
 
 
 def prepare_thread() -> None:
@@ -165,30 +189,37 @@ def prepare_thread() -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _task(number):
-  phase = _tasks.pop(number)
-  prepare_thread()
-  phase.work()
+  try:
+    prepare_thread()
+    _tasks[number].help()
+  finally:
+    del _tasks[number]
 
 
 @atexit.register
 def _finish_tasks():
-  # A task that begins while Python ends would end the program with a fault.
+  # A task that runs while Python ends would end the program with a fault.
+  _ending.set()
   end = time.monotonic() + _EXIT_SECONDS
   while _tasks and time.monotonic() < end:
     time.sleep(1e-3)
 
 
+# A child has none of the pool's threads.
+os.register_at_fork(after_in_child=_tasks.clear)
+
+
 @contextlib.contextmanager
-def _memory(api: c_api.Api):
+def _memory(api, idle):
   """Scratch memory that no other call uses."""
   try:
-    memory = _idle_memory.pop()
+    memory = idle.pop()
   except IndexError:
     memory = pieces.Scratch(api)
   try:
     yield memory
   finally:
-    _idle_memory.append(memory)
+    idle.append(memory)
 
 
 def _pointer(address):

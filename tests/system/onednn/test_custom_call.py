@@ -7,6 +7,8 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
+import time
 
 import jax
 from jax import lax
@@ -20,7 +22,9 @@ from anp_jax.system import flops
 from anp_jax.system.onednn import c_api
 from anp_jax.system.onednn import custom_call
 from anp_jax.system.onednn import library
+from anp_jax.system.onednn import pieces
 from anp_jax.system.onednn import specs
+from anp_jax.system.onednn import thread_pool
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 P = jax.sharding.PartitionSpec
@@ -348,3 +352,74 @@ def test_a_donated_update_copies_no_kernel():
   shapes = [k.shape for k in kernels]
   assert not _copies_of_kernels(compiled, shapes)
   assert 'input_output_alias={ {0}' in compiled.as_text()
+
+
+def test_an_error_of_any_piece_is_the_calls_and_waits_for_the_others(
+  monkeypatch,
+):
+  """What others write to is XLA's again once the call has returned."""
+  arguments = _arguments()
+  want = _digest(_gradients(*arguments))
+  running, most_after_error = set(), []
+  run = pieces.Piece.run
+
+  def fail_once(piece, memory, addresses):
+    number = object()
+    running.add(number)
+    try:
+      if len(running) > 1:
+        raise c_api.OneDnnError('piece of a test')
+      time.sleep(0.01)
+      run(piece, memory, addresses)
+    finally:
+      running.discard(number)
+
+  wait = thread_pool._Phase.wait
+
+  def wait_and_look(phase):
+    try:
+      wait(phase)
+    finally:
+      most_after_error.append(next(phase._done) - 1 == phase._last)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(pieces.Piece, 'run', fail_once)
+    patch.setattr(thread_pool._Phase, 'wait', wait_and_look)
+    with pytest.raises(jax.errors.JaxRuntimeError, match='piece of a test'):
+      jax.block_until_ready(_gradients(*arguments))
+  assert most_after_error and all(most_after_error)
+  assert _digest(_gradients(*arguments)) == want
+
+
+def test_without_xlas_pool_the_caller_computes_all_pieces(monkeypatch):
+  arguments = _arguments()
+  want = _digest(_gradients(*arguments))
+  threads = set()
+  run = pieces.Piece.run
+
+  def note(piece, memory, addresses):
+    threads.add(threading.get_ident())
+    run(piece, memory, addresses)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(thread_pool, '_SCHEDULE', 10**6)  # past the table's end
+    patch.setattr(pieces.Piece, 'run', note)
+    assert _digest(_gradients(*arguments)) == want
+  assert threads and not thread_pool._tasks
+
+
+def test_threads_of_the_pool_help():
+  """In many calls, other threads than the call's compute some pieces."""
+  arguments = _arguments()
+  jax.block_until_ready(_gradients(*arguments))
+  helped, helper = [], thread_pool._Phase.help
+
+  def note(phase):
+    helped.append(bool(phase._waiting))
+    helper(phase)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(thread_pool._Phase, 'help', note)
+    for _ in range(50):
+      jax.block_until_ready(_gradients(*arguments))
+  assert any(helped)
