@@ -7,6 +7,7 @@ scaling; two batch sizes give a and c.
 from collections.abc import Sequence
 import dataclasses
 import os
+import re
 import statistics
 
 import jax
@@ -27,8 +28,27 @@ from scripts.plan import tables
 
 _STEPS = 5
 _MOST_SECONDS = 10.0  # of the steps of one batch size
-# A device that is in no table, where its own numbers are not asked for.
-_UNKNOWN = {'gpu': 'a100-40', 'tpu': 'tpu-v4', 'cpu': 'cpu'}
+# (pattern in JAX's device_kind, entry of the table); the first match wins, as
+# in `device_peaks`. '': known not to be in the table, so that no shorter name
+# of another card is taken for it.
+_KINDS = (
+  (r'MIG', ''), (r'GB[23]00', ''), (r'GH200', ''), (r'H[12]00 NVL', ''),
+  (r'B200', 'b200'), (r'H200', 'h200'), (r'H100 PCIe', 'h100-pcie'),
+  (r'H100', 'h100'), (r'A100-PCIE-40GB', ''), (r'A100.*PCIe', 'a100-80-pcie'),
+  (r'A100.*80GB', 'a100-80'), (r'A100', 'a100-40'), (r'A30', 'a30'),
+  (r'A10G', 'a10g'), (r'L40S', 'l40s'), (r'L4', 'l4'),
+  (r'V100-SXM3', 'v100-sxm3'), (r'V100S?-PCIE', 'v100-pcie'),
+  (r'V100', 'v100'), (r'P100-PCIE', 'p100-pcie'), (r'P100', 'p100'),
+  (r'K80', 'k80'), (r'T4', 't4'), (r'TPU v6( lite|e)', 'tpu-v6e'),
+  (r'TPU v5( lite|e)', 'tpu-v5e'), (r'TPU v5p?', 'tpu-v5p'),
+  (r'TPU v4', 'tpu-v4'), (r'TPU v3', 'tpu-v3'), (r'TPU v2', 'tpu-v2'),
+)  # fmt: skip
+# What stands for a device without an entry: a card in a PCIe slot, a TPU.
+_UNKNOWN = {'gpu': 'l40s', 'tpu': 'tpu-v4'}
+# JAX may use this share of a GPU's memory unless a variable says otherwise;
+# `memory_stats` counts no more.
+_SHARE_NAMES = ('XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION')
+_SHARE = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +62,7 @@ class Measurement:
     batches: images that were timed, and the median seconds of each.
     device: kind, as JAX names it.
     platform: 'cpu', 'gpu' or 'tpu'.
+    memory: bytes of the device; 0: it does not say.
   """
 
   fixed: float
@@ -50,6 +71,7 @@ class Measurement:
   batches: tuple[tuple[int, float], ...]
   device: str
   platform: str
+  memory: float = 0
 
 
 def line(batches: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -99,25 +121,61 @@ def measure(config, workload, batches: Sequence[int] = ()) -> Measurement:
   fixed, per_image = line(results)
   return Measurement(
     fixed, per_image, jitter, tuple(results), device.device_kind,
-    device.platform,
+    device.platform, _memory(device),
   )  # fmt: skip
 
 
 def entry(
-  measurement: Measurement, known_tables: tables.Tables
-) -> tables.Device:
-  """The table's device that was measured, with this host's memory and cores."""
-  platform = measurement.platform
+  measurement: Measurement, known_tables: tables.Tables, devices: int
+) -> tuple[tables.Device, bool]:
+  """The table's device that was measured, with the memory that it has.
+
+  Args:
+    measurement: of the device.
+    known_tables: devices and links; entries of a user are found by their
+      aliases, before all others.
+    devices: of a node; on a CPU they divide the host's memory and cores.
+
+  Returns:
+    The device, and whether it has an entry; if not, the entry is one of its
+    platform, whose link, host and year count.
+  """
+  kind, platform = measurement.device, measurement.platform
   if platform == 'cpu':
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9
-    return dataclasses.replace(
-      known_tables.devices['cpu'], gigabytes=memory, host_cores=cores.count()
-    )
-  kind = measurement.device.replace('NVIDIA ', '')
-  for name, device in known_tables.devices.items():
-    if name.replace('-', ' ') in kind.lower().replace('-', ' '):
-      return device
-  return known_tables.devices[_UNKNOWN[platform]]
+    device = dataclasses.replace(
+      known_tables.devices['cpu'], gigabytes=memory / devices,
+      host_cores=cores.count() / devices,
+    )  # fmt: skip
+    return device, True
+  listed = {name for _, name in _KINDS}
+  aliases = [
+    (device.aliases, name)
+    for name, device in known_tables.devices.items()
+    if name not in listed and device.aliases and device.kind != 'cpu'
+  ]
+  patterns = [
+    *aliases,
+    *((rf'\b{pattern}\b', name) for pattern, name in _KINDS),
+  ]
+  match = ''
+  for pattern, name in patterns:
+    if re.search(pattern, kind, re.IGNORECASE):
+      match = name
+      break
+  device = known_tables.devices[match or _UNKNOWN[platform]]
+  if measurement.memory:
+    device = dataclasses.replace(device, gigabytes=measurement.memory / 1e9)
+  return device, bool(match)
+
+
+def _memory(device) -> float:
+  """Bytes of a device, as it says itself; 0: it does not."""
+  limit = (device.memory_stats() or {}).get('bytes_limit', 0)
+  if device.platform != 'gpu':
+    return limit
+  shares = [os.environ[n] for n in _SHARE_NAMES if os.environ.get(n)]
+  return limit / float(shares[0] if shares else _SHARE)
 
 
 def _seconds(config, workload, device, images) -> list[float]:

@@ -58,14 +58,6 @@ def tree_all_reduce(devices: int, size: float, link: tables.Link) -> float:
   return 2 * size / link.bandwidth + 2 * depth * link.latency
 
 
-def reduce_scatter(devices: int, size: float, link: tables.Link) -> float:
-  """Seconds until each device of a ring has its part of a sum of `size` bytes.
-
-  An all-gather takes as long: it is the same ring in the other direction.
-  """
-  return ring_all_reduce(devices, size, link) / 2
-
-
 def torus_all_reduce(
   devices: int, size: float, axes: int, link: tables.Link
 ) -> float:
@@ -82,20 +74,21 @@ def torus_all_reduce(
   return share * size / link.bandwidth + steps * link.latency
 
 
-def hierarchical_all_reduce(cluster: Cluster, size: float) -> float:
+def hierarchical_all_reduce(
+  cluster: Cluster, size: float, trees: bool = True
+) -> float:
   """Seconds to sum within nodes, between them, and to gather within them.
 
-  Between nodes each device sums its own part with its peers, and all share the
-  ports of the node.
+  Between nodes each device sums its own part with its peers, in a ring or, if
+  there may be `trees`, in one; all share the ports of the node.
   """
   within = _within(cluster)
   part = size / cluster.devices
   ports = _ports(cluster)
   port = dataclasses.replace(ports, bandwidth=ports.bandwidth / cluster.devices)
-  between = min(
-    ring_all_reduce(cluster.nodes, part, port),
-    tree_all_reduce(cluster.nodes, part, port),
-  )
+  between = ring_all_reduce(cluster.nodes, part, port)
+  if trees:
+    between = min(between, tree_all_reduce(cluster.nodes, part, port))
   return ring_all_reduce(cluster.devices, size, within) + between
 
 
@@ -112,15 +105,7 @@ def all_reduce(cluster: Cluster, size: float) -> float:
       ring_all_reduce(cluster.devices, size, within),
       tree_all_reduce(cluster.devices, size, within),
     )
-  # A ring through all devices crosses each node's ports; so does a tree.
-  slowest = tables.Link(
-    'slowest',
-    min(
-      _ports(cluster).bandwidth,
-      within.bandwidth if cluster.devices > 1 else math.inf,
-    ),
-    cluster.link.latency,
-  )
+  slowest = _slowest(cluster)
   return min(
     ring_all_reduce(cluster.size, size, slowest),
     tree_all_reduce(cluster.size, size, slowest),
@@ -129,8 +114,19 @@ def all_reduce(cluster: Cluster, size: float) -> float:
 
 
 def gather(cluster: Cluster, size: float) -> float:
-  """Seconds until all devices have the parts of `size` bytes of all."""
-  return all_reduce(cluster, size) / 2
+  """Seconds until all devices have the parts of `size` bytes of all.
+
+  It is half of a sum, in rings: a tree does not divide what it passes. A
+  reduce-scatter takes as long, in the other direction.
+  """
+  if cluster.size == 1 or not size:
+    return 0.0
+  if cluster.is_torus:
+    return all_reduce(cluster, size) / 2
+  if cluster.nodes == 1:
+    return ring_all_reduce(cluster.devices, size, _within(cluster)) / 2
+  ring = ring_all_reduce(cluster.size, size, _slowest(cluster))
+  return min(ring, hierarchical_all_reduce(cluster, size, trees=False)) / 2
 
 
 def send(link: tables.Link, size: float) -> float:
@@ -164,6 +160,14 @@ def _ports(cluster) -> tables.Link:
   bus = _within(cluster).bandwidth
   bandwidth = 1 / (1 / cluster.link.bandwidth + 1 / bus)
   return dataclasses.replace(cluster.link, bandwidth=bandwidth)
+
+
+def _slowest(cluster) -> tables.Link:
+  """The slowest link of a ring or tree through all devices."""
+  bandwidth = _ports(cluster).bandwidth
+  if cluster.devices > 1:
+    bandwidth = min(bandwidth, _within(cluster).bandwidth)
+  return tables.Link('slowest', bandwidth, cluster.link.latency)
 
 
 def _within(cluster) -> tables.Link:

@@ -149,7 +149,13 @@ def _show(flags, plans, result) -> int:
 
 def _complete(flags):
   """Fills in the sizes that no flag names."""
+  flags.typed_nodes, flags.typed_link = flags.nodes, flags.link
   if flags.measure:
+    if flags.device:
+      raise config_lib.ConfigError(
+        f'--device={flags.device!r} with --measure: expected one of them; '
+        '--measure plans more of the device at hand'
+      )
     flags.nodes = flags.nodes or _MEASURED_NODES
     flags.link = flags.link or _MEASURED_LINK
     if flags.devices_per_node is None:
@@ -258,9 +264,10 @@ def _machines(known_tables, flags, dtype, config, cost) -> list[Machine]:
   machines = []
   for device, sized in zip(devices, clusters):
     same = [r for r in rows if r.device.name == device.name]
+    systems = dict.fromkeys(r.system for r in same)
     used = [r for r in rows if r not in same] if flags.data_sheet else rows
     fitted = fit_lib.fit_cases(fit_lib.cases(used, check.resnet50))
-    efficiency = fitted.efficiency(device, dtype, *(r.system for r in same))
+    efficiency = fitted.efficiency(device, dtype, *systems)
     jitter = model.JITTER if flags.jitter is None else flags.jitter
     machines.append(
       Machine(device, sized, efficiency, None, jitter, same, error)
@@ -276,7 +283,9 @@ def _measured(known_tables, flags, config, cost, rows) -> Machine:
   if flags.measure_batches:
     batches = sizes.numbers('--measure_batches', flags.measure_batches)
   measurement = calibrate.measure(config, cost, batches)
-  device = calibrate.entry(measurement, known_tables)
+  device, is_known = calibrate.entry(
+    measurement, known_tables, flags.devices_per_node
+  )
   times = ', '.join(
     f'{1e3 * seconds:.4g} ms for {images} images'
     for images, seconds in measurement.batches
@@ -285,6 +294,12 @@ def _measured(known_tables, flags, config, cost, rows) -> Machine:
     f'measured on {measurement.device}: {times}; T(b) = '
     f'{1e3 * measurement.fixed:.3g} ms + {1e3 * measurement.per_image:.3g} ms '
     f'b, jitter {100 * measurement.jitter:.1f} %'
+  )
+  note = '' if is_known else ', as it has no entry of its own (--entries)'
+  print(
+    f'{device.gigabytes:.3g} GB a device; node link ({device.node_link}) and '
+    f"host's cores ({device.host_cores:g} a device) are those of the entry "
+    f'{device.name!r}{note}'
   )
   fitted = fit_lib.fit_cases(fit_lib.cases(rows, check.resnet50))
   jitter = measurement.jitter if flags.jitter is None else flags.jitter

@@ -116,9 +116,10 @@ def predict(fit: Fit, case: Case) -> float:
   row = case.row
   efficiency = fit.efficiency(row.device, row.dtype, row.system)
   alone = model.compute(case.workload, row.device, row.images, efficiency)
-  return model.sync_seconds(
-    alone, case.buckets, row.cluster, efficiency, collective=row.collective
-  )[0]
+  return alone.total + model.waiting(
+    alone, case.buckets, model.scaled(row.cluster, efficiency),
+    efficiency.overlap, collective=row.collective,
+  )  # fmt: skip
 
 
 def fit_cases(fitted: Sequence[Case]) -> Fit:

@@ -166,22 +166,28 @@ def exposed_sum(
   return total, max(clock - backward, (1 - overlap) * total)
 
 
-def sync_seconds(
+def waiting(
   alone: Compute,
   gradient_buckets: Sequence[tuple[float, float]],
   cluster: collectives.Cluster,
-  efficiency: Efficiency,
+  overlap: float,
   jitter: float = JITTER,
   collective=collectives.all_reduce,
-) -> tuple[float, float]:
-  """Seconds of a synchronous step, and those of them that are communication.
+) -> float:
+  """Seconds of a synchronous step in which a device computes nothing.
 
-  Waiting for the slowest device counts as communication: nobody computes.
+  It waits for the slowest device and for what `exposed_sum` leaves exposed.
+
+  Args:
+    alone: step of one device that waits for nobody.
+    gradient_buckets: from `buckets`.
+    cluster: with the bandwidths that are reached.
+    overlap: largest share that is hidden.
+    jitter: standard deviation of a device's step over its mean.
+    collective: (cluster, bytes) to seconds.
   """
   late = order_statistics.slowest(alone.total, jitter, cluster.size)
   _, exposed = exposed_sum(
-    gradient_buckets, scaled(cluster, efficiency), BACKWARD * alone.images,
-    efficiency.overlap, collective,
-  )  # fmt: skip
-  waiting = late - alone.total + exposed
-  return alone.total + waiting, waiting
+    gradient_buckets, cluster, BACKWARD * alone.images, overlap, collective
+  )
+  return late - alone.total + exposed

@@ -8,14 +8,6 @@ import numpy as np
 _POINTS = 20001
 
 
-def exponential_max(count: int) -> float:
-  """The mean of the largest of `count` exponential numbers of mean 1.
-
-  It is the harmonic number 1 + 1/2 + ... + 1/n (Renyi 1953).
-  """
-  return sum(1 / k for k in range(1, count + 1))
-
-
 @functools.cache
 def normal_max(count: int, rank: int = 0) -> float:
   """The mean of the largest of `count` standard normal numbers.

@@ -114,11 +114,11 @@ def plan(
   Returns:
     One point a size; those that cannot run say why not.
   """
-  result, base = [], None
+  result, base, per_device = [], None, request.per_device
   for setting in settings:
     try:
       images = sizes.images_per_device(
-        setting.config, setting.cluster, request.scaling, request.per_device
+        setting.config, setting.cluster, request.scaling, per_device
       )
       step = strategies.step(setting, images)
     except config_lib.ConfigError as e:
@@ -126,6 +126,8 @@ def plan(
       continue
     if base is None:
       base = _base_rate(setting, images)
+    if request.scaling == 'weak':
+      per_device = images  # those of the smallest size that can run
     result.append(_point(name, setting, images, step, request, base))
   return result
 
@@ -164,9 +166,18 @@ def _point(name, setting, images, step, request, base) -> Point:
     efficiency=rate / (base * setting.cluster.size),
     memory=memory,
     epoch_seconds=setting.workload.examples / rate,
-    run_seconds=setting.workload.total_images * step.run_factor / rate,
+    run_seconds=_run_images(setting, step) * step.run_factor / rate,
     why_not=why_not,
   )
+
+
+def _run_images(setting, step) -> float:
+  """Images of the whole run; steps of a larger batch have more of them."""
+  if setting.config.strategy.name == 'relay':  # laps count, not steps
+    return setting.workload.total_images
+  update = step.update_images or step.images
+  examples = setting.workload.examples
+  return config_lib.steps(setting.config.duration, update, examples) * update
 
 
 def _host_rate(setting) -> float:
@@ -188,8 +199,8 @@ def last_that_pays(points: Sequence[Point]) -> tuple[Point | None, str]:
     points: of one strategy, the smallest first.
 
   Returns:
-    The point, and of the next one what takes most of the time that it loses;
-    '' if all pay. (None, '') if none runs.
+    The point, and what costs the next one most of the time that it loses; ''
+    if all pay. (None, '') if none runs.
   """
   running = [p for p in points if p.runs]
   if not running:
@@ -197,10 +208,19 @@ def last_that_pays(points: Sequence[Point]) -> tuple[Point | None, str]:
   for before, after in zip(running, running[1:]):
     more = after.cluster.size / before.cluster.size - 1
     if more > 0 and after.rate / before.rate - 1 < _PAYS * more:
-      return before, LOSSES[binding(after)]
+      return before, LOSSES[binding(before, after)]
   return running[-1], ''
 
 
-def binding(point: Point) -> str:
-  """What takes most of a step, computing apart."""
-  return max(LOSSES, key=lambda name: point.seconds[name])
+def binding(before: Point, after: Point) -> str:
+  """The part whose seconds an image of a device grew most between two sizes.
+
+  Computing is left out: an image costs the same everywhere.
+  """
+
+  def growth(name):
+    return after.seconds[name] / after.images - (
+      before.seconds[name] / before.images
+    )
+
+  return max(LOSSES, key=growth)

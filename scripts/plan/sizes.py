@@ -75,10 +75,11 @@ def images_per_device(
   Args:
     config: resolved.
     cluster: its nodes and devices.
-    scaling: 'strong': config.batch_size on any number of devices; 'weak': as
-      many images a device everywhere; 'auto': strong as far as the batch
-      divides, then the fewest images a device that do.
-    per_device: for 'weak', and for a config without a batch size.
+    scaling: 'strong' and 'weak': config.batch_size divides over the devices;
+      'auto': it does as far as it divides, then the fewest images a device
+      that do.
+    per_device: as many images whatever the devices, which is how a caller
+      scales weakly; 0: of the batch size, or config.batch_size_per_device.
 
   Raises:
     ConfigError: where the batch does not divide.
@@ -112,6 +113,24 @@ def unit(config) -> int:
   return math.lcm(group or 1, pairs)
 
 
+def mesh(config, devices: int) -> tuple[int, int]:
+  """Devices along 'data' and 'model', as `parallel.mesh` divides them.
+
+  Raises:
+    ConfigError: if config.mesh does not fit so many devices.
+  """
+  shape = config.mesh.data, config.mesh.model
+  fixed = math.prod(n for n in shape if n > 0)
+  free = shape.count(-1)
+  if free > 1 or devices % fixed or (not free and fixed != devices):
+    raise config_lib.ConfigError(
+      f'config.mesh (data={shape[0]}, model={shape[1]}) does not fit '
+      f'{devices} devices'
+    )
+  data, model = (devices // fixed if n == -1 else n for n in shape)
+  return data, model
+
+
 def _parts(config, cluster) -> tuple[int, int]:
   """Into how many parts the batch is cut, and micro-batches of each.
 
@@ -121,8 +140,8 @@ def _parts(config, cluster) -> tuple[int, int]:
   name, s = config.strategy.name, config.strategy
   if name == 'relay':
     return (1 if s.station == 'device' else cluster.devices), config.accumulate
-  if name == 'channel_split' and config.mesh.model != 1:
-    return max(1, config.mesh.data), config.accumulate
+  if name == 'channel_split':
+    return mesh(config, cluster.size)[0], config.accumulate
   if name == 'server':
     workers = 1
     if s.mode == 'synchronous':

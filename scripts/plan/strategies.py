@@ -6,13 +6,13 @@ and gives a Step. docs/strategies.md says what the strategies do.
 
 from collections.abc import Callable
 import dataclasses
-import math
 from typing import Any
 
 from anp_jax import config as config_lib
 from scripts.plan import collectives
 from scripts.plan import model
 from scripts.plan import order_statistics
+from scripts.plan import sizes
 from scripts.plan import tables
 from scripts.plan import workload as workload_lib
 
@@ -57,11 +57,11 @@ class Setting:
     """A step of one device that waits for nobody."""
     if self.measured is not None:
       fixed, per_image = self.measured
-      alone = model.Compute(per_image * images, 0.0, fixed)
-    else:
-      alone = model.compute(
-        self.workload, self.device, images, self.efficiency, share
-      )
+      # A measured step has its micro-batches' starts in it.
+      return model.Compute(per_image * images, 0.0, fixed)
+    alone = model.compute(
+      self.workload, self.device, images, self.efficiency, share
+    )
     # Each micro-batch starts the same kernels again.
     extra = self.config.accumulate - 1
     starts = self.workload.kernels * self.efficiency.kernel_seconds
@@ -78,6 +78,8 @@ class Step:
     fixed: seconds whatever they are.
     communication: seconds that are neither: waiting for data or for others.
     run_factor: seconds of a run over those of its images at this rate.
+    update_images: of one update of the weights, where it is not `images`; 0:
+      it is.
   """
 
   images: float
@@ -85,6 +87,7 @@ class Step:
   fixed: float
   communication: float
   run_factor: float = 1.0
+  update_images: float = 0
 
   @property
   def seconds(self) -> float:
@@ -118,7 +121,10 @@ def _synchronous(
   """Gradients of all devices are summed, with parameters whole or divided."""
   cluster = cluster or setting.cluster
   reached = model.scaled(cluster, setting.efficiency)
-  overlap = setting.efficiency.overlap if overlap is None else overlap
+  if overlap is None:
+    # Micro-batches are added before anything is sent.
+    is_one = setting.config.accumulate == 1
+    overlap = setting.efficiency.overlap if is_one else 0.0
   size = cluster.size
   alone = setting.alone(images, 1 / size if setting.is_sharded else 1.0)
   s = setting.config.strategy
@@ -131,13 +137,12 @@ def _synchronous(
     gather = collectives.gather(reached, setting.workload.param_bytes)
     gathered = gather * (1 - overlap)
     collective = collectives.gather  # a reduce-scatter takes as long
-  _, exposed = model.exposed_sum(
-    buckets, reached, model.BACKWARD * alone.images, overlap, collective
+  waiting = model.waiting(
+    alone, buckets, reached, overlap, setting.jitter, collective
   )
-  late = order_statistics.slowest(alone.total, setting.jitter, size)
   return Step(
     images=images * size, compute=alone.images, fixed=alone.fixed,
-    communication=late - alone.total + exposed + gathered,
+    communication=waiting + gathered,
   )  # fmt: skip
 
 
@@ -161,9 +166,8 @@ def _local(setting: Setting, images: int) -> Step:
   group = dataclasses.replace(
     cluster, nodes=max(1, size // devices), devices=devices
   )
-  inner = _synchronous(setting, images, cluster=group)
-  if cluster.size == 1:
-    return inner
+  punctual = dataclasses.replace(setting, jitter=0.0)
+  inner = _synchronous(punctual, images, cluster=group)
   # A group that is smaller than a node exchanges within it, too.
   within = max(1, cluster.devices // devices) if size <= cluster.devices else 1
   peers = dataclasses.replace(
@@ -174,10 +178,9 @@ def _local(setting: Setting, images: int) -> Step:
     size += setting.workload.state_bytes - setting.workload.param_bytes
   share = s.exchange_probability or 1 / s.period
   exchange = share * collectives.all_reduce(peers, size)
-  # Between exchanges nobody waits for other groups: their delays average out.
+  # Groups exchange numbers of each step, so that all wait for the last device.
   busy = inner.compute + inner.fixed
-  jitter = setting.jitter * math.sqrt(share)
-  late = order_statistics.slowest(busy, jitter, groups) - busy
+  late = order_statistics.slowest(busy, setting.jitter, cluster.size) - busy
   return dataclasses.replace(
     inner,
     images=images * cluster.size,
@@ -205,9 +208,9 @@ def _server(setting: Setting, images: int) -> Step:
       busy, setting.jitter, workers, s.backup_workers
     )
     cycle = late + max(transfer, 2 * port) + update
-    useful = max(1, workers - s.backup_workers)
+    useful, updates = max(1, workers - s.backup_workers), 1
   else:
-    useful = workers
+    useful, updates = workers, workers
     travelling = transfer + update
     overlapping = s.in_flight > 1
     cycle = max(busy, travelling) if overlapping else busy + travelling
@@ -215,21 +218,24 @@ def _server(setting: Setting, images: int) -> Step:
   return Step(
     images=images * cluster.devices * useful, compute=inner.compute,
     fixed=inner.fixed, communication=cycle - inner.compute - inner.fixed,
+    update_images=images * cluster.devices * useful / updates,
   )  # fmt: skip
 
 
 def _channel_split(setting: Setting, images: int) -> Step:
   """Convolutions divided by channels, each where that is faster."""
   config, cluster = setting.config, setting.cluster
-  data = max(1, config.mesh.data)
-  if config.mesh.model == 1:  # the batch is divided, and nothing else
+  data, count = sizes.mesh(config, cluster.size)
+  if count == 1:  # the batch is divided, and nothing else
     return _synchronous(setting, images)
-  count = cluster.size // data
   split = _part(setting.reached, count)
   alone = setting.alone(images)
   flops = sum(x.flops for x in setting.workload.layers) or 1.0
   number = model.width(setting.workload.dtype)
   compute = communication = 0.0
+  # Over 'data': of split kernels, a device's own part.
+  summed = 4.0 * setting.workload.statistics
+  wire = model.width(config.strategy.reduce_dtype)
   for i, layer in enumerate(setting.workload.layers):
     unsplit = alone.images * layer.flops / flops
     # Outputs are gathered; the input's gradient is summed, that of the kernel
@@ -241,10 +247,15 @@ def _channel_split(setting: Setting, images: int) -> Step:
     if layer.is_convolution and unsplit / count + sent < unsplit:
       compute += unsplit / count
       communication += sent
+      summed += layer.parameters * wire / count
     else:
       compute += unsplit
+      summed += layer.parameters * wire
   total = compute + alone.fixed
   late = order_statistics.slowest(total, setting.jitter, cluster.size)
+  communication += collectives.all_reduce(
+    _peers(setting.reached, data, count), summed
+  )
   return Step(images * data, compute, alone.fixed, communication + late - total)
 
 
@@ -253,6 +264,21 @@ def _part(cluster, count) -> collectives.Cluster:
   devices = min(count, cluster.devices)
   return dataclasses.replace(
     cluster, nodes=max(1, count // devices), devices=devices
+  )
+
+
+def _peers(cluster, data, count) -> collectives.Cluster:
+  """The devices that hold one part of `count`, one in each group of them.
+
+  The parts of a node's devices travel at the same time and share its ports.
+  """
+  devices = min(data, max(1, cluster.devices // count))
+  together = min(count, cluster.devices)
+  link = dataclasses.replace(
+    cluster.link, bandwidth=cluster.link.bandwidth / together
+  )
+  return dataclasses.replace(
+    cluster, nodes=max(1, data // devices), devices=devices, link=link
   )
 
 
@@ -268,7 +294,8 @@ def _relay(setting: Setting, images: int) -> Step:
   )
   inner = _synchronous(setting, images, cluster=node)
   steps = max(1.0, setting.workload.examples / stations / inner.images)
-  link = setting.cluster.link if cluster.nodes > 1 else cluster.node_link
+  reached = setting.reached
+  link = reached.link if cluster.nodes > 1 else reached.node_link
   sent = 0.0
   if stations > 1:
     sent = collectives.send(link, setting.workload.state_bytes) / steps

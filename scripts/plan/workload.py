@@ -86,13 +86,6 @@ class Workload:
   examples: int
   total_images: int
 
-  @property
-  def convolution_share(self) -> float:
-    """The share of the products that convolutions have."""
-    total = sum(layer.flops for layer in self.layers)
-    split = sum(layer.flops for layer in self.layers if layer.is_convolution)
-    return split / total
-
 
 def dtype(config) -> str:
   """The dtype of the computation; 'auto' is bfloat16, as on accelerators."""

@@ -9,6 +9,7 @@ from scripts.plan import __main__ as command
 from scripts.plan import calibrate
 from scripts.plan import check
 from scripts.plan import sizes
+from scripts.plan import tables
 from scripts.plan import target
 
 _LENET = 'configs/lenet.py'
@@ -94,7 +95,9 @@ def test_strategies_are_compared(capsys):
   for p in result['points']:
     by_name.setdefault(p['strategy'], []).append(p)
   assert list(by_name) == names
-  assert all(any(n in line for line in lines) for n in names)
+  # A row for each of the two sizes.
+  firsts = [line.split()[0] for line in lines if line]
+  assert [firsts.count(n) for n in names] == [2] * len(names)
   sync, local = by_name['sync'][1], by_name['local'][1]
   sent = 'communication'
   assert local['step_seconds'][sent] < sync['step_seconds'][sent]
@@ -121,6 +124,7 @@ def test_strategies_are_compared(capsys):
     (['--link='], '--link=NAMExPORTS is missing'),
     (['--config=configs/lenett.py'], "no file 'configs/lenett.py'"),
     (['--config.duraton=3'], "unknown key config.duraton; did you mean 'dur"),
+    (['--measure'], "--device='a100-80' with --measure: expected one of"),
     (['--node=2'], "unknown argument '--node=2'; did you mean '--nodes'?"),
     (['--strong', '--nodes=3'], 'config.batch_size=64 does not divide by 6'),
     (['--images_per_device=100000000'], 'at most'),
@@ -187,10 +191,42 @@ def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
   assert [p['nodes'] for p in result['points']] == [2**i for i in range(7)]
   assert result['link'] == 'eth-10'
   assert lines[0].startswith('measured on cpu: 10.4 ms for 32 images')
+  assert "those of the entry 'cpu'" in lines[1]
   first = result['points'][0]['step_seconds']
   # T(64) = 7.2 ms + 64 x 0.1 ms.
   assert first['fixed'] == pytest.approx(0.0072, abs=2e-6)
   assert first['compute'] == pytest.approx(0.0064, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+  'kind, name',
+  (
+    ('NVIDIA L40S', 'l40s'), ('NVIDIA L4', 'l4'),
+    ('NVIDIA H100 PCIe', 'h100-pcie'), ('NVIDIA H100 80GB HBM3', 'h100'),
+    ('NVIDIA H200', 'h200'), ('NVIDIA GH200 480GB', ''), ('NVIDIA H20', ''),
+    ('NVIDIA A100-SXM4-80GB', 'a100-80'), ('NVIDIA A100-SXM4-40GB', 'a100-40'),
+    ('NVIDIA A100 80GB PCIe', 'a100-80-pcie'), ('Tesla T4', 't4'),
+    ('NVIDIA GeForce RTX 4090', ''), ('NVIDIA A100-SXM4-40GB MIG 1g.5gb', ''),
+    ('TPU v5 lite', 'tpu-v5e'), ('TPU v5p', 'tpu-v5p'), ('TPU v4', 'tpu-v4'),
+    ('TPU v6 lite', 'tpu-v6e'), ('NVIDIA L40', ''),
+  ),
+)  # fmt: skip
+def test_the_measured_device_is_found(kind, name):
+  platform = 'tpu' if kind.startswith('TPU') else 'gpu'
+  measurement = calibrate.Measurement(
+    0.1, 0.1, 0.0, (), kind, platform, memory=7e9
+  )
+  device, is_known = calibrate.entry(measurement, tables.load(), 8)
+  assert is_known == bool(name) and (not name or device.name == name)
+  assert device.gigabytes == 7  # what the device says itself
+
+
+def test_devices_of_a_host_divide_its_memory_and_cores():
+  measurement = calibrate.Measurement(0.1, 0.1, 0.0, (), 'cpu', 'cpu')
+  single, _ = calibrate.entry(measurement, tables.load(), 1)
+  quarter, _ = calibrate.entry(measurement, tables.load(), 4)
+  assert 4 * quarter.gigabytes == pytest.approx(single.gigabytes)
+  assert 4 * quarter.host_cores == pytest.approx(single.host_cores)
 
 
 @pytest.mark.slow

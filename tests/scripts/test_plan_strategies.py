@@ -115,7 +115,8 @@ def test_channel_split_has_the_ideal_of_the_paper(cost):
   setting = dataclasses.replace(setting, cluster=cluster)
   step = strategies.step(setting, 32)
   alone = setting.alone(32).images
-  share = cost.convolution_share
+  split = sum(x.flops for x in cost.layers if x.is_convolution)
+  share = split / sum(x.flops for x in cost.layers)
   assert alone / step.compute == pytest.approx(1 / ((1 - share) + share / 4))
 
 
@@ -152,7 +153,8 @@ def test_input_binds_where_the_host_is_slow(cost):
   request = points.Request(per_device=32, input_rate=100)
   (point,) = points.plan('sync', [setting], request)
   assert point.rate == pytest.approx(200)
-  assert points.binding(point) == 'input'
+  free = dataclasses.replace(point, seconds=point.seconds | {'input': 0.0})
+  assert points.binding(free, point) == 'input'
   assert point.seconds['input'] == pytest.approx(
     64 / 200 - setting.alone(32).total - point.seconds['communication']
   )
@@ -164,3 +166,123 @@ def test_what_stops_paying_is_named(cost):
   last, reason = points.last_that_pays(result)
   # 32 images take a millisecond, their gradients a tenth of a second.
   assert last.cluster.nodes == 1 and reason == 'communication'
+
+
+def test_weak_scaling_keeps_the_images_of_the_smallest_size(cost):
+  settings = [_setting(cost, n, 8) for n in (1, 2, 4)]
+  result = points.plan('sync', settings, points.Request('weak'))
+  # The recipe's batch of 1,024 on 8 devices; then 128 images on each.
+  assert [p.images for p in result] == [128, 128, 128]
+  assert [p.batch for p in result] == [1024, 2048, 4096]
+  strong = points.plan('sync', settings, points.Request('strong'))
+  assert [p.images for p in strong] == [128, 64, 32]
+
+
+def test_a_run_of_steps_makes_as_many_of_a_larger_batch(cost):
+  settings = [_setting(cost, n, duration='12 steps') for n in (1, 2)]
+  result = points.plan('sync', settings, points.Request(per_device=32))
+  for point in result:
+    assert point.run_seconds == pytest.approx(12 * sum(point.seconds.values()))
+
+
+def test_updates_of_a_server_are_those_of_one_worker(cost):
+  setting = _setting(
+    cost, 16, strategy__name='server', duration='32 steps'
+  )  # fmt: skip
+  (point,) = points.plan('server', [setting], points.Request(per_device=32))
+  # 16 workers make an update each in a cycle: 32 updates are two cycles.
+  assert point.run_seconds == pytest.approx(2 * sum(point.seconds.values()))
+
+
+def test_all_devices_of_local_wait_for_the_last_in_each_step(cost):
+  setting = _setting(
+    cost, 10, strategy__name='local', strategy__groups='5',
+    strategy__period='10',
+  )  # fmt: skip
+  late, punctual = (
+    strategies.step(
+      dataclasses.replace(setting, jitter=j, measured=(1.0, 0.0)), 32
+    ).seconds
+    for j in (0.1, 0.0)
+  )
+  # The largest of 10 standard normal numbers is 1.53875 (Harter 1961).
+  assert late - punctual == pytest.approx(0.1 * 1.53875, rel=1e-4)
+
+
+def test_channel_split_sums_gradients_between_its_groups(cost):
+  def step(data, model):
+    setting = _setting(
+      cost, 8, strategy__name='channel_split', mesh__data=str(data),
+      mesh__model=str(model),
+    )  # fmt: skip
+    # Nothing pays to be split, and nothing is hidden.
+    return strategies.step(setting, 32)
+
+  alone, parts = step(-1, 8), step(-1, 2)
+  assert (alone.images, parts.images) == (32, 128)
+  assert alone.communication == pytest.approx(0, abs=1e-6)
+  # Rings of 4 sum all gradients; two of them share each node's port no more
+  # than a node has devices, one.
+  expected = 2 * 3 / 4 * _BYTES / 1e9
+  assert parts.communication == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize('shape', [(16, 1), (3, -1), (-1, -1), (2, 2)])
+def test_a_mesh_that_does_not_fit_is_refused(cost, shape):
+  setting = _setting(
+    cost, 8, strategy__name='channel_split', mesh__data=str(shape[0]),
+    mesh__model=str(shape[1]),
+  )  # fmt: skip
+  (point,) = points.plan('split', [setting], points.Request())
+  assert 'config.mesh' in point.why_not and '8 devices' in point.why_not
+
+
+def test_accumulated_gradients_are_sent_after_the_last_micro_batch(cost):
+  slow = dataclasses.replace(_PERFECT, product=1e-4, overlap=1.0)
+  setting = _setting(cost, 4, efficiency=slow, accumulate='2')
+  step = strategies.step(setting, 64)
+  # The backward pass is long, but nothing is sent during it.
+  assert step.communication == pytest.approx(1.5 * _BYTES / 1e9, rel=1e-3)
+
+
+def test_a_measured_step_has_its_micro_batches_in_it(cost):
+  setting = dataclasses.replace(
+    _setting(cost, 1, accumulate='4'), measured=(0.25, 0.01)
+  )
+  assert setting.alone(32).total == pytest.approx(0.25 + 0.32)
+  # Counted, it starts its kernels four times.
+  counted = _setting(cost, 1, accumulate='4').alone(32).fixed
+  once = _setting(cost, 1).alone(32).fixed
+  assert counted - once == pytest.approx(3e-9 * cost.kernels)
+
+
+def test_the_part_that_grew_binds():
+  def point(images, fixed, communication):
+    seconds = {
+      'compute': 1.0, 'input': 0.0, 'fixed': fixed,
+      'communication': communication,
+    }  # fmt: skip
+    return points.Point('sync', None, images=images, seconds=seconds)
+
+  # The fixed part is the largest before and after; an image of 32 instead of
+  # 64 pays it twice, 3 s more; communication grows by 0.5 s.
+  assert points.binding(point(64, 192, 0), point(32, 192, 16)) == 'fixed'
+  # As many images: nothing but communication grew.
+  assert points.binding(point(64, 192, 0), point(64, 192, 16)) == (
+    'communication'
+  )
+
+
+def test_relay_sends_over_the_link_that_is_reached(cost):
+  config = command_line.load(
+    'configs/relay_anp.py', {'data.source': 'synthetic'}
+  )
+  work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
+  cluster = collectives.Cluster(2, 1, _NODE, _LINK)
+  half = dataclasses.replace(_PERFECT, wire=0.5)
+  device = tables.load().device('h200')
+  setting = strategies.Setting(config, work, device, cluster, half, 0.0)
+  # A model's state once in 50 steps of 64 images, at half of 1 GB/s.
+  step = strategies.step(setting, 64)
+  expected = cost.state_bytes / 0.5e9 / 50
+  assert step.communication == pytest.approx(expected, rel=1e-3)
