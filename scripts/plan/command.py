@@ -41,6 +41,8 @@ _TARGET_LINK = 'ib-ndr400x8'
 _MEASURED_NODES = '1,2,4,...,64'
 _MEASURED_LINK = 'eth-10'
 _TARGET_STRATEGIES = 'sync,fsdp,local,server:async,server:synchronous'
+# Between hosts, whatever joins the devices.
+_BY_HOST = ('server', 'relay')
 _NAMES = (*strategy_lib.BUILT_IN, _FSDP, *_SERVERS)
 
 
@@ -78,7 +80,7 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
   if flags.target_hours or flags.budget_devices:
     _complete_target(flags)
   configs = _configs(flags, overrides)
-  _check_sizes(known_tables, flags)
+  _check_sizes(known_tables, flags, configs)
   if flags.measure:
     configs = {n: compute_dtype.decide(c, '') for n, c in configs.items()}
   first = next(iter(configs.values()))
@@ -105,6 +107,13 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
   )
   error = max(m.error for m in machines)
   print(title)
+  if flags.typed_link and all(m.clusters[0].is_torus for m in machines):
+    ignoring = [n for n in configs if n.partition(':')[0] not in _BY_HOST]
+    if ignoring:
+      print(
+        f"{', '.join(ignoring)}: the devices' own links join the nodes; "
+        f'--link={flags.link} is not used'
+      )
   print(f'{cost.image_flops / 1e9:.3g} GFLOP an image, {cost.parameters:,} '
         f'parameters, {cost.examples:,} images an epoch; mean error of '
         f'predictions: {100 * error:.0f} %\n')  # fmt: skip
@@ -211,6 +220,19 @@ def _complete_target(flags):
     flags.device = _TARGET_DEVICES
   flags.link = flags.link or _TARGET_LINK
   flags.strategies = flags.strategies or _TARGET_STRATEGIES
+  if flags.typed_nodes:
+    most = max(sizes.numbers('--nodes', flags.nodes)) * flags.devices_per_node
+    if most > flags.budget_devices:
+      raise config_lib.ConfigError(
+        f'--nodes={flags.nodes}: {most:,} devices, over '
+        f'--budget_devices={flags.budget_devices}'
+      )
+    return
+  if flags.budget_devices > sizes.MOST_DEVICES:
+    raise config_lib.ConfigError(
+      f'--budget_devices={flags.budget_devices}: expected '
+      f'{sizes.MOST_DEVICES:,} at most'
+    )
   counts = target.node_counts(flags.budget_devices, flags.devices_per_node)
   flags.nodes = ','.join(map(str, counts))
 
@@ -314,7 +336,7 @@ def _measured(known_tables, flags, config, cost, rows) -> Machine:
   )
 
 
-def _check_sizes(known_tables, flags):
+def _check_sizes(known_tables, flags, configs):
   """Refuses sizes and links before anything is counted or timed."""
   counts = sizes.numbers('--nodes', flags.nodes)
   for flag in ('link', 'node_link'):
@@ -325,6 +347,13 @@ def _check_sizes(known_tables, flags):
       f'--nodes={flags.nodes}: {max(counts) * flags.devices_per_node:,} '
       f'devices, expected {sizes.MOST_DEVICES:,} at most'
     )
+  for name in configs:
+    is_by_host = name.partition(':')[0] in _BY_HOST
+    if max(counts) > 1 and is_by_host and not flags.link:
+      raise config_lib.ConfigError(
+        f"--link=NAMExPORTS is missing: what joins the nodes' hosts, over "
+        f'which {name!r} sends, such as ib-ndr400x8'
+      )
 
 
 def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
@@ -354,11 +383,21 @@ def _check_that_some_run(plans):
 
 
 def _rates(machine, workload) -> list[tuple[str, int, float]]:
-  """Published rates of the device, if they are of the same network."""
+  """Published rates of the device, of the same network, in a like dtype."""
   is_same = workload.name == 'resnet50' and workload.image_flops > 2e10
   if not is_same or machine.measured:
     return []
-  return [(r.system, r.cluster.size, r.rate) for r in machine.published]
+  return [
+    (r.system, r.cluster.size, r.rate)
+    for r in machine.published
+    if _is_as_fast(machine.device, r.dtype, workload.dtype)
+  ]
+
+
+def _is_as_fast(device, dtype, other) -> bool:
+  """Whether numbers of two dtypes have one width and one peak."""
+  is_as_wide = model.width(dtype) == model.width(other)
+  return is_as_wide and device.peak(dtype) == device.peak(other)
 
 
 def _write(flags, title, plans, result, rates):

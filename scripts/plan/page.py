@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import io
+import itertools
 
 from anp_jax.system import drawing
 from anp_jax.system import files
@@ -102,10 +103,10 @@ def draw(
 
 def _draw_rates(axis, plans, error, published):
   sizes = [p.cluster.size for ps in plans.values() for p in ps if p.runs]
-  for (name, points), colour in zip(plans.items(), drawing.COLOURS):
+  for (name, points), (colour, line) in zip(plans.items(), _styles()):
     running = [p for p in points if p.runs]
     x, y = [p.cluster.size for p in running], [p.rate for p in running]
-    axis.plot(x, y, 'o-', color=colour, label=name, markersize=4)
+    axis.plot(x, y, f'o{line}', color=colour, label=name, markersize=4)
     low, high = ([r * (1 + s * error) for r in y] for s in (-1, 1))
     axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
   first = next(p for ps in plans.values() for p in ps if p.runs)
@@ -124,6 +125,12 @@ def _draw_rates(axis, plans, error, published):
   axis.yaxis.set_major_formatter(lambda y, _: f'{y:,.0f}')
   axis.legend()
   _ticks(axis, sizes)
+
+
+def _styles():
+  """Colours and lines of curves: all colours, then again with another line."""
+  pairs = itertools.product(('-', ':', '-.'), drawing.COLOURS)
+  return itertools.cycle((colour, line) for line, colour in pairs)
 
 
 def _draw_parts(axis, plans):

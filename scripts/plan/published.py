@@ -78,6 +78,10 @@ def read(known_tables: tables.Tables, path: str = FILE) -> list[Row]:
         rows.append(_row(known_tables, record, place))
   except OSError as e:
     raise config_lib.ConfigError(f'--rows={path!r}: {e.strerror}') from e
+  except (UnicodeDecodeError, csv.Error) as e:
+    raise config_lib.ConfigError(
+      f'--rows={path!r}: expected a CSV file in UTF-8 ({e})'
+    ) from e
   if not rows:
     raise config_lib.ConfigError(f'--rows={path!r}: it has no rows')
   return rows
@@ -129,11 +133,17 @@ def _row(known_tables, record, place) -> Row:
       f'{place}: dtype={values["dtype"]!r}: expected one of '
       f'{", ".join(sorted(model_width))}'
     )
+  node_link = _node_link(values['network'], device)
+  if node_link not in known_tables.links:
+    raise config_lib.ConfigError(
+      f'{place}: network={values["network"]!r}: no link {node_link!r}'
+      f'{config_lib.nearest(node_link, known_tables.links)}'
+    )
   nodes = -(-values['devices'] // values['devices_per_node'])
   cluster = collectives.Cluster(
     nodes,
     values['devices'] // nodes,
-    known_tables.links[_node_link(values['network'], device)],
+    known_tables.links[node_link],
     _link(known_tables, values['network']),
   )
   return Row(

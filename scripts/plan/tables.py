@@ -145,6 +145,13 @@ def load(path: str = '') -> Tables:
   files = [os.path.join(_HERE, f) for f in ('devices.toml', 'links.toml')]
   for file in [*files, *([path] if path else ())]:
     content = _read(file)
+    for group, entries in content.items():
+      for name, entry in entries.items():
+        if not isinstance(entry, dict):
+          raise config_lib.ConfigError(
+            f'--entries={file!r}: [{group}] {name}={entry!r}: expected a table '
+            f'[{group}.{name}]'
+          )
     for name, entry in content.get('devices', {}).items():
       devices[name] = _entry(Device, file, f'devices.{name}', entry, name)
     for name, entry in content.get('links', {}).items():
@@ -162,7 +169,7 @@ def _read(file) -> dict:
   try:
     with open(file, 'rb') as f:
       content = tomllib.load(f)
-  except (OSError, tomllib.TOMLDecodeError) as e:
+  except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
     raise config_lib.ConfigError(f'--entries={file!r}: {e}') from e
   groups = ('devices', 'links')
   for name in content:
@@ -170,6 +177,11 @@ def _read(file) -> dict:
       raise config_lib.ConfigError(
         f'--entries={file!r}: unknown table {name!r}, expected devices or links'
         f'{config_lib.nearest(name, groups)}'
+      )
+    if not isinstance(content[name], dict):
+      raise config_lib.ConfigError(
+        f'--entries={file!r}: {name}={content[name]!r}: expected tables such '
+        f'as [{name}.mine]'
       )
   return content
 
@@ -184,14 +196,16 @@ def _entry(cls, file, place, entry, name):
         f'{where}: unknown key{config_lib.nearest(key, fields)}'
       )
     if key == 'tflops':
-      rates = value.values() if isinstance(value, dict) else [0]
-      if not all(_is_positive(r) for r in rates):
+      rates = value.values() if isinstance(value, dict) else ()
+      if not rates or not all(_is_positive(r) for r in rates):
         raise config_lib.ConfigError(
           f'{where}: expected a table of dtype = TFLOP/s, above 0'
         )
     elif key in ('kind', 'node_link', 'source', 'aliases'):
       if not isinstance(value, str):
         raise config_lib.ConfigError(f'{where}: expected a text')
+      if key == 'aliases' and not _is_expression(value):
+        raise config_lib.ConfigError(f'{where}: no regular expression')
     elif not _is_positive(value):
       raise config_lib.ConfigError(f'{where}: expected a number above 0')
   missing = [
@@ -240,6 +254,14 @@ def _link(file, name, entry) -> Link:
     axes=entry.get('axes', 2),
     is_shared=entry.get('is_shared', False),
   )
+
+
+def _is_expression(text) -> bool:
+  try:
+    re.compile(text)
+  except re.error:
+    return False
+  return True
 
 
 def _is_positive(value) -> bool:

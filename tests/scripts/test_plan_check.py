@@ -154,6 +154,7 @@ def test_buckets_hold_all_gradients_in_the_order_of_the_backward_pass():
   (
     ('H100,NVLink,0,8,64,float16,1,x', "devices='0', expected a number above"),
     ('H100,NVLink,8,8,64,float61,1,x', "dtype='float61': expected one of"),
+    ('H100,PCIe 6,8,8,64,float16,1,x', "network='PCIe 6': no link 'pcie6'"),
     ('ZX81,NVLink,8,8,64,float16,1,x', "system 'ZX81': no device of the"),
   ),
 )
@@ -164,6 +165,13 @@ def test_bad_rows_are_one_line(tmp_path, capsys, line, words):
   assert command.main(['--check', f'--rows={path}']) == 2
   message = capsys.readouterr().err
   assert words in message and message.count('\n') == 1
+
+
+def test_rows_that_are_no_text_are_refused(tmp_path):
+  path = tmp_path / 'rows.png'
+  path.write_bytes(b'\x89PNG\r\n\x1a\n')
+  with pytest.raises(config_lib.ConfigError, match='expected a CSV file'):
+    published.read(tables.load(), str(path))
 
 
 def test_missing_rows_are_refused():

@@ -1,13 +1,20 @@
 """Tests of plan: the command, its sizes, its figure and its errors."""
 
+import dataclasses
 import json
 
 import pytest
 
 from anp_jax import config as config_lib
+from anp_jax.config import command_line
 from scripts.plan import __main__ as command
 from scripts.plan import calibrate
 from scripts.plan import check
+from scripts.plan import collectives
+from scripts.plan import command as plan_command
+from scripts.plan import page
+from scripts.plan import points as points_lib
+from scripts.plan import published
 from scripts.plan import sizes
 from scripts.plan import tables
 from scripts.plan import target
@@ -130,6 +137,18 @@ def test_strategies_are_compared(capsys):
     (['--images_per_device=100000000'], 'at most'),
     (['--target_hours=2'], '--budget_devices is missing'),
     (['--budget-devices=1', '--target-hours=1'], 'fewer than a node has'),
+    (
+      ['--target_hours=2', '--budget_devices=2', '--nodes=4'],
+      '--nodes=4: 8 devices, over --budget_devices=2',
+    ),
+    (
+      ['--target_hours=2', '--budget_devices=8192', '--nodes='],
+      '--budget_devices=8192: expected 4,096 at most',
+    ),
+    (
+      ['--device=tpu-v4', '--link=', '--strategies=sync,server:async'],
+      "over which 'server:async' sends",
+    ),
     (['--entries=none.toml'], "--entries='none.toml'"),
     (['--out=none/plan.png'], "--out='none/plan.png': none is no folder"),
   ),
@@ -160,6 +179,92 @@ def test_target_ranks_by_device_hours(capsys):
   assert any('cheapest within 2 h and 32 devices' in line for line in lines)
   assert command.main([*flags, '--target-hours=0.0001']) == 1
   assert 'no way reaches 0.0001 h' in capsys.readouterr().out
+
+
+def test_nodes_of_a_target_may_be_named(capsys):
+  _, result = _plan(
+    capsys, f'--config={_LENET}', '--device=h100', '--budget-devices=32',
+    '--devices_per_node=4', '--strategies=sync', '--examples=1442',
+    '--classes=10', '--target-hours=2', '--nodes=1,3', '--scaling=weak',
+  )  # fmt: skip
+  assert [p['nodes'] for p in result['points']] == [1, 3]
+
+
+def test_a_link_that_a_torus_does_not_use_is_named(capsys):
+  flags = [
+    f'--config={_LENET}', '--device=tpu-v4', '--nodes=2', '--examples=1442',
+    '--devices_per_node=2', '--classes=10', '--strategies=sync',
+  ]  # fmt: skip
+  words = '--link=eth-100 is not used'
+  lines, _ = _plan(capsys, *flags, '--link=eth-100')
+  assert any(words in line for line in lines)
+  assert not any('not used' in line for line in _plan(capsys, *flags)[0])
+
+
+def test_each_of_many_curves_has_its_own_style(tmp_path, monkeypatch):
+  axes = []
+  monkeypatch.setattr(
+    page, '_draw_parts', lambda axis, plans: axes.append(axis.figure.axes[0])
+  )
+  points = [
+    points_lib.Point('sync', collectives.Cluster(n, 1, None, None), rate=n,
+                     efficiency=1.0)
+    for n in (1, 2)
+  ]  # fmt: skip
+  plans = {f'way {i}': points for i in range(9)}
+  page.draw(str(tmp_path / 'plan.png'), 'many', plans, 0.1)
+  curves = [x for x in axes[0].lines if x.get_label().startswith('way')]
+  styles = {(x.get_color(), x.get_linestyle()) for x in curves}
+  assert len(curves) == len(styles) == 9
+
+
+def test_published_rates_are_those_of_a_like_dtype():
+  known_tables = tables.load()
+  rows = published.read(known_tables)
+
+  def names(device, dtype):
+    chosen = known_tables.device(device)
+    machine = plan_command.Machine(
+      chosen, (), None, None, 0.0,
+      [r for r in rows if r.device.name == device], 0.1,
+    )  # fmt: skip
+    return {
+      name for name, *_ in plan_command._rates(machine, check.resnet50(dtype))
+    }
+
+  assert names('h100', 'bfloat16') == {'H100 SXM DGX'}  # published: float16
+  assert names('h100', 'float32') == set()
+  # Volta has no bfloat16 units; its rates are those of float16.
+  assert names('v100', 'bfloat16') == set()
+  assert names('v100', 'float16') == {'V100 DGX-1 MXNet'}
+
+
+def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):
+  known_tables = tables.load()
+  rows = published.read(known_tables)
+  config = command_line.load(
+    'configs/resnet_anp.py:modern', {'data.source': 'synthetic'}
+  )
+  flags = command._flags(
+    ['--device=h100', '--data_sheet', '--nodes=8', '--link=ib-ndr400x8']
+  )
+  flags.devices_per_node = 8
+
+  def efficiency(factor):
+    changed = [
+      dataclasses.replace(r, rate=factor * r.rate)
+      if r.device.name == 'h100'
+      else r
+      for r in rows
+    ]
+    monkeypatch.setattr(published, 'read', lambda *_: changed)
+    cost = check.resnet50('bfloat16')
+    (machine,) = plan_command._machines(
+      known_tables, flags, 'bfloat16', config, cost
+    )
+    return machine.efficiency
+
+  assert efficiency(10) == efficiency(1)
 
 
 def test_budgets_are_spent_in_powers_of_two():
@@ -231,7 +336,6 @@ def test_devices_of_a_host_divide_its_memory_and_cores():
 
 @pytest.mark.slow
 def test_a_real_step_is_timed():
-  from anp_jax.config import command_line
   from scripts.plan import workload
 
   config = command_line.load(_LENET, {'data.source': 'synthetic'})

@@ -81,6 +81,10 @@ def test_entries_of_a_user_come_first(tmp_path):
     ('[devices.', '[device.', "unknown table 'device', expected devices or"),
     ('microseconds = 20', '', 'lacks microseconds'),
     ('[links.wire]', '[links.wire', "--entries='"),
+    ('{ float32 = 100, bfloat16 = 200 }', '{}', 'expected a table of dtype'),
+    ('year =', 'aliases = "A("\nyear =', 'no regular expression'),
+    ('[devices.mine]', '[devices]\nmine = 3\n[devices.x]', 'table [devices.m'),
+    (_DEVICE, 'devices = 3', 'devices=3: expected tables such as [devices.m'),
   ),
 )
 def test_bad_entries_name_the_key(tmp_path, old, new, words):
@@ -89,6 +93,13 @@ def test_bad_entries_name_the_key(tmp_path, old, new, words):
   with pytest.raises(config_lib.ConfigError) as error:
     tables.load(str(path))
   assert words in str(error.value)
+
+
+def test_entries_that_are_no_text_are_refused(tmp_path):
+  path = tmp_path / 'mine.png'
+  path.write_bytes(b'\x89PNG\r\n\x1a\n')
+  with pytest.raises(config_lib.ConfigError, match='--entries='):
+    tables.load(str(path))
 
 
 @pytest.mark.parametrize(
