@@ -262,6 +262,8 @@ def _configs(flags, overrides) -> dict[str, Any]:
       typed['strategy.mode'] = mode
     if base == 'channel_split':
       typed = {'mesh.data': '1', 'mesh.model': '-1'} | typed
+    elif base not in _BY_HOST:  # a file for channel_split has another mesh
+      typed = {'mesh.data': '-1', 'mesh.model': '1'} | typed
     applying = command_line.applying(flags.config, typed)
     result[name] = command_line.load(flags.config, applying)
   return result

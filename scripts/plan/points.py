@@ -22,6 +22,7 @@ LOSSES = {
   'fixed': 'small batches: the fixed cost of a step',
   'communication': 'communication',
   'input': 'input: the host decodes too few images',
+  'compute': 'computing: what is not divided',
 }
 
 
@@ -213,14 +214,12 @@ def last_that_pays(points: Sequence[Point]) -> tuple[Point | None, str]:
 
 
 def binding(before: Point, after: Point) -> str:
-  """The part whose seconds an image of a device grew most between two sizes.
-
-  Computing is left out: an image costs the same everywhere.
-  """
+  """The part whose device-seconds an image grew most between two sizes."""
 
   def growth(name):
-    return after.seconds[name] / after.images - (
-      before.seconds[name] / before.images
+    first, second = (
+      p.seconds[name] * p.cluster.size / p.batch for p in (before, after)
     )
+    return second - first
 
   return max(LOSSES, key=growth)

@@ -153,6 +153,11 @@ def _parts(config, cluster) -> tuple[int, int]:
         f'{s.servers} and backup_workers={s.backup_workers}'
       )
     return workers * cluster.devices, config.accumulate
+  if mesh(config, cluster.size)[1] > 1:
+    raise config_lib.ConfigError(
+      f'config.mesh.model={config.mesh.model}: only planned for channel_split, '
+      'expected 1'
+    )
   if name == 'invariant':
     shards = s.logical_shards
     if shards % cluster.size:

@@ -237,6 +237,15 @@ def test_a_mesh_that_does_not_fit_is_refused(cost, shape):
   assert 'config.mesh' in point.why_not and '8 devices' in point.why_not
 
 
+@pytest.mark.parametrize('shape', [(4, 1), (4, 2)])
+def test_sync_is_planned_with_one_device_along_model(cost, shape):
+  setting = _setting(
+    cost, 8, mesh__data=str(shape[0]), mesh__model=str(shape[1])
+  )
+  (point,) = points.plan('sync', [setting], points.Request())
+  assert 'config.mesh' in point.why_not
+
+
 def test_accumulated_gradients_are_sent_after_the_last_micro_batch(cost):
   slow = dataclasses.replace(_PERFECT, product=1e-4, overlap=1.0)
   setting = _setting(cost, 4, efficiency=slow, accumulate='2')
@@ -262,11 +271,21 @@ def test_the_part_that_grew_binds():
       'compute': 1.0, 'input': 0.0, 'fixed': fixed,
       'communication': communication,
     }  # fmt: skip
-    return points.Point('sync', None, images=images, seconds=seconds)
+    cluster = collectives.Cluster(1, 1, _NODE, _LINK)
+    return points.Point('sync', cluster, images, images, seconds=seconds)
 
   # The fixed part is the largest before and after; an image of 32 instead of
   # 64 pays it twice, 3 s more; communication grows by 0.5 s.
   assert points.binding(point(64, 192, 0), point(32, 192, 16)) == 'fixed'
+  # As many images on two devices that compute more each, not half.
+  more = dataclasses.replace(
+    point(64, 1, 0), cluster=collectives.Cluster(2, 1, _NODE, _LINK)
+  )
+  parts = more.seconds | {'compute': 9.0}
+  assert (
+    points.binding(point(64, 1, 0), dataclasses.replace(more, seconds=parts))
+    == 'compute'
+  )
   # As many images: nothing but communication grew.
   assert points.binding(point(64, 192, 0), point(64, 192, 16)) == (
     'communication'
