@@ -2,8 +2,8 @@
 
 XLA's foreign-function interface takes any C function; this one is Python's, by
 ctypes: it reads the call frame, whose layout is in xla/ffi/api/c_api.h under
-`jax.ffi.include_dir()`, and starts the operation that the call names (about 6
-us). While oneDNN computes, Python's lock is free.
+`jax.ffi.include_dir()`, and starts the operation that the call names. While
+oneDNN computes, Python's lock is free.
 """
 
 import ctypes

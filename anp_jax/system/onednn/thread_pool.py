@@ -108,6 +108,10 @@ def run(operation: pieces.Operation, addresses, pool: Pool) -> None:
   with _memory(api, _idle_shared) as shared, _memory(api, _idle) as memory:
     places = operation.addresses(shared, addresses)
     for parts in operation.phases:
+      if len(parts) == 1:  # without what it takes to share
+        api.use_threads(operation.threads)
+        parts[0].run(memory, places)
+        continue
       phase = _Phase(operation, parts, places)
       try:
         pool.help(phase, min(len(parts), operation.at_once) - 1)

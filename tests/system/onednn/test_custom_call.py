@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import sys
 import threading
-import time
+import types
 
 import jax
 from jax import lax
@@ -354,40 +354,57 @@ def test_a_donated_update_copies_no_kernel():
   assert 'input_output_alias={ {0}' in compiled.as_text()
 
 
-def test_an_error_of_any_piece_is_the_calls_and_waits_for_the_others(
-  monkeypatch,
-):
-  """What others write to is XLA's again once the call has returned."""
+def test_a_call_whose_piece_fails_waits_for_the_others():
+  """What they write to is XLA's again once the call has returned."""
+  has_begun, may_end, has_returned = (threading.Event() for _ in range(3))
+  errors = []
+
+  def slow(memory, addresses):
+    has_begun.set()
+    assert may_end.wait(10)
+
+  def fail(memory, addresses):
+    raise c_api.OneDnnError('piece of a test')
+
+  operation = types.SimpleNamespace(api=library.find().api, threads=1)
+  parts = [types.SimpleNamespace(run=run) for run in (slow, fail)]
+  phase = thread_pool._Phase(operation, parts, ())
+
+  def call():
+    phase.work(pieces.Scratch(operation.api))
+    try:
+      phase.wait()
+    except c_api.OneDnnError as e:
+      errors.append(str(e))
+    has_returned.set()
+
+  threads = [threading.Thread(target=phase.help)]
+  threads[0].start()
+  assert has_begun.wait(10)
+  threads.append(threading.Thread(target=call))
+  threads[1].start()
+  assert not has_returned.wait(0.2)
+  may_end.set()
+  assert has_returned.wait(10) and errors == ['piece of a test']
+  for thread in threads:
+    thread.join()
+
+
+def test_an_error_of_a_piece_is_the_calls():
   arguments = _arguments()
   want = _digest(_gradients(*arguments))
-  running, most_after_error = set(), []
-  run = pieces.Piece.run
+  calls, run = [], pieces.Piece.run
 
   def fail_once(piece, memory, addresses):
-    number = object()
-    running.add(number)
-    try:
-      if len(running) > 1:
-        raise c_api.OneDnnError('piece of a test')
-      time.sleep(0.01)
-      run(piece, memory, addresses)
-    finally:
-      running.discard(number)
+    calls.append(piece)
+    if len(calls) == 2:
+      raise c_api.OneDnnError('piece of a test')
+    run(piece, memory, addresses)
 
-  wait = thread_pool._Phase.wait
-
-  def wait_and_look(phase):
-    try:
-      wait(phase)
-    finally:
-      most_after_error.append(next(phase._done) - 1 == phase._last)
-
-  with monkeypatch.context() as patch:
+  with pytest.MonkeyPatch.context() as patch:
     patch.setattr(pieces.Piece, 'run', fail_once)
-    patch.setattr(thread_pool._Phase, 'wait', wait_and_look)
     with pytest.raises(jax.errors.JaxRuntimeError, match='piece of a test'):
       jax.block_until_ready(_gradients(*arguments))
-  assert most_after_error and all(most_after_error)
   assert _digest(_gradients(*arguments)) == want
 
 
