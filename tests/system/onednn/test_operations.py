@@ -324,3 +324,26 @@ def test_scratch_memory_that_was_not_there_is_asked_for_again(monkeypatch, api):
   )
   memory.reserve(100)
   assert sizes and sizes[0] >= 100
+
+
+@needs_library
+def test_a_number_of_threads_that_another_library_set_is_noticed(api):
+  """OpenMP keeps one number for a thread, whoever sets it."""
+  for count in (2, 3):
+    api.use_threads(count)
+    api.functions.omp_set_num_threads(1)
+    api.use_threads(count)
+    assert api.functions.omp_get_max_threads() == count
+
+
+@needs_library
+def test_no_more_pieces_at_once_than_threads(api):
+  norms = [operations.BatchNorm(api, _NORM, n) for n in (1, 3, 2)]
+  assert [(n.at_once, n.threads) for n in norms] == [(1, 1), (3, 1), (1, 2)]
+  # Three groups, computed one after another where they cannot be divided.
+  assert [list(map(len, n.phases)) for n in norms] == [[3], [3], [1, 1, 1]]
+  spec = _cut('forward', 'float32', 3, 64, 64)._replace(
+    image=(9, 6, 6, 64), result=(9, 6, 6, 64)
+  )
+  cut = convolution.Convolution(api, spec, 2)
+  assert (cut.at_once, cut.threads, len(cut.phases[-1])) == (2, 1, 3)
