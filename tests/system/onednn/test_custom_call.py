@@ -421,8 +421,10 @@ def test_without_xlas_pool_the_caller_computes_all_pieces(monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(thread_pool, '_SCHEDULE', 10**6)  # past the table's end
     patch.setattr(pieces.Piece, 'run', note)
+    # Tasks of the call above may still wait for a thread of the pool.
+    before = set(thread_pool._tasks)
     assert _digest(_gradients(*arguments)) == want
-  assert threads and not thread_pool._tasks
+  assert threads and set(thread_pool._tasks) <= before
 
 
 def test_threads_of_the_pool_help():
