@@ -1,22 +1,31 @@
-"""Compares a ring of models with two other ways to train them all.
+"""Compares a ring of models with other ways to train them all.
 
   python -m scripts.study relay --config=configs/relay_anp.py
     --workdir=runs/relay_study --stations=2
 
 trains the models of config.strategy.models on so many processes of this
-machine, a core each: in a ring; one after another, each with its batch divided
-over the processes (`sync`); and each on a process of its own, while the parts
-of the data set travel. Then it writes a table, and a chart of who did what
-when, to the workdir. --config.KEY=VALUE is for all three.
+machine, a core each, in every way of --baselines:
+
+  ring         the models travel
+  sync         one model after another, its batch divided over the processes
+  parts        each model on one process, while parts of the data set travel
+  independent  each model on one process, which has all of the set in memory
+  disk         each model on one process, which reads all of the set from its
+               files in each epoch
+
+Then it writes a table, and a chart of who did what when, to the workdir.
+--config.KEY=VALUE is for all of them. With --data_set_gigabytes and
+--disk_megabytes_per_second it also predicts from the measured rates how many
+hours a ring saves on a set of that size and a disk that all stations share;
+scripts/study/hours.py has the formulas.
 
 Times begin with the first step of training, once programs are compiled, and end
 with the last score. What travels is counted by the system, on the loopback
 interface. Status 0: all came to their end; 1: one did not; 2: bad input.
 """
 
-import json
+import math
 import os
-import shlex
 import shutil
 import statistics
 import sys
@@ -25,15 +34,10 @@ from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.relay import candidates
-from anp_jax.runtimes.relay import leaderboard
-from anp_jax.runtimes.relay import schedule
 from anp_jax.runtimes.relay import spans as spans_lib
-from anp_jax.system import files
 from scripts.study import launching
-from scripts.study import plots
-from scripts.study import table
-
-_WORK = 'train', 'score'
+from scripts.study import relay_page
+from scripts.study import usage
 
 
 def main(arguments: list[str]) -> int:
@@ -46,6 +50,11 @@ def main(arguments: list[str]) -> int:
       raise config_lib.ConfigError(
         f'config.strategy.name={config.strategy.name!r}: expected relay'
       )
+    if flags.data_set_gigabytes and config.data.source == 'synthetic':
+      raise config_lib.ConfigError(
+        f'--data_set_gigabytes={flags.data_set_gigabytes:g}: '
+        'config.data.source=synthetic is not read from files'
+      )
     study = Study(flags, overrides, config)
     rows = study.run()
   except config_lib.ConfigError as e:
@@ -57,7 +66,8 @@ def main(arguments: list[str]) -> int:
   except KeyboardInterrupt:
     print('\ninterrupted; the same command begins again')
     return 130
-  print(study.write(rows, arguments))
+  page = relay_page.Page(flags, study.models, study.laps)
+  print(page.write(rows, arguments))
   return 0
 
 
@@ -69,6 +79,18 @@ def _flags(arguments):
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')
   parser.add_argument('--stations', type=int, default=2, help='processes')
+  parser.add_argument(
+    '--baselines', default='ring,sync,parts', metavar='WAYS',
+    help=f'of {", ".join(relay_page.WAYS)} (default: %(default)s)',
+  )  # fmt: skip
+  parser.add_argument(
+    '--data_set_gigabytes', type=float, metavar='S',
+    help='of the files (1e9 bytes): predict the hours for such a set',
+  )  # fmt: skip
+  parser.add_argument(
+    '--disk_megabytes_per_second', type=float, metavar='B',
+    help='from which all stations of that prediction read (1e6 bytes)',
+  )  # fmt: skip
   flags = parser.parse(arguments)
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
@@ -78,14 +100,53 @@ def _flags(arguments):
     raise config_lib.ConfigError(
       f'--stations={flags.stations}: expected 1 or more'
     )
+  flags.baselines = baselines(flags.baselines)
+  _check_prediction(flags)
   return flags
 
 
+def baselines(text: str) -> tuple[str, ...]:
+  """Returns the ways of a list such as 'ring,disk', the ring first.
+
+  Raises:
+    ConfigError: for one that there is not, and without the ring.
+  """
+  ways = relay_page.WAYS
+  names = [name.strip() for name in text.split(',')]
+  for name in names:
+    if name not in ways:
+      raise config_lib.ConfigError(
+        f'--baselines={text}: no way {name!r} (have: {", ".join(ways)})'
+        f'{config_lib.nearest(name, ways)}'
+      )
+  if relay_page.RING not in names:
+    raise config_lib.ConfigError(
+      f'--baselines={text}: expected ring among them, with which the others '
+      'are compared'
+    )
+  return tuple(way for way in ways if way in names)
+
+
+def _check_prediction(flags):
+  """Refuses half of the flags of a prediction, and no numbers above 0."""
+  names = 'data_set_gigabytes', 'disk_megabytes_per_second'
+  values = [getattr(flags, name) for name in names]
+  for name, value, other in zip(names, values, reversed(values)):
+    if value is None and other is not None:
+      raise config_lib.ConfigError(f'--{name} is missing')
+    if value is not None and not 0 < value < math.inf:
+      raise config_lib.ConfigError(
+        f'--{name}={value}: expected a number above 0'
+      )
+
+
 class Study:
-  """The three ways to train the models, and their numbers.
+  """The ways to train the models, and their numbers.
 
   Attributes:
     stations: processes of each way.
+    models: what differs in each.
+    laps: of each way; epochs.
   """
 
   def __init__(self, flags, overrides, config):
@@ -93,103 +154,39 @@ class Study:
     self._flags = flags
     self._overrides = overrides
     self._cores = sorted(os.sched_getaffinity(0))
-    self._models = [
+    self.models = [
       [part.strip() for part in text.split(';') if part.strip()]
       for text in config.strategy.models
     ]
-    self._laps = candidates.laps('duration', config.duration)
-    self._ring = os.path.join(flags.workdir, 'ring')
+    self._batch_sizes = [
+      c.config.batch_size for c in candidates.create(config, devices=1)
+    ]
+    self.laps = candidates.laps('duration', config.duration)
+    self._ring = os.path.join(flags.workdir, relay_page.RING)
     os.makedirs(flags.workdir, exist_ok=True)
 
   def run(self) -> list[dict]:
     """Runs each way from the beginning; returns the numbers of each."""
     rows = []
-    for name, way in (
-      ('ring', self._in_a_ring), ('one after another', self._one_by_one),
-      ('parts travel', self._parts_travel),
-    ):  # fmt: skip
-      print(f'{name}: begins', flush=True)
-      rows.append({'way': name, **way()})
+    for way in self._flags.baselines:
+      print(f'{relay_page.WAYS[way]}: begins', flush=True)
+      if way == relay_page.RING:
+        measured = self._in_a_ring()
+      elif way == 'sync':
+        measured = self._one_by_one()
+      else:
+        measured = self._without_a_ring(way)
+      rows.append({'way': way, **measured})
     return rows
-
-  def write(self, rows, arguments) -> str:
-    """Writes the page and the chart; returns the table for a terminal."""
-    ring, _, migration = rows
-    ratios = self._ratios(rows)
-    notes = [
-      f'{ratios["models"]} models, {self.stations} stations, {self._laps} '
-      f'laps: {ratios["slots"]} turns, in which '
-      f'{100 * ratios["schedule_occupancy"]:.1f} % of the stations are busy if '
-      'nothing else costs time; the ring was at '
-      f'{ratios["use_over_schedule"]:.3f} of that.',
-      f'Its time was {ratios["time_over_ideal"]:.3f} of the ideal: each turn '
-      'as long as the median one of its model, the scores, and no waiting.',
-      f'A hand-over took {100 * ring["hand_over"]:.2f} % of a turn of at most '
-      f'{ring["most_steps"]} steps (medians), during the training.',
-      'MB sent are those of the interface lo (1e6 bytes); models and scores '
-      f'in the ring were {ring["moved"]:.1f}, parts of the data set '
-      f'{migration["moved"]:.1f}.',
-    ]
-    lines = table.markdown([
-      ('', 'seconds', 'over the ring', 'devices in use', 'MB sent'),
-      *((r['way'], f'{r["seconds"]:.1f}',
-         f'{r["seconds"] / ring["seconds"]:.2f}',
-         f'{100 * r["use"]:.1f} %' if r['use'] else '-', f'{r["sent"]:.1f}')
-        for r in rows),
-    ])  # fmt: skip
-    path = self._write_page(lines, notes, arguments)
-    return '\n'.join(['', *lines, '', *notes, f'\nstudy: {path}\n',
-                      json.dumps(ratios)])  # fmt: skip
-
-  def _ratios(self, rows):
-    """Returns what the ring took and sent, relative to its ideal and rivals."""
-    ring, models = rows[0], len(self._models)
-    slots = len(schedule.slots(models, self.stations, self._laps))
-    occupancy = models * self._laps / slots
-    work = sum(ring['turn_seconds']) + ring['score_seconds']
-    return {
-      'stations': self.stations,
-      'models': models,
-      'laps': self._laps,
-      'slots': slots,
-      'schedule_occupancy': occupancy,
-      'use_over_schedule': ring['use'] / occupancy,
-      'time_over_ideal': ring['seconds'] * self.stations * occupancy / work,
-      'hand_over_of_a_slot': ring['hand_over'],
-      'most_steps_of_a_slot': ring['most_steps'],
-      'time_over_ring': {r['way']: r['seconds'] / ring['seconds']
-                         for r in rows},
-      'sent_over_ring': {r['way']: r['sent'] / max(ring['sent'], 1e-9)
-                         for r in rows},
-    }  # fmt: skip
-
-  def _write_page(self, lines, notes, arguments):
-    """Writes study.md and its chart; returns the path of the page."""
-    folder = self._flags.workdir
-    chart = plots.gantt(
-      [s for s in spans_lib.read(self._ring) if s['what'] in _WORK],
-      [', '.join(m) or 'as the config' for m in self._models],
-    )
-    plots.save(chart, os.path.join(folder, 'ring.png'))
-    with open(os.path.join(self._ring, leaderboard.PAGE)) as f:
-      board = f.read().partition('\n\n')[2]
-    command = shlex.join(['python', '-m', 'scripts.study', 'relay', *arguments])
-    page = [
-      f'# A ring of models, {self._flags.config}', f'    {command}',
-      '\n'.join(lines), '\n'.join(f'- {n}' for n in notes),
-      '![who did what when](ring.png)', '## Leaderboard', board,
-    ]  # fmt: skip
-    path = os.path.join(folder, 'study.md')
-    files.write_atomic(path, '\n\n'.join(page) + '\n')
-    return path
 
   def turns(self, folder: str, models: int) -> dict:
     """Measures the turns of a ring from its spans.
 
     Returns:
       turn_seconds, of each model in all, were every turn its median one;
-      score_seconds, in all; hand_over, relative to the median turn; most_steps
-      of a turn.
+      step_seconds, of each model, the median of its turns; score_seconds, in
+      all; send_seconds, median, and byte_seconds, that of each byte sent;
+      hand_over, relative to the median turn; most_steps of a turn.
 
     Raises:
       launching.Failed: if a model did not come to its end.
@@ -198,37 +195,45 @@ class Study:
     turns = [s for s in spans if s['what'] == 'train']
     failed = {s['model'] for s in turns if 'steps' not in s}
     if failed:
-      names = ', '.join(' '.join(self._models[m]) for m in sorted(failed))
+      names = ', '.join(' '.join(self.models[m]) for m in sorted(failed))
       raise launching.Failed(
         f'{folder}: not finite: {names}; models that come to their end are '
         'compared'
       )
     by_model = [
-      [_seconds(s) for s in turns if s['model'] == m] for m in range(models)
+      [s for s in turns if s['model'] == m and s['steps']]
+      for m in range(models)
     ]
     # A ring of one station sends nothing.
-    sends = [_seconds(s) for s in spans if s.get('bytes')] or [0.0]
+    sends = [(_seconds(s), s['bytes']) for s in spans if s.get('bytes')]
+    sends = sends or [(0.0, 1)]
+    send_seconds = statistics.median(seconds for seconds, _ in sends)
     return {
       'turn_seconds': [
-        len(seconds) * statistics.median(seconds) for seconds in by_model
+        len(spans) * statistics.median(map(_seconds, spans))
+        for spans in by_model
       ],
+      'step_seconds': [
+        statistics.median(_seconds(s) / s['steps'] for s in spans)
+        for spans in by_model
+      ],
+      'send_seconds': send_seconds,
+      'byte_seconds': statistics.median(t / size for t, size in sends),
       'score_seconds': sum(_seconds(s) for s in spans if s['what'] == 'score'),
-      'hand_over': (
-        statistics.median(sends) / statistics.median(map(_seconds, turns))
-      ),
+      'hand_over': send_seconds / statistics.median(map(_seconds, turns)),
       'most_steps': max(s['steps'] for s in turns),
     }
 
   def _in_a_ring(self):
     sent = self._launch(['main.py'], self._ring)
-    return self.from_spans(self._ring, sent) | self.turns(
-      self._ring, len(self._models)
-    )
+    return self._measured(self._ring, sent)
 
   def _one_by_one(self):
     seconds = sent = 0.0
-    for i, model in enumerate(self._models):
+    folders = []
+    for i, model in enumerate(self.models):
       folder = os.path.join(self._flags.workdir, f'sync-{i:03}')
+      folders.append(folder)
       differs = dict(text.split('=', 1) for text in model)
       sent += self._launch(
         ['main.py'], folder, {'strategy.name': 'sync', **differs}
@@ -239,12 +244,42 @@ class Study:
       # Rates count from after the first step.
       first = timed[0]['seconds'] / max(timed[0]['step'] - 1, 1)
       seconds += max(r['time'] for r in records) - begin + first
-    return {'seconds': seconds, 'use': None, 'sent': sent}
+    measured = {'seconds': seconds, 'use': None, 'sent': sent}
+    return measured | self.used(folders)
 
-  def _parts_travel(self):
-    folder = os.path.join(self._flags.workdir, 'parts')
-    sent = self._launch(['-m', 'scripts.study.migrate'], folder)
-    return self.from_spans(folder, sent)
+  def _without_a_ring(self, way):
+    folder = os.path.join(self._flags.workdir, way)
+    program = ['-m', 'scripts.study.relay_baselines', f'--way={way}']
+    return self._measured(folder, self._launch(program, folder))
+
+  def _measured(self, folder, sent):
+    """Returns the numbers of a way whose processes wrote spans."""
+    turns = self.turns(folder, len(self.models))
+    image_seconds = statistics.fmean(
+      seconds / size
+      for seconds, size in zip(turns['step_seconds'], self._batch_sizes)
+    )
+    return {
+      **self.from_spans(folder, sent), **turns, **self.used([folder]),
+      'image_seconds': image_seconds,
+    }  # fmt: skip
+
+  def used(self, folders: list[str]) -> dict:
+    """Returns what the processes of a way's runs used.
+
+    Returns:
+      read, MB that each station read from files, in all runs; peak, MB of the
+      largest process; image_bytes of a file, 0 if none was read.
+    """
+    processes = [p for folder in folders for p in usage.read(folder)]
+    size, images = (
+      sum(p[name] for p in processes) for name in ('read_bytes', 'read_images')
+    )
+    return {
+      'read': size / self.stations / 1e6,
+      'peak': max(p['peak_bytes'] for p in processes) / 1e6,
+      'image_bytes': size / images if images else 0.0,
+    }
 
   def from_spans(self, folder: str, sent: float) -> dict:
     """Returns seconds, use and MB of a run that wrote spans."""
@@ -254,7 +289,7 @@ class Study:
     busy = sum(
       max(s['end'] - max(s['start'], begin), 0.0)
       for s in spans
-      if s['what'] in _WORK
+      if s['what'] in relay_page.WORK
     )
     return {
       'seconds': end - begin,
@@ -270,7 +305,7 @@ class Study:
     # One network by itself has no keys of a ring.
     overrides = command_line.applying(spec, self._overrides | (changes or {}))
     return launching.launch(
-      program, folder, self.stations,
+      ['-m', usage.__name__, *program], folder, self.stations,
       [f'--config={spec}', f'--workdir={folder}',
        *(f'--config.{key}={value}' for key, value in overrides.items())],
       self._cores,

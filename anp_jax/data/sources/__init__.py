@@ -16,7 +16,7 @@ from anp_jax.data.sources import tfds_set
 from anp_jax.data.sources.source import Source
 from anp_jax.data.sources.source import fingerprint
 
-__all__ = ['Source', 'fingerprint', 'open_source']
+__all__ = ['Source', 'fingerprint', 'open_source', 'open_split']
 
 
 def open_source(config, training: bool) -> Source:
@@ -35,7 +35,7 @@ def open_source(config, training: bool) -> Source:
     split, other_split = other_split, split
   if d.source == 'synthetic':
     return synthetic.Synthetic(d, split)
-  source = _open_split(config, split, other_split)
+  source = open_split(config, split, other_split)
   if not len(source):
     raise config_lib.ConfigError(f'{source.name} has no examples')
   source.vocabulary = source.vocabulary.with_pairs(d.pairs)
@@ -44,7 +44,17 @@ def open_source(config, training: bool) -> Source:
   return cache.wrap(source, config)
 
 
-def _open_split(config, split, other_split):
+def open_split(config, split: str, other_split: str) -> Source:
+  """A split as its files have it: all of it, nothing cached, not synthetic.
+
+  Args:
+    config: of the run.
+    split: its name, as in config.data.train_split.
+    other_split: of the run; its classes count too.
+
+  Raises:
+    ConfigError: if it does not exist, naming the path.
+  """
   d = config.data
   if d.source == 'arrays':
     return arrays.Arrays(os.path.expanduser(d.path), split)

@@ -1,11 +1,17 @@
-"""The baseline of a ring: models stay, and the parts of the data set travel.
+"""The baselines of a ring: models stay where they are.
 
-  python -m scripts.study.migrate --config=... --workdir=... --num_processes=2
-    --process_id=0 --coordinator=HOST:PORT
+  python -m scripts.study.relay_baselines --way=parts --config=...
+    --workdir=... --num_processes=2 --process_id=0 --coordinator=HOST:PORT
 
 Process j trains the models j, j + n, ... of config.strategy.models, one after
-another, on its own devices; after each turn it sends the part that it has to
-the next process. `python -m scripts.study relay` starts it.
+another, on its own devices:
+
+  parts        after each turn it sends the part of the data set that it has to
+               the next process
+  independent  it has the whole set in memory, once it was read
+  disk         it reads the whole set from its files in every epoch
+
+`python -m scripts.study relay` starts it.
 """
 
 import argparse
@@ -137,64 +143,53 @@ class Exchange:
     return self._arrivals.get(timeout=self._timeout)
 
 
-class Migration:
-  """One process, whose models stay while the shards travel."""
+class Independent:
+  """One process, whose models stay, with the whole set."""
 
-  def __init__(self, config, workdir: str, processes, stack):
-    """Reads this process's shard; nothing is trained yet.
+  def __init__(self, config, workdir: str, processes):
+    """Opens the data; nothing is trained yet.
 
     Args:
       config: the run's config.
       workdir: of the run.
       processes: `cluster.Processes`; all make theirs at once.
-      stack: contextlib.ExitStack that closes what is opened.
-
-    Raises:
-      ConfigError: for synthetic examples, which cannot travel.
     """
-    self._processes = processes
-    self._index, self._count = processes.index, processes.count
-    # Files travel, not what is made of them.
-    source_config = config_lib.replaced(config, {'data.cache': 'none'})
-    source = sources.open_source(source_config, training=True)
-    if source.kind == 'synthetic':
-      raise config_lib.ConfigError(
-        'config.data.source=synthetic has no examples that could travel'
-      )
+    self._processes, self._index = processes, processes.index
     self._validation = sources.open_source(config, training=False)
     self._laps = candidates_lib.laps('duration', config.duration)
-    self._sizes = schedule_lib.shard_sizes(config, len(source), self._count)
-    shards = [TravellingShard(source, *x) for x in enumerate(self._sizes)]
-    local = schedule_lib.data_shards(source, self._sizes)[self._index]
-    shards[self._index].fill(*local.read(np.arange(len(local))))
-    self._shards = [CachedShard(shard, config) for shard in shards]
+    self._sizes, self._shards = self._open(config)
     self._mesh = mesh_lib.create(config, jax.local_devices())
     self._candidates = candidates_lib.create(config, self._mesh.size)
     self._programs = programs_lib.Programs()
     self._spans = spans_lib.Spans(workdir, self._index)
-    self._exchange = None
-    if self._count > 1:
-      self._exchange = Exchange(config, processes, stack)
+
+  def _open(self, config):
+    """Returns the examples of each shard, and the shards."""
+    source = sources.open_source(config, training=True)
+    return (len(source),), [source]
 
   def run(self) -> None:
     """Trains this process's models, one after another."""
-    for first in range(0, len(self._candidates), self._count):
+    count, shards = self._processes.count, len(self._shards)
+    for first in range(0, len(self._candidates), count):
       model = first + self._index
       runners, state, step = [], None, 0
       if model < len(self._candidates):
         runners, state = self._prepared(model)
       for lap in range(self._laps):
-        for turn in range(self._count):
-          number = (self._index - turn) % self._count
+        for turn in range(shards):
+          number = (self._index - turn) % shards
           self._processes.heartbeat('training', step)
           if runners:
             state, step = self._train(
               runners[number], number, state, step, lap, model
             )
-          self._exchange_shard(number, model, lap)
+          self._end_turn(number, model, lap)
         if runners:
           with self._spans.record(self._index, 'score', model, lap + 1):
-            runners[self._index].score(state.evaluated(), self._validation)
+            runners[self._index % shards].score(
+              state.evaluated(), self._validation
+            )
       for runner in runners:
         runner.close()
     self._processes.gather('done')
@@ -213,8 +208,9 @@ class Migration:
       for number, shard in enumerate(self._shards)
     ]  # fmt: skip
     with self._spans.record(self._index, 'prepare', model, None):
-      runners[self._index].compile(len(self._validation), begins=True)
-      return runners, runners[self._index].new_state('')
+      first = runners[self._index % len(runners)]
+      first.compile(len(self._validation), begins=True)
+      return runners, first.new_state('')
 
   def _train(self, runner, number, state, step, lap, model):
     """Makes the steps of one lap on the shard of this number."""
@@ -228,7 +224,45 @@ class Migration:
       span['steps'] = segment.count
     return state, step
 
-  def _exchange_shard(self, number, model, lap):
+  def _end_turn(self, number, model, lap):
+    """Does what follows a turn on the shard of this number."""
+
+
+class Migration(Independent):
+  """One process, whose models stay while the shards travel."""
+
+  def __init__(self, config, workdir: str, processes, stack):
+    """Reads this process's shard, and opens its port; see `Independent`.
+
+    Args:
+      config: the run's config.
+      workdir: of the run.
+      processes: `cluster.Processes`; all make theirs at once.
+      stack: contextlib.ExitStack that closes what is opened.
+
+    Raises:
+      ConfigError: for synthetic examples, which cannot travel.
+    """
+    super().__init__(config, workdir, processes)
+    self._exchange = None
+    if processes.count > 1:
+      self._exchange = Exchange(config, processes, stack)
+
+  def _open(self, config):
+    # Files travel, not what is made of them.
+    source_config = config_lib.replaced(config, {'data.cache': 'none'})
+    source = sources.open_source(source_config, training=True)
+    if source.kind == 'synthetic':
+      raise config_lib.ConfigError(
+        'config.data.source=synthetic has no examples that could travel'
+      )
+    sizes = schedule_lib.shard_sizes(config, len(source), self._processes.count)
+    shards = [TravellingShard(source, *x) for x in enumerate(sizes)]
+    local = schedule_lib.data_shards(source, sizes)[self._index]
+    shards[self._index].fill(*local.read(np.arange(len(local))))
+    return sizes, [CachedShard(shard, config) for shard in shards]
+
+  def _end_turn(self, number, model, lap):
     """Sends the shard that was trained on; fills the one that arrives."""
     if not self._exchange:
       return
@@ -240,10 +274,33 @@ class Migration:
       self._shards[number].clear()
 
 
+def create(way, config, workdir, processes, stack):
+  """Returns what trains the models of this process.
+
+  Args:
+    way: 'parts', 'independent' or 'disk'.
+    config: the run's config.
+    workdir: of the run.
+    processes: `cluster.Processes`; all make theirs at once.
+    stack: contextlib.ExitStack that closes what is opened.
+
+  Raises:
+    ConfigError: for examples that cannot travel.
+  """
+  if way == 'parts':
+    return Migration(config, workdir, processes, stack)
+  cache_key = 'none'
+  if way == 'independent':
+    is_cached = config.data.cache != 'none'
+    cache_key = config.data.cache if is_cached else 'encoded'
+  config = config_lib.replaced(config, {'data.cache': cache_key})
+  return Independent(config, workdir, processes)
+
+
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
   parser = argparse.ArgumentParser()
-  for name in ('config', 'workdir', 'coordinator'):
+  for name in ('way', 'config', 'workdir', 'coordinator'):
     parser.add_argument(f'--{name}')
   for name in ('num_processes', 'process_id'):
     parser.add_argument(f'--{name}', type=int)
@@ -262,7 +319,7 @@ def main(arguments: list[str]) -> int:
     ):
       compile_cache.enable(config)
       processes.check_shared(flags.workdir)
-      Migration(config, flags.workdir, processes, stack).run()
+      create(flags.way, config, flags.workdir, processes, stack).run()
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
     print(f'error: {text}', file=sys.stderr)
