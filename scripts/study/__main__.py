@@ -1,8 +1,8 @@
 """Compares ways of spreading a training over devices and nodes.
 
 `python -m scripts.study relay --help` describes the study of many models in a
-ring, `channel_split --help` that of convolutions split over devices; here is
-that of strategies:
+ring, `channel_split --help` that of convolutions split over devices, `papers
+--help` the page of published figures and ours; here is that of strategies:
 
   python -m scripts.study strategies --config=configs/lenet.py
     --workdir=runs/study --nodes=1,2,4 --devices_per_node=1,2
@@ -38,11 +38,13 @@ from scripts.study import results
 from scripts.study import runner
 from scripts.study import slurm
 from scripts.study import traffic
+from scripts.study.papers import command as papers
 
 _OTHER_STUDIES = {
   'relay': relay,
   'channel_split': channel_split,
   'kernel_split': channel_split,  # its former name
+  'papers': papers,
 }
 
 
@@ -74,7 +76,7 @@ def _flags(arguments):
   )
   parser.add_argument(
     'what',
-    choices=['strategies', 'relay', 'channel_split'],
+    choices=['strategies', 'relay', 'channel_split', 'papers'],
     help='what is compared',
   )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')

@@ -1,0 +1,120 @@
+"""Coarse-grain parallelism that keeps convergence: Gonzalez Tallada 2016."""
+
+import functools
+
+from anp_jax.system import drawing
+from scripts.study.papers import drawn
+from scripts.study.papers import lab as lab_lib
+from scripts.study.papers import page
+from scripts.study.papers import published
+
+_SIZES = (2, 4, 8, 12, 16)
+_STRATEGIES = 'sync', 'invariant'
+# Data set: name, recipe, network, pixels, images a step, examples, and steps
+# of a turn of the measurement.
+_NETWORKS = {
+  'mnist': ('MNIST, LeNet', 'configs/lenet.py', 'lenet', 28, 64, 60_000, 20),
+  'cifar10': ('CIFAR-10 full', 'configs/cifar10_full.py', 'cifar10_full', 32,
+              100, 50_000, 10),
+}  # fmt: skip
+
+
+def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
+  """The paper's page."""
+  results = {name: _measure(lab, name) for name in _NETWORKS}
+  plans = {name: _plan(lab, name) for name in _NETWORKS}
+  rows = []
+  for name in _NETWORKS:
+    rows += _rows(lab, facts, name, results[name], plans[name])
+  return page.Section(
+    title='invariant2016: Coarse grain parallelization of deep neural '
+    'networks (Gonzalez Tallada; PPoPP 2016)',
+    question='How much faster do 2 to 16 threads train a batch of the same '
+    'size, when gradients are added in a fixed order?',
+    rows=rows,
+    notes=[
+      'The paper divides a batch over threads of one process; here it is '
+      'divided over processes with a core each, joined by gloo over loopback, '
+      'with Caffe\'s batches of 64 (MNIST) and 100 (CIFAR-10) images. The '
+      'baseline is one process on one core with the whole batch.',
+      'Planned: one core\'s step was timed (`--measure`) where "one core '
+      'timed" stands, else it follows from the entry `cpu`; sums over loopback '
+      'are an assumption of links.toml. A batch that does not divide is '
+      'rounded up.',
+      'Our `invariant` gives the same bits for any number of processes, which '
+      'the paper\'s order does not: docs/strategies.md.',
+    ],
+    figures=[(
+      'invariant2016', 'speed-up by threads, or processes',
+      functools.partial(_draw, facts, results, plans),
+    )],
+  )  # fmt: skip
+
+
+def _measure(lab, name) -> lab_lib.Measurement:
+  """Two processes with a core each against one, by strategy."""
+  _, _, network, size, batch, _, steps = _NETWORKS[name]
+  if lab.cores < 2:
+    return lab_lib.Measurement(why_not=lab.too_small)
+  return lab.measure(f'invariant2016-{name}', [
+    'scripts/bench/scaling.py', f'--model={network}', f'--size={size}',
+    f'--batch={batch // 2}', f'--steps={steps}', '--rounds=12',
+    f'--strategies={",".join(_STRATEGIES)}',
+  ])  # fmt: skip
+
+
+def _plan(lab, name) -> tuple[dict[int, float], str]:
+  """Speed-ups by processes, and what they are predicted from."""
+  _, recipe, _, _, batch, examples, _ = _NETWORKS[name]
+  flags = [
+    f'--config={recipe}', f'--nodes={",".join(map(str, (1, *_SIZES)))}',
+    '--devices_per_node=1', '--link=loopback', '--strategies=sync',
+    f'--config.batch_size={batch}', f'--examples={examples}', '--classes=10',
+    '--config.data.source=synthetic',
+  ]  # fmt: skip
+  timed = lab.measure(
+    f'invariant2016-{name}-core',
+    ['-m', 'scripts.plan', *flags, '--measure'], cores='0',
+  )  # fmt: skip
+  points, source = timed.get('points'), f'one core timed; {timed.hardware}'
+  if not points:
+    points = lab.plan(*flags, '--device=cpu')
+    source = 'a core each, loopback (assumption)'
+  base = points[0]['images_per_second']
+  return {p['nodes']: p['images_per_second'] / base for p in points}, source
+
+
+def _rows(lab, facts, name, result, plan):
+  curve, source = plan
+  title = _NETWORKS[name][0]
+  for size in _SIZES:
+    reason = lab.too_small
+    for strategy in _STRATEGIES:
+      measured = None
+      if size == 2:
+        measured = result.get(f'{strategy}_over_one')
+        reason = result.why_not
+      elif strategy != _STRATEGIES[0]:
+        continue
+      yield page.Row(
+        f'{title}: speed-up, {size} threads'
+        + (f', {strategy}' if size == 2 else ''),
+        facts[f'speed_up_{name}', size], measured=measured,
+        predicted=curve[size], why_not=reason,
+        hardware=source if measured is None else result.hardware,
+      )  # fmt: skip
+
+
+def _draw(facts, results, plans, path):
+  """A panel for each network: speed-up by threads."""
+  with drawing.figure(path, 9.5, 4, dpi=110, style=drawn.STYLE) as figure:
+    for axis, name in zip(figure.subplots(1, 2), _NETWORKS):
+      measured = {}
+      for strategy in _STRATEGIES:
+        value = results[name].get(f'{strategy}_over_one')
+        measured[f'{strategy}, measured'] = {2: value} if value else {}
+      drawn.speed_ups(
+        axis, _NETWORKS[name][0], 'threads (paper), processes (ours)',
+        facts.by_size(f'speed_up_{name}'), {'planned': plans[name][0]},
+        measured,
+      )  # fmt: skip
