@@ -23,7 +23,8 @@ def check(config, batch_size: int, mesh) -> None:
   if batch_size % division.parts:
     raise config_lib.ConfigError(
       f'config.batch_size={batch_size} does not divide by '
-      f'{division.description}'
+      f'{division.description}; the nearest that does is '
+      f'{division.parts * max(1, round(batch_size / division.parts))}'
     )
   micro = batch_size // division.parts
   has_batch_norm = models.has_batch_norm(config)

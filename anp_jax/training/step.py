@@ -170,8 +170,15 @@ class TrainStep:
       return microsteps.with_axis(self._totals(params, stats, step, micro))
 
     def add(stats, batch, *shards):
+      count = self.strategy_step.micro_batches()
+      rows = [
+        self._row_counts(microsteps.micro_batch(batch, i, count))
+        for i in range(count)
+      ]
       shards = jax.tree.map(lambda x: x[0], shards)
-      return self._reduced(stats, batch, self.strategy_step.add_shards(shards))
+      return self._reduced(
+        stats, *self.strategy_step.add_shards([*zip(shards, rows, strict=True)])
+      )
 
     mapped = functools.partial(jax.shard_map, mesh=self.mesh, check_vma=False)
     return (
@@ -197,7 +204,7 @@ class TrainStep:
     totals = self.strategy_step.accumulate(
       lambda micro: self._totals(params, stats, step, micro), batch
     )
-    return self._reduced(stats, batch, totals)
+    return self._reduced(stats, totals, self._row_counts(batch))
 
   def _totals(self, params, stats, step, batch):
     """Sums over a micro-batch: gradients, new statistics, metrics."""
@@ -234,18 +241,25 @@ class TrainStep:
     sums = microsteps.weighted_sums(values, weight)
     return (losses * weight).sum(), (sums, new_stats)
 
-  def _reduced(self, stats, batch, totals):
+  def _row_counts(self, batch):
+    """How many rows are damaged, and how often each vote is cast, as floats.
+
+    Floats like the weight, to travel with it. Votes are a sum, where a maximum
+    would be another collective, which costs as much as that of a small
+    network's gradients.
+    """
+    damaged = (batch['weight'] == 0).sum(dtype=batch['weight'].dtype)
+    vote = self.strategy_step.local_vote(batch['vote'].max())
+    dtype = jnp.dtype(self.config.model.param_dtype)
+    return damaged, jax.nn.one_hot(vote, preemption.VOTES, dtype=dtype)
+
+  def _reduced(self, stats, totals, row_counts):
     """What `gradient` gives, from the totals of one device's batch."""
     strategy = self.strategy_step
     gradients, new_stats, sums = totals
+    damaged, votes = row_counts
     weight = sums.pop('weight')
-    # A float like the weight, to travel with it.
-    damaged = (batch['weight'] == 0).sum(dtype=batch['weight'].dtype)
     new_stats, counts = _split_counts(new_stats)
-    # How many vote so, for each vote: a sum, where a maximum would be another
-    # collective, which costs as much as that of a small network's gradients.
-    vote = strategy.local_vote(batch['vote'].max())
-    votes = jax.nn.one_hot(vote, preemption.VOTES, dtype=weight.dtype)
     travelling = (new_stats, weight, sums, damaged, votes)
     # Statistics travel with the gradients: a mean over equally many groups.
     gradients, travelling = strategy.reduce(gradients, travelling)

@@ -80,8 +80,8 @@ def _ring(size, count):
 
 
 def _load(flags, strategy, processes):
-  # As many as invariant needs: a power of two, whole groups of images in each.
-  shards = max(2, 1 << (processes - 1).bit_length())
+  # As many as invariant needs, with whole groups of images in each.
+  shards = max(2, processes)
   images = flags.batch * processes // shards
   keys = {
     'batch_size': str(flags.batch * processes),

@@ -176,6 +176,17 @@ def test_a_module_of_the_user_is_given_no_axis(tmp_path):
   _assert_same(tmp_path / 'four' / 'run', _results(tmp_path / 'one' / 'run'))
 
 
+def test_twelve_shards_have_the_same_bits_in_two_processes(tmp_path):
+  """Each has six: three sums of the tree."""
+  keys = _LENET | {
+    'strategy.logical_shards': 12, 'batch_size': 48, 'duration': '6 steps',
+    'eval.every': '6 steps',
+  }  # fmt: skip
+  _run(tmp_path / 'one', 'lenet.py', keys, ONE_CORE)
+  _run(tmp_path / 'two', 'lenet.py', keys, BOUND)
+  _assert_same(tmp_path / 'two' / 'run', _results(tmp_path / 'one' / 'run'))
+
+
 def test_more_devices_than_threads_are_refused(tmp_path):
   done = subprocess.run(
     [sys.executable, 'main.py', '--config=configs/lenet.py',

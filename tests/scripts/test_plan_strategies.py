@@ -45,6 +45,18 @@ def test_sync_sends_all_gradients_twice(cost):
   assert step.images == 128
 
 
+def test_invariant_sends_each_sum_of_its_tree(cost):
+  """Three shards a device are three sums: two more are scattered."""
+  keys = {'strategy__name': 'invariant', 'strategy__logical_shards': '12'}
+  step = strategies.step(_setting(cost, 4, **keys), 33)
+  expected = (1.5 + 2 * 0.75) * _BYTES / 1e9
+  assert step.communication == pytest.approx(expected, rel=1e-3)
+  # Four are one.
+  step = strategies.step(_setting(cost, 3, **keys), 44)
+  expected = 4 / 3 * _BYTES / 1e9
+  assert step.communication == pytest.approx(expected, rel=1e-3)
+
+
 def test_half_precision_halves_what_is_sent(cost):
   step = strategies.step(
     _setting(cost, 4, strategy__reduce_dtype='bfloat16'), 32

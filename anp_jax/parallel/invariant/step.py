@@ -28,7 +28,7 @@ class InvariantStep(sync.SyncStep):
 
   Between devices, sums travel as slices: each device gets every device's part
   of one slice (all-to-all), adds them, and all slices are gathered. That moves
-  the bytes of a ring's sum.
+  the bytes of a ring's sum, or more: see `_partial_sums`.
   """
 
   # In one program, how a gradient or an update is fused with the sums next to
@@ -49,28 +49,73 @@ class InvariantStep(sync.SyncStep):
     return self._shards // mesh_lib.batch_devices(mesh)
 
   def add_shards(self, shards):
-    """The sum of a device's logical shards, a list of pytrees."""
-    return jax.tree.map(lambda *x: tree_sum(jnp.stack(x)), *shards)
+    """Adds what the tree adds of a device's logical shards.
+
+    Args:
+      shards: pytrees of arrays (...), one of each of the device's shards.
+
+    Returns:
+      The pytree of their sums (...). Where the tree joins some of them with
+      another device's first, the n sums (n, ...) that it has of them.
+    """
+    return jax.tree.map(lambda *x: self._add(jnp.stack(x)), *shards)
 
   def sum_scores(self, sums):
     """The sums of an evaluation over the whole batch, from a device's own."""
-    gathered = lax.all_gather(sums, mesh_lib.BATCH)
-    return jax.tree.map(tree_sum, gathered)
+
+    def total(x):
+      if self._partial_sums(x) > 1:
+        x = x.reshape(-1, *x.shape[2:])
+      return tree_sum(x)
+
+    return jax.tree.map(total, lax.all_gather(sums, mesh_lib.BATCH))
+
+  def _partial_sums(self, x) -> int:
+    """The sums that the tree has of a device's shards, all of one size.
+
+    Each is of as many neighbours as the largest power of two that divides the
+    device's shards: the tree has joined just these, on any number of devices.
+    n of them travel as (n + 1) / 2 times the bytes of one.
+    Whole numbers are exact in any order: they are one sum.
+    """
+    exact = not jnp.issubdtype(x.dtype, jnp.inexact)
+    if exact or lax.axis_size(mesh_lib.DATA) == 1:
+      return 1
+    count = self.micro_batches()
+    return count // (count & -count)
+
+  def _add(self, x):
+    partial = self._partial_sums(x)
+    if partial == 1:
+      return tree_sum(x)
+    return jax.vmap(tree_sum)(x.reshape(partial, -1, *x.shape[1:]))
+
+  def _flat(self, x):
+    return x.reshape(self._partial_sums(x), -1)
+
+  def _shaped(self, total, x):
+    return total.reshape(x.shape[self._partial_sums(x) > 1 :])
 
   def _sum(self, x):
-    devices = lax.axis_size(mesh_lib.DATA)
-    slices = jnp.pad(x, (0, -x.size % devices)).reshape(devices, -1)
-    total = tree_sum(lax.all_to_all(slices, mesh_lib.DATA, 0, 0))
-    return lax.all_gather(total, mesh_lib.DATA, tiled=True)[: x.size]
+    """The sum (size,) of all devices' partial sums (n, size)."""
+    devices, (partial, size) = lax.axis_size(mesh_lib.DATA), x.shape
+    slices = jnp.pad(x, ((0, 0), (0, -size % devices)))
+    slices = slices.reshape(partial, devices, -1).swapaxes(0, 1)
+    slices = lax.all_to_all(slices, mesh_lib.DATA, 0, 0)
+    total = tree_sum(slices.reshape(devices * partial, -1))
+    return lax.all_gather(total, mesh_lib.DATA, tiled=True)[:size]
 
 
 def tree_sum(x: jax.Array) -> jax.Array:
-  """The sum over the first axis, a power of two long, of neighbours in pairs.
+  """The sum over the first axis, of any length: neighbours in pairs.
 
-  So the sum of two halves' sums has the same bits as that of the whole.
+  The last of an odd number waits for the next level: twelve are six sums, then
+  three, then (a + b) and c, then one. So 2^k neighbours, the first of them at
+  a multiple of 2^k, are joined to one sum, whatever the length.
   """
   while len(x) > 1:
-    x = x[0::2] + x[1::2]
+    pairs = x[0 : len(x) - 1 : 2] + x[1::2]
+    x = jnp.concatenate([pairs, x[-1:]]) if len(x) % 2 else pairs
   return x[0]
 
 
@@ -88,9 +133,11 @@ def check(config, devices: int, platform: str) -> None:
   shards = config.strategy.logical_shards
   if shards % devices:
     raise config_lib.ConfigError(
-      f'config.strategy.logical_shards={shards}: fits 1, 2, 4, ... {shards} '
-      f'devices, not {devices}; expected a power of two that they divide, the '
-      'same for every run to compare'
+      f'config.strategy.logical_shards={shards}: {devices} devices do not '
+      f'divide it, only {", ".join(map(str, _divisors(shards)))} do; expected '
+      f'a multiple of {devices}, the nearest is '
+      f'{_nearest(shards, devices, config.batch_size)}, the same for every run '
+      'to compare'
     )
   for key, value, expected in (
     ('accumulate', config.accumulate, 1),
@@ -116,6 +163,20 @@ def check(config, devices: int, platform: str) -> None:
       f'{" ".join(missing)}; XLA_FLAGS is '
       f'{os.environ.get("XLA_FLAGS", "")!r}'
     )
+
+
+def _divisors(number):
+  return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _nearest(shards, devices, batch_size):
+  """The number nearest to `shards` that `devices` divide.
+
+  It divides the batch, too, if there is any that does.
+  """
+  multiples = range(devices, max(shards + devices, batch_size) + 1, devices)
+  fitting = [n for n in multiples if n > 1 and batch_size % n == 0]
+  return min(fitting or multiples, key=lambda n: abs(n - shards))
 
 
 def _check_threads(config, platform):

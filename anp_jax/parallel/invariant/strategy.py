@@ -17,10 +17,8 @@ class Invariant(sync.Sync):
   def default_config(self):
     """What decides the bits."""
     return {
-      'logical_shards': keys.value(
-        8, 'parts of the batch, each summed by itself',
-        lambda shards: shards >= 2 and not shards & (shards - 1),
-        'a power of two, 2 or more',
+      'logical_shards': keys.integer(
+        8, 'parts of the batch, each summed by itself', at_least=2,
       ),
       'threads': keys.integer(
         2, "of a process's CPU pool: they decide its bits",

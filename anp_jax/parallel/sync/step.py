@@ -115,13 +115,13 @@ class SyncStep:
       rest, tree = jax.tree.flatten(extras)
       sums = buckets.fused(
         self._sum,
-        [x.ravel() for x in ([wires[i] for i in undivided] + rest)],
+        [self._flat(x) for x in ([wires[i] for i in undivided] + rest)],
         self._size,
       )
       for i, total in zip(undivided, sums, strict=False):
-        wires[i] = total.reshape(wires[i].shape)
+        wires[i] = self._shaped(total, wires[i])
       extras = tree.unflatten(
-        total.reshape(x.shape)
+        self._shaped(total, x)
         for total, x in zip(sums[len(undivided) :], rest, strict=True)
       )
       divided = [i for i in self._backward if self._axes[i] >= 0]
@@ -181,6 +181,14 @@ class SyncStep:
 
   def _sum(self, x):
     return lax.psum(x, self._summed)
+
+  def _flat(self, x):
+    """What `_sum` takes of an array: all of it on one, last axis."""
+    return x.ravel()
+
+  def _shaped(self, total, x):
+    """The sum (n,) of arrays like x, in its shape."""
+    return total.reshape(x.shape)
 
 
 def split(batch, count: int):
