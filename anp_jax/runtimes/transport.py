@@ -160,7 +160,7 @@ class Client:
     descriptor = flight.FlightDescriptor.for_command(json.dumps(request))
     writer, reader = self._up.do_put(descriptor, _SCHEMA, self._options)
     with writer:
-      for batch in emulation.link(self._local).upload(_batches(arrays)):
+      for batch in _paced(emulation.link(self._local), arrays):
         writer.write_batch(batch)
       writer.done_writing()
       reader.read()  # an answer, or the server's error
@@ -249,8 +249,7 @@ def stream(
   schema = _SCHEMA.with_metadata({'said': json.dumps(answer)})
   link = emulation.link(local)
   if link.bytes_per_second:  # each batch waits for its turn
-    batches = link.upload(_batches(arrays, schema))
-    return flight.GeneratorStream(schema, batches)
+    return flight.GeneratorStream(schema, _paced(link, arrays, schema))
   batches = list(_batches(arrays, schema))
   # Arrow's own reader: Python is not asked for each batch.
   reader = pa.RecordBatchReader.from_batches(schema, batches)
@@ -382,14 +381,19 @@ class _Buffers:
 _buffers = _Buffers()
 
 
-def _batches(arrays, schema=_SCHEMA):
+def _paced(link, arrays, schema=_SCHEMA):
+  """Batches, each once the link is free for it."""
+  return link.upload(_batches(arrays, schema, link.batch_bytes(BATCH)))
+
+
+def _batches(arrays, schema=_SCHEMA, size=BATCH):
   for array in arrays:
     # Views: nothing is copied before the socket.
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     column = pa.Array.from_buffers(
       pa.uint8(), data.size, [None, pa.py_buffer(data)]
     )
-    for start in range(0, data.size, BATCH):
+    for start in range(0, data.size, size):
       yield pa.RecordBatch.from_arrays(
-        [column.slice(start, BATCH)], schema=schema
+        [column.slice(start, size)], schema=schema
       )

@@ -1,11 +1,12 @@
 """Emulated time: computing that is slept for, and links slower than these.
 
 A process emulates one node of a cluster. Its computing is a sleep, so any
-number of processes share a core; its collectives, requests and schedule are
-the real ones. Its link may be slowed down in two ways, without root: the kernel
-paces each TCP connection of the collectives (SO_MAX_PACING_RATE; a ring's
-process sends to one neighbour), and bytes of Arrow Flight wait their turn on
-one `Link`, which all connections of the process share.
+number of processes share a core, unless only its link is emulated; its
+collectives, requests and schedule are the real ones. Its link may be slowed
+down in two ways, without root: the kernel paces each TCP connection of the
+collectives (SO_MAX_PACING_RATE; a ring's process sends to one neighbour), and
+bytes of Arrow Flight wait their turn on one `Link`, which all connections of
+the process share.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,8 @@ UP, DOWN = 'up', 'down'
 _FILES = '/proc/self/fd'
 # Linux's number, which Python's socket module does not have.
 _SO_MAX_PACING_RATE = 47
+# Of a link for one batch: a thread wakes up a tenth of a millisecond late.
+_BATCH_SECONDS, _LEAST = 0.02, 2**14
 
 
 class Link:
@@ -60,6 +63,19 @@ class Link:
       end = max(now, self._free_at[way]) + count / self.bytes_per_second
       self._free_at[way] = end
     self._sleep(max(0.0, end - now))
+
+  def batch_bytes(self, most: int) -> int:
+    """How many bytes to send at a time.
+
+    Both ends wait for each batch, at the same time for two that follow each
+    other: a message of a single batch would take twice as long.
+
+    Args:
+      most: of a link that is not limited.
+    """
+    if not self.bytes_per_second:
+      return most
+    return min(most, max(_LEAST, int(self.bytes_per_second * _BATCH_SECONDS)))
 
   def upload(self, batches):
     """Yields Arrow's record batches, each once the link is free for it."""
@@ -174,7 +190,9 @@ def pass_seconds(settings, images: int, words) -> float:
 
 def describe(settings) -> str:
   """What of a run is emulated, in one line for people."""
-  parts = [f'a pass is a sleep of {settings.step_seconds:g} s']
+  parts = ['computing is real']
+  if settings.sleep:
+    parts = [f'a pass is a sleep of {settings.step_seconds:g} s']
   if settings.image_seconds:
     parts.append(f'{settings.image_seconds:g} s an image')
   if settings.spread:
