@@ -90,6 +90,7 @@ def _train(run: run_lib.Run) -> dict:
         state, values = train_step(state, batch)
       if step == run.start_step + 1:
         jax.block_until_ready(values)
+        emulation.pace_sockets()
         run.report_startup()
       # While this step computes, the numbers of the one before are read.
       vote = run.log.push(step, values)

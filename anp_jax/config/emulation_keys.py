@@ -13,6 +13,11 @@ _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 _BANDWIDTH = re.compile(r'(\d+(?:\.\d+)?)(kbit|mbit|gbit)')
 _SWITCH = {'only_if': ('emulate.enabled', ('True',))}
 
+# Keys of the sleep, which say nothing of a network that computes.
+OF_SLEEPS = (
+  'step_seconds', 'image_seconds', 'spread', 'slow', 'pieces', 'megabytes',
+)  # fmt: skip
+
 
 def bytes_per_second(text: str) -> float:
   """The bytes a second of a bandwidth as tc writes it, such as '100mbit'.
@@ -32,6 +37,11 @@ def bytes_per_second(text: str) -> float:
   if not match or not float(match[1]):
     raise ValueError(text)
   return float(match[1]) * _UNITS[match[2]] / 8
+
+
+def sleeps(config) -> bool:
+  """Whether a sleep takes the place of the network's computing."""
+  return config.emulate.enabled and config.emulate.sleep
 
 
 def _check_bandwidth(key, text):
@@ -61,8 +71,11 @@ def _check_slow(key, pairs):
 
 KEYS = {
   'enabled': flag(
-    False, "a sleep takes the place of the network's computing; see "
-    'docs/strategies.md',
+    False, 'this process emulates a node of a cluster; see docs/strategies.md'
+  ),
+  'sleep': flag(
+    True, "a sleep takes the place of the network's computing; False: only the "
+    'links are emulated', **_SWITCH,
   ),
   'step_seconds': number(
     0.1, "of a device's forward and backward pass, whatever its batch",

@@ -4,6 +4,7 @@ import math
 import os
 import re
 
+from anp_jax.config import emulation_keys
 from anp_jax.config import errors
 from anp_jax.config.errors import check
 
@@ -25,17 +26,29 @@ def check_together(values: dict) -> None:
   )  # fmt: skip
   _check_source(values)
   _check_synthetic(values)
-  check(
-    not values['emulate.enabled'] or values['strategy.name'] != 'channel_split',
-    'emulate.enabled', True, 'False for strategy channel_split, which splits '
-    'the very convolutions that a sleep would replace',
-  )  # fmt: skip
+  _check_emulation(values)
   size, resize = values['data.image_size'], values['data.resize']
   check(resize >= size, 'data.resize', resize, 'at least data.image_size')
   if 'data.scale_range' in values:
     scales = values['data.scale_range']
     check(scales[0] >= size, 'data.scale_range', scales,
           'at least data.image_size')  # fmt: skip
+
+
+def _check_emulation(values):
+  if not values['emulate.enabled']:
+    return
+  sleeps = values['emulate.sleep']
+  check(
+    not sleeps or values['strategy.name'] != 'channel_split',
+    'emulate.enabled', True, 'False for strategy channel_split, which splits '
+    'the very convolutions that a sleep would replace',
+  )  # fmt: skip
+  for name in emulation_keys.OF_SLEEPS:
+    key = f'emulate.{name}'
+    default = emulation_keys.KEYS[name].default
+    check(sleeps or values[key] == default, key, values[key],
+          f'{default!r} where emulate.sleep is False')  # fmt: skip
 
 
 def _check_source(values):

@@ -4,6 +4,7 @@ import importlib
 import inspect
 
 from anp_jax import config as config_lib
+from anp_jax.config import emulation_keys
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.models.layers import onednn
 from anp_jax.system import cores
@@ -41,8 +42,8 @@ def target(config, platform: str, devices: int = 1) -> str:
   Raises:
     ConfigError: if the config asks for oneDNN and there is none to use.
   """
-  computes = config.model.cpu_library != 'xla' and not config.emulate.enabled
-  if platform != 'cpu' or not computes:
+  is_xla = config.model.cpu_library == 'xla'
+  if platform != 'cpu' or is_xla or emulation_keys.sleeps(config):
     return platform
   opened = library.find()
   if opened:
@@ -85,7 +86,7 @@ def create(config, num_classes: int, platform: str, axis_name=None):
     ConfigError: if the user's module cannot be found or made.
   """
   network = _network(config, num_classes, platform, axis_name)
-  if not config.emulate.enabled:
+  if not emulation_keys.sleeps(config):
     return network
   from anp_jax.models import emulated
 

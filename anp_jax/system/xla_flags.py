@@ -136,10 +136,11 @@ def enable_for(
 ) -> list[str]:
   """Calls `enable` with the settings of a config and its strategy."""
   # Not before a restart: it imports what a config is made of.
+  from anp_jax.config import emulation_keys
   from anp_jax.config import strategy as strategy_lib
 
   settings = strategy_lib.find(config).xla_settings(config)
-  return enable(environment, emulated=config.emulate.enabled, **settings)
+  return enable(environment, emulated=emulation_keys.sleeps(config), **settings)
 
 
 def use_huge_pages(

@@ -88,7 +88,7 @@ def check(study: runner.Study, cells: list[grid.Cell]) -> None:
 
 def environment(study: runner.Study) -> dict[str, str]:
   """Variables of a study's processes; {} where they compute."""
-  if not study.emulated:
+  if not study.sleeps:
     return {}
   return dict.fromkeys(_ONE_THREAD, '1')
 

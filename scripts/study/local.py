@@ -2,7 +2,8 @@
 
 Every device has a core to itself, whether it is alone or one of many: else one
 device would use all cores, and more devices could not be faster. Where there
-are fewer cores than devices, they share them. Emulated devices share all cores.
+are fewer cores than devices, they share them. Devices that sleep share all
+cores.
 """
 
 from collections.abc import Callable

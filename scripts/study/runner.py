@@ -30,13 +30,15 @@ class Study:
     spec: FILE[:VARIANT] of the config.
     overrides: of it, text by dotted key.
     folder: of the study.
-    emulated: whether a sleep takes the place of computing; see `emulate`.
+    emulated: whether the processes emulate nodes; see `emulate`.
+    sleeps: whether a sleep takes the place of computing.
   """
 
   spec: str
   overrides: dict[str, str]
   folder: str
   emulated: bool = False
+  sleeps: bool = False
 
   def workdir(self, cell: grid.Cell) -> str:
     """The workdir of a cell's run."""

@@ -23,9 +23,9 @@ _COMMAND = ['strategies', '--config=configs/lenet.py']
   [
     (
       ['--emulate=step_secods=1'],
-      "--emulate: no key 'step_secods' (have: step_seconds, image_seconds, "
-      'spread, slow, pieces, megabytes, bandwidth); did you mean '
-      "'step_seconds'?",
+      "--emulate: no key 'step_secods' (have: sleep, step_seconds, "
+      'image_seconds, spread, slow, pieces, megabytes, bandwidth); did you '
+      "mean 'step_seconds'?",
     ),
     (['--emulate=spread'], "--emulate: 'spread': expected spread=VALUE"),
     (
@@ -83,7 +83,7 @@ def test_the_keys_reach_the_config():
 
 
 def test_emulated_processes_share_the_cores_with_a_thread_each(monkeypatch):
-  study = runner.Study('configs/lenet.py', {}, 'folder', emulated=True)
+  study = runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=True)
   command = local._command(study, grid.Cell('sync', 64, 1, 0), [0, 1])
   assert command[:3] == ['scripts/launch_local.sh', '64', '--devices=1']
   assert '--bind' not in command and 'taskset' not in command

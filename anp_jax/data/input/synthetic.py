@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anp_jax.config import emulation_keys
 from anp_jax.data import index_shuffle
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed
@@ -34,7 +35,7 @@ def batches(
     Batches like those of `feed.on_device`.
   """
   # An emulated network does not look at the images.
-  blank = plan.config.emulate.enabled
+  blank = emulation_keys.sleeps(plan.config)
   make = _maker(plan.config.data.image_size, classes, blank)
   size = plan.device_batch_size
 
