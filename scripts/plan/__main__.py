@@ -36,6 +36,7 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.system import markdown
+from anp_jax.system import xla_flags
 from scripts.plan import sizes
 from scripts.plan import tables
 
@@ -52,6 +53,9 @@ def main(arguments: list[str]) -> int:
       return _list(known_tables)
     from scripts.plan import command  # JAX, once the flags are right
 
+    if flags.measure and flags.config:  # a step as main.py compiles it
+      applying = command_line.applying(flags.config, overrides)
+      xla_flags.enable_for(command_line.load(flags.config, applying))
     return command.run(known_tables, flags, overrides)
   except config_lib.ConfigError as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
@@ -153,4 +157,6 @@ if __name__ == '__main__':
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   if '--measure' not in sys.argv:  # nothing else needs an accelerator
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+  else:
+    xla_flags.use_huge_pages()
   sys.exit(main(sys.argv[1:]))

@@ -122,6 +122,11 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
     'error': round(error, 4),
     'points': [p.to_json() for points in plans.values() for p in points],
   }  # fmt: skip
+  if flags.measure:
+    fixed, per_image = machines[0].measured
+    result['measured'] = {
+      'fixed': fixed, 'per_image': per_image, 'jitter': machines[0].jitter,
+    }  # fmt: skip
   status = _show(flags, plans, result)
   _write(flags, title, plans, result, _rates(machines[0], cost))
   print(json.dumps(result))

@@ -1,5 +1,6 @@
 """How long many devices take that each take a random time."""
 
+from collections.abc import Sequence
 import functools
 import math
 
@@ -37,7 +38,10 @@ def normal_max(count: int, rank: int = 0) -> float:
   return float(np.trapezoid(x * density * np.exp(log_weight), x))
 
 
-def slowest(seconds: float, jitter: float, count: int, backups: int = 0):
+def slowest(
+  seconds: float, jitter: float, count: int, backups: int = 0,
+  factors: Sequence[float] = (),
+) -> float:  # fmt: skip
   """The mean time until all but `backups` of `count` devices are done.
 
   Args:
@@ -45,8 +49,26 @@ def slowest(seconds: float, jitter: float, count: int, backups: int = 0):
     jitter: standard deviation over the mean, normal.
     count: of devices.
     backups: late ones that are not waited for.
+    factors: of the devices among them that take so many times as long.
   """
-  if count < 2 or not jitter:
-    return seconds
   late = min(backups, count - 1)
-  return max(0.0, seconds * (1 + jitter * normal_max(count, late)))
+  times = [seconds * f for f in factors][:count]
+  times += [seconds] * (count - len(times))
+  if count < 2 or not jitter:
+    return sorted(times)[-1 - late]
+  if times.count(seconds) == count:
+    return max(0.0, seconds * (1 + jitter * normal_max(count, late)))
+  # The mean of a positive number is the integral of its chance to be above x:
+  # of more than `late` devices still at work then.
+  x = np.linspace(0, max(times) * (1 + 9 * jitter), _POINTS // 5)
+  at_work = [np.ones_like(x), *(np.zeros_like(x) for _ in range(late))]
+  works_of = {
+    time: np.array(
+      [0.5 * math.erfc(v / math.sqrt(2)) for v in (x / time - 1) / jitter]
+    )
+    for time in set(times)
+  }
+  for works in map(works_of.get, times):
+    before = [np.zeros_like(x), *at_work[:-1]]
+    at_work = [a * (1 - works) + b * works for a, b in zip(at_work, before)]
+  return float(np.trapezoid(1 - sum(at_work), x))

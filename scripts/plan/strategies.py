@@ -33,6 +33,8 @@ class Setting:
     efficiency: what is reached.
     jitter: standard deviation of a device's step over its mean.
     measured: a and c of T(b) = a + c b, where the device's step was timed.
+    slow: factors of the nodes that take so many times as long.
+    sharing: devices that share the cores of one, on a machine with too few.
   """
 
   config: Any
@@ -42,6 +44,8 @@ class Setting:
   efficiency: model.Efficiency
   jitter: float = model.JITTER
   measured: tuple[float, float] | None = None
+  slow: tuple[float, ...] = ()
+  sharing: float = 1.0
 
   @property
   def reached(self) -> collectives.Cluster:
@@ -56,7 +60,7 @@ class Setting:
   def alone(self, images: float, share: float = 1.0) -> model.Compute:
     """A step of one device that waits for nobody."""
     if self.measured is not None:
-      fixed, per_image = self.measured
+      fixed, per_image = (self.sharing * seconds for seconds in self.measured)
       # A measured step has its micro-batches' starts in it.
       return model.Compute(per_image * images, 0.0, fixed)
     alone = model.compute(
@@ -66,6 +70,14 @@ class Setting:
     extra = self.config.accumulate - 1
     starts = self.workload.kernels * self.efficiency.kernel_seconds
     return dataclasses.replace(alone, fixed=alone.fixed + extra * starts)
+
+  def lateness(self, seconds: float, count: int) -> float:
+    """How much longer than one the last of `count` devices takes."""
+    factors = [f for f in self.slow for _ in range(self.cluster.devices)]
+    late = order_statistics.slowest(
+      seconds, self.jitter, count, factors=factors
+    )
+    return late - seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +149,8 @@ def _synchronous(
     gather = collectives.gather(reached, setting.workload.param_bytes)
     gathered = gather * (1 - overlap)
     collective = collectives.gather  # a reduce-scatter takes as long
-  waiting = model.waiting(
-    alone, buckets, reached, overlap, setting.jitter, collective
-  )
+  waiting = setting.lateness(alone.total, size)
+  waiting += model.waiting(alone, buckets, reached, overlap, 0.0, collective)
   return Step(
     images=images * size, compute=alone.images, fixed=alone.fixed,
     communication=waiting + gathered,
@@ -173,7 +184,7 @@ def _local(setting: Setting, images: int) -> Step:
   group = dataclasses.replace(
     cluster, nodes=max(1, size // devices), devices=devices
   )
-  punctual = dataclasses.replace(setting, jitter=0.0)
+  punctual = dataclasses.replace(setting, jitter=0.0, slow=())
   inner = _synchronous(punctual, images, cluster=group)
   # A group that is smaller than a node exchanges within it, too.
   within = max(1, cluster.devices // devices) if size <= cluster.devices else 1
@@ -186,8 +197,7 @@ def _local(setting: Setting, images: int) -> Step:
   share = s.exchange_probability or 1 / s.period
   exchange = share * collectives.all_reduce(peers, size)
   # Groups exchange numbers of each step, so that all wait for the last device.
-  busy = inner.compute + inner.fixed
-  late = order_statistics.slowest(busy, setting.jitter, cluster.size) - busy
+  late = setting.lateness(inner.compute + inner.fixed, cluster.size)
   return dataclasses.replace(
     inner,
     images=images * cluster.size,
@@ -198,35 +208,52 @@ def _local(setting: Setting, images: int) -> Step:
 def _server(setting: Setting, images: int) -> Step:
   """Workers of a node each pull weights and push gradients."""
   s, cluster = setting.config.strategy, setting.cluster
+  alike = dataclasses.replace(setting, slow=())
   node = dataclasses.replace(cluster, nodes=1)
-  inner = _synchronous(setting, images, cluster=node)
+  inner = _synchronous(alike, images, cluster=node)
   workers = max(1, cluster.nodes - s.servers * bool(s.dedicated))
   servers = min(s.servers, cluster.nodes)
   size = setting.workload.parameters * model.width(s.wire_dtype)
   link = setting.reached.link
-  busy = inner.seconds
   update = setting.workload.state_bytes * 2 / servers / _HOST_UPDATE
-  # A server's port carries what all workers send it, and what it sends them.
-  away = workers - 1 if not s.dedicated and servers == 1 else workers
-  port = away * size / servers / link.bandwidth
+  # What a worker sends to the server of its own process passes no port.
+  is_local = servers == 1 and not s.dedicated
+  port = (workers - is_local) * size / servers / link.bandwidth
   transfer = 2 * collectives.send(link, size) if cluster.nodes > 1 else 0.0
   if s.mode == 'synchronous':
     late = order_statistics.slowest(
-      busy, setting.jitter, workers, s.backup_workers
+      inner.seconds, setting.jitter, workers, s.backup_workers, setting.slow
     )
     cycle = late + max(transfer, 2 * port) + update
     useful, updates = max(1, workers - s.backup_workers), 1
   else:
     useful, updates = workers, workers
-    travelling = transfer + update
-    overlapping = s.in_flight > 1
-    cycle = max(busy, travelling) if overlapping else busy + travelling
-    cycle = max(cycle, port, workers * update)
+    factors = [*setting.slow, *[1.0] * workers][:workers]
+    travelling = [transfer + update] * (workers - is_local)
+    travelling = [update] * is_local + travelling
+    cycles = [
+      _cycle(setting, f * inner.seconds, t)
+      for f, t in zip(reversed(factors), travelling)
+    ]
+    rate = sum(1 / seconds for seconds in cycles)
+    if s.mode == 'bounded':
+      # While a gradient is under way, no more updates than its bound and its
+      # own are made.
+      rate = min(rate, (s.max_staleness + 1) / (s.in_flight * max(cycles)))
+    cycle = max(workers / rate, port, workers * update)
   return Step(
     images=images * cluster.devices * useful, compute=inner.compute,
     fixed=inner.fixed, communication=cycle - inner.compute - inner.fixed,
     update_images=images * cluster.devices * useful / updates,
   )  # fmt: skip
+
+
+def _cycle(setting, busy, travelling) -> float:
+  """Seconds between two gradients of a worker that waits for nobody else."""
+  if setting.config.strategy.in_flight > 1:
+    return max(busy, travelling)
+  # Of workers that share a core, one computes while another sends.
+  return max(busy, busy / setting.sharing + travelling)
 
 
 def _channel_split(setting: Setting, images: int) -> Step:
@@ -259,11 +286,11 @@ def _channel_split(setting: Setting, images: int) -> Step:
       compute += unsplit
       summed += layer.parameters * wire
   total = compute + alone.fixed
-  late = order_statistics.slowest(total, setting.jitter, cluster.size)
+  communication += setting.lateness(total, cluster.size)
   communication += collectives.all_reduce(
     _peers(setting.reached, data, count), summed
   )
-  return Step(images * data, compute, alone.fixed, communication + late - total)
+  return Step(images * data, compute, alone.fixed, communication)
 
 
 def _part(cluster, count) -> collectives.Cluster:
@@ -306,7 +333,7 @@ def _relay(setting: Setting, images: int) -> Step:
   sent = 0.0
   if stations > 1:
     sent = collectives.send(link, setting.workload.state_bytes) / steps
-  late = order_statistics.slowest(inner.seconds, setting.jitter, active)
+  late = setting.lateness(inner.seconds, active)
   epochs = max(
     1, round(setting.workload.total_images / setting.workload.examples)
   )
@@ -314,7 +341,7 @@ def _relay(setting: Setting, images: int) -> Step:
   slots = laps * epochs + active - 1
   return Step(
     images=inner.images * active, compute=inner.compute, fixed=inner.fixed,
-    communication=inner.communication + sent + late - inner.seconds,
+    communication=inner.communication + sent + late,
     run_factor=models * slots / (laps * epochs),
   )  # fmt: skip
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from anp_jax import config as config_lib
 from anp_jax import models
+from anp_jax.config import emulation_keys
 from anp_jax.data import sources
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
@@ -112,9 +113,13 @@ def count(config, examples: int = 0, classes: int = 0) -> Workload:
   optimizer = optimizer_lib.create(config, batch, examples, total // batch)
   init = state_lib.Init(model, optimizer, config)
   state = jax.eval_shape(init)
-  layers = _layers(config, model, state, init.order)
-  jaxpr = _gradient(config, model, state)
-  traffic = memory_traffic.count(jaxpr)
+  if emulation_keys.sleeps(config):
+    layers = _slept_layers(config, state, init.order)
+    traffic, products = memory_traffic.Traffic(0, 0), 0
+  else:
+    layers = _layers(config, model, state, init.order)
+    jaxpr = _gradient(config, model, state)
+    traffic, products = memory_traffic.count(jaxpr), flops.count(jaxpr)
   param_bytes, width = _bytes(state.params), jnp.dtype(config.model.dtype)
   # Each kernel is read forward and backward, and its gradient written; the
   # optimizer reads all state and writes it.
@@ -124,7 +129,7 @@ def count(config, examples: int = 0, classes: int = 0) -> Workload:
     name=config.model.name,
     dtype=config.model.dtype,
     layers=layers,
-    image_flops=flops.count(jaxpr) / _IMAGES,
+    image_flops=products / _IMAGES,
     image_bytes=image_bytes,
     step_bytes=kernel_bytes + 2 * _bytes(state) + param_bytes,
     kernels=traffic.kernels,
@@ -184,6 +189,28 @@ def _layers(config, model, state, order) -> tuple[Layer, ...]:
         last, parameters=last.parameters + numbers
       )
   return tuple(layers)
+
+
+def _slept_layers(config, state, order) -> tuple[Layer, ...]:
+  """One layer for each array of parameters of an emulated network.
+
+  Its gradients are there at the ends of config.emulate.pieces equal parts of
+  the backward pass, see `models.emulated`. So all of a part's operations are
+  those of its layer that the backward pass reaches first.
+  """
+  sizes = {
+    mesh_lib.path_name(path): leaf.size
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
+  }
+  pieces, count = config.emulate.pieces, len(order)
+  layers, before = [], 0
+  for place, path in enumerate(reversed(order), 1):
+    piece = math.ceil(place * pieces / count)
+    layers.append(
+      Layer(path, (piece - before) / pieces, sizes[path], 0, 0, False)
+    )
+    before = piece
+  return tuple(reversed(layers))
 
 
 def _gradient(config, model, state):

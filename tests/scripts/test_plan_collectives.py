@@ -105,6 +105,27 @@ def test_the_slowest_of_thousands_agrees_with_random_numbers():
   assert order_statistics.slowest(0.2, 0.05, 1) == 0.2
 
 
+@pytest.mark.parametrize(
+  'count, backups, factors',
+  [(4, 0, (2.0,)), (4, 0, (1.1,)), (8, 1, (1.05, 1.2)), (16, 0, (0.5,))],
+)
+def test_the_slowest_of_unequal_ones_agrees_with_random_numbers(
+  count, backups, factors
+):
+  means = 0.3 * np.array([*factors, *[1.0] * (count - len(factors))])
+  drawn = np.random.default_rng(0).normal(means, 0.1 * means, (50000, count))
+  drawn.sort(axis=1)
+  mean = order_statistics.slowest(0.3, 0.1, count, backups, factors)
+  # The standard error of 50,000 draws is below 0.05 % of the mean.
+  assert mean == pytest.approx(drawn[:, -1 - backups].mean(), rel=2e-3)
+
+
+def test_the_slowest_without_jitter_is_the_slow_one():
+  assert order_statistics.slowest(0.2, 0, 4, factors=(2.0, 3.0)) == 0.2 * 3
+  assert order_statistics.slowest(0.2, 0, 4, 1, (2.0, 3.0)) == 0.2 * 2
+  assert order_statistics.slowest(0.2, 0, 4, 2, (2.0, 3.0)) == 0.2
+
+
 def test_parameter_servers_pass_all_bytes_of_all_workers():
   bus = tables.Link('bus', 20e9, 1e-6, is_shared=True)
   # One node of 8 workers: each sends and gets all, over half a bus.

@@ -7,6 +7,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.system import xla_flags
 from scripts.plan import __main__ as command
 from scripts.plan import calibrate
 from scripts.plan import check
@@ -288,6 +289,8 @@ def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
   )
   monkeypatch.setattr(check, 'compare', lambda rows: [])
   monkeypatch.setattr(check, 'errors', lambda rows: {'few_mean': 0.05})
+  settings = []
+  monkeypatch.setattr(xla_flags, 'enable_for', settings.append)
   lines, result = _plan(
     capsys, f'--config={_LENET}', '--measure', '--measure_batches=32,128',
     '--devices_per_node=1', '--examples=1442', '--classes=10',
@@ -301,6 +304,10 @@ def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
   # T(64) = 7.2 ms + 64 x 0.1 ms.
   assert first['fixed'] == pytest.approx(0.0072, abs=2e-6)
   assert first['compute'] == pytest.approx(0.0064, abs=2e-6)
+  # XLA's settings are those of a run, which main.py makes first of all.
+  assert [config.model.name for config in settings] == ['lenet']
+  measured = {'fixed': 0.0072, 'per_image': 0.0001, 'jitter': 0.0}
+  assert result['measured'] == pytest.approx(measured)
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,68 @@ def test_all_devices_of_local_wait_for_the_last_in_each_step(cost):
   assert late - punctual == pytest.approx(0.1 * 1.53875, rel=1e-4)
 
 
+def _timed(cost, nodes, **keys):
+  """Steps of 1 s on nodes of one device, over a link that takes no time."""
+  more = {k: keys.pop(k) for k in ('slow', 'sharing') if k in keys}
+  setting = _setting(cost, nodes, **keys)
+  fast = tables.Link('fast', 1e18, 1e-15)
+  cluster = dataclasses.replace(setting.cluster, link=fast)
+  return dataclasses.replace(
+    setting, cluster=cluster, measured=(1.0, 0.0), **more
+  )
+
+
+def test_a_slow_node_stops_sync_and_local_but_not_the_servers_workers(cost):
+  slow = {'slow': (2.0,)}
+  for keys in ({}, {'strategy__name': 'local', 'strategy__groups': '2'}):
+    step = strategies.step(_timed(cost, 4, **slow, **keys), 32)
+    assert step.seconds == pytest.approx(2, rel=1e-4)
+  step = strategies.step(_timed(cost, 4, strategy__name='server', **slow), 32)
+  # Updates come at the rate of all workers together. The optimizer takes
+  # milliseconds of each cycle.
+  assert 1 / step.seconds == pytest.approx((3 + 1 / 2) / 4, rel=0.03)
+
+
+def test_a_bound_of_staleness_limits_the_workers(cost):
+  def seconds(nodes, staleness, **more):
+    return strategies.step(
+      _timed(
+        cost, nodes, strategy__name='server', strategy__mode='bounded',
+        strategy__max_staleness=str(staleness), **more,
+      ),
+      32,
+    ).seconds  # fmt: skip
+
+  # Of 16 gradients that are read at once, 5 are at most 4 updates old.
+  assert seconds(16, 4) == pytest.approx(16 / 5, rel=0.05)
+  assert seconds(16, 15) == pytest.approx(1, rel=0.05)
+  # While the slow worker computes for 10 s, there are 5 updates, its own too.
+  assert seconds(4, 4, slow=(10.0,)) == pytest.approx(4 * 10 / 5, rel=0.05)
+
+
+def test_the_worker_at_the_server_sends_nothing(cost):
+  setting = _setting(cost, 2, strategy__name='server')
+  setting = dataclasses.replace(setting, measured=(1.0, 0.0))
+  step = strategies.step(setting, 32)
+  # The other one pulls and pushes 102 MB at 1 GB/s.
+  sent = 2 * 4 * 25557032 / 1e9
+  expected = 1 + 1 / (1 + sent)
+  assert 2 / step.seconds == pytest.approx(expected, rel=0.03)
+
+
+def test_devices_that_share_cores_take_longer(cost):
+  step = strategies.step(_timed(cost, 4, sharing=2.0), 32)
+  assert step.seconds == pytest.approx(2, rel=1e-4)
+  # While one worker of a core sends for 1 s, the other one has it alone.
+  setting = _timed(cost, 4, strategy__name='server', sharing=2.0)
+  slow = dataclasses.replace(
+    setting.cluster, link=tables.Link('slow', 8 * 25557032 / 1.0, 1e-15)
+  )
+  setting = dataclasses.replace(setting, cluster=slow)
+  step = strategies.step(setting, 32)
+  assert step.seconds == pytest.approx(2, rel=0.03)
+
+
 def test_channel_split_sums_gradients_between_its_groups(cost):
   def step(data, model):
     setting = _setting(

@@ -6,7 +6,11 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from scripts.plan import collectives
 from scripts.plan import memory_traffic
+from scripts.plan import model
+from scripts.plan import strategies
+from scripts.plan import tables
 from scripts.plan import workload
 
 _MODERN = 'configs/resnet_anp.py:modern'
@@ -96,3 +100,29 @@ def test_data_that_is_not_here_may_be_named(tmp_path):
   with pytest.raises(config_lib.ConfigError, match='--examples=N'):
     workload.count(config)
   assert workload.count(config, 943017, 1200).examples == 943017
+
+
+@pytest.mark.parametrize('pieces, expected', [(1, 0.9 + 0.6), (4, 1.0875)])
+def test_emulated_gradients_come_at_the_ends_of_pieces(pieces, expected):
+  """The closed form of tests/processes/test_emulated_processes.py.
+
+  2 MB over a ring of four at 5 MB/s, 0.6 s, after a pass of 0.9 s or with it:
+  pieces are there after 0.45, 0.6, 0.75 and 0.9 s, and the 16 arrays leave in
+  buckets of 3, 4, 4, 4 and 1; each but the first needs one piece more.
+  """
+  config = command_line.load(
+    'configs/resnet_anp.py:tiny',
+    {'emulate.enabled': 'True', 'emulate.megabytes': '2',
+     'emulate.pieces': str(pieces), 'data.source': 'synthetic',
+     'strategy.bucket_megabytes': '0.5'},
+  )  # fmt: skip
+  cost = workload.count(config, 64, 10)
+  assert cost.parameters == 500000 and cost.statistics == 0
+  link = tables.Link('paced', 5e6, 1e-12)
+  setting = strategies.Setting(
+    config, cost, tables.load().device('cpu'),
+    collectives.Cluster(4, 1, link, link),
+    model.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0), 0.0, (0.0, 0.9 / 4),
+  )  # fmt: skip
+  step = strategies.step(setting, 4)
+  assert step.seconds == pytest.approx(expected, rel=1e-6)
