@@ -18,6 +18,7 @@ Status 0: all runs came to their end; 1: one did not; 2: bad input.
 """
 
 import dataclasses
+import json
 import os
 import shlex
 import signal
@@ -26,6 +27,7 @@ import time
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.config import emulation_keys
 from anp_jax.reporting import telemetry
 from anp_jax.system import emulation
 from anp_jax.system import progress as progress_lib
@@ -33,6 +35,7 @@ from scripts.study import channel_split
 from scripts.study import emulate
 from scripts.study import grid
 from scripts.study import local
+from scripts.study import planned
 from scripts.study import relay
 from scripts.study import results
 from scripts.study import runner
@@ -57,6 +60,9 @@ def main(arguments: list[str]) -> int:
     flags = _flags(rest)
     study, cells = _study(flags, overrides)
     progress = _Progress(study, cells)
+    plans = {}
+    if flags.plan is not None:
+      plans = planned.rates(study, cells, flags.plan)
     failures = _train(study, cells, flags.slurm, progress)
   except config_lib.ConfigError as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
@@ -64,8 +70,11 @@ def main(arguments: list[str]) -> int:
   except KeyboardInterrupt:
     print('\ninterrupted; run the same command to resume')
     return 130
-  print(f'\n{_written(study, cells, failures, flags, arguments)}')
+  runs = _runs(study, cells, failures, plans)
+  print(f'\n{_written(study, cells, runs, failures, flags, arguments)}')
   print(f'\nstudy: {os.path.join(study.folder, "study.md")}')
+  if plans:
+    print(json.dumps(planned.summary(runs)))
   return 1 if failures else 0
 
 
@@ -102,6 +111,11 @@ def _flags(arguments):
     help='any number of nodes whose computing is a sleep, such as '
     '--emulate=step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit; keys '
     'of config.emulate',
+  )  # fmt: skip
+  parser.add_argument(
+    '--plan', nargs='?', const='', metavar='BANDWIDTH',
+    help='show what scripts.plan predicts for each run; BANDWIDTH, '
+    "such as 1gbit, is that of the nodes' links, unless --emulate sets it",
   )  # fmt: skip
   parser.add_argument(
     '--slurm', nargs='?', const='', metavar='OPTIONS',
@@ -146,6 +160,9 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
   study = runner.Study(flags.config, overrides, flags.workdir, emulated)
   if emulated:
     emulate.check(study, cells)
+    sleeps = emulation_keys.sleeps(study.config(cells[0]))
+    study = dataclasses.replace(study, sleeps=sleeps)
+  planned.check(study, cells, flags.plan, flags.slurm)
   return study, cells
 
 
@@ -184,11 +201,10 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
   return failures
 
 
-def _written(study, cells, failures, flags, arguments) -> str:
+def _written(study, cells, runs, failures, flags, arguments) -> str:
   """Writes the page; the table for the terminal."""
   from scripts.study import page  # matplotlib, once there is something to draw
 
-  runs = _runs(study, cells, failures)
   cores = [runner.record(study, c)['cores'] for c in runs]
   return page.write(
     study.folder,
@@ -212,7 +228,7 @@ def _emulation(study, cells):
   return emulation.describe(study.config(cells[0]).emulate)
 
 
-def _runs(study, cells, failures):
+def _runs(study, cells, failures, plans):
   """The numbers of each finished run; one that has none is a failure, too."""
   runs, counted = {}, {}
   for cell in cells:
@@ -222,7 +238,7 @@ def _runs(study, cells, failures):
     crowded = (
       bool(record['cores'])
       and cell.workers > record['cores']
-      and not study.emulated
+      and not study.sleeps
     )
     try:
       run = results.read(study.workdir(cell), crowded)
@@ -238,7 +254,7 @@ def _runs(study, cells, failures):
         record['megabytes'] = counted[key]
         runner.write_record(study, cell, record)
       run = dataclasses.replace(run, megabytes=record['megabytes'])
-    runs[cell] = run
+    runs[cell] = dataclasses.replace(run, planned=plans.get(cell))
   return runs
 
 

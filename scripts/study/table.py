@@ -11,7 +11,7 @@ _BEST = ' best'
 _CELL_COLUMNS = (
   'strategy', 'nodes', 'devices_per_node', 'seed', 'learning_rate', 'state',
   'images_per_second', 'accuracy', 'best_accuracy', 'seconds',
-  'seconds_to_target', 'megabytes_per_step', 'crowded', 'error',
+  'seconds_to_target', 'megabytes_per_step', 'crowded', 'planned', 'error',
 )  # fmt: skip
 
 
@@ -26,8 +26,9 @@ def rows(
     emulated: whether computing was, and so nothing was learnt.
   """
   rate = 'images/s, emulated' if emulated else 'images/s'
-  head = ['strategy', 'nodes', 'devices a node', rate, 'over one device',
-          'over one node', 'learning rate', 'accuracy']  # fmt: skip
+  head = ['strategy', 'nodes', 'devices a node', rate, 'planned', 'error',
+          'over one device', 'over one node', 'learning rate',
+          'accuracy']  # fmt: skip
   if target is not None:
     head.append(f'time to {100 * target:g} %')
   head += ['MB sent a step', 'seeds']
@@ -36,6 +37,7 @@ def rows(
     mark = _CROWDED if p.crowded else ''
     accuracy = None if emulated else p.accuracy
     row = [p.strategy, str(p.nodes), str(p.devices), _text(p.rate, '.0f'),
+           _text(p.planned, '.0f'), _text(p.plan_error, '+.1f', ' %', 100),
            _text(p.over_device, '.2f', mark), _text(p.over_node, '.2f', mark),
            _number(p.learning_rate),
            _text(accuracy, '.1f', ' %', 100)]  # fmt: skip
@@ -152,6 +154,7 @@ def write_cells(
           'seconds_to_target': target and r.seconds_to(target),
           'megabytes_per_step': r.megabytes,
           'crowded': r.crowded,
+          'planned': r.planned,
         }
       writer.writerow(row)
 

@@ -1,0 +1,213 @@
+"""The flag --plan of a study: what `scripts.plan` predicts for each run.
+
+Where computing is a sleep, its seconds are those of config.emulate; otherwise
+`scripts.plan --measure` times steps on one core of this machine first.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+
+from anp_jax import config as config_lib
+from anp_jax.config import emulation_keys
+from scripts.plan import collectives
+from scripts.plan import model
+from scripts.plan import points as points_lib
+from scripts.plan import sizes
+from scripts.plan import strategies
+from scripts.plan import tables
+from scripts.plan import workload as workload_lib
+from scripts.study import grid
+from scripts.study import results
+from scripts.study import runner
+
+_DEVICE = 'cpu'
+# Nothing but what is slept for and sent; a network that computes is measured.
+_SLEEPING = model.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0)
+_COMPUTING = model.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=0.0)
+_LATENCY = 50e-6  # of a step of a ring over TCP; Ethernet's in links.toml
+_UNLIMITED = 1e15  # bytes/s of a link that is not slowed down
+_NO_TIME = 1e-9  # seconds of a pass without a sleep
+
+
+def check(
+  study: runner.Study, cells: Sequence[grid.Cell], text: str | None, slurm
+) -> None:
+  """Refuses a flag --plan that says too little or too much.
+
+  Args:
+    study: the study.
+    cells: of it.
+    text: of --plan; None: nothing is planned.
+    slurm: of --slurm; None: the nodes are processes of this machine.
+
+  Raises:
+    ConfigError: naming the flag and what was expected.
+  """
+  if text is None:
+    return
+  paced = study.emulated and study.config(cells[0]).emulate.bandwidth
+  try:
+    emulation_keys.bytes_per_second(text)
+  except ValueError:
+    raise config_lib.ConfigError(
+      f'--plan={text!r}: expected a bandwidth such as 1gbit'
+    ) from None
+  if text and paced:
+    raise config_lib.ConfigError(
+      f'--plan={text}: --emulate sets bandwidth={paced}; expected one of them'
+    )
+  if study.sleeps:
+    return
+  if slurm is not None:
+    raise config_lib.ConfigError(
+      '--plan with --slurm: expected --emulate with it; steps are timed on '
+      'this machine, not on those of the jobs'
+    )
+  if not (text or paced) and max(cell.nodes for cell in cells) > 1:
+    raise config_lib.ConfigError(
+      "--plan: expected the bandwidth of the nodes' links, such as --plan=1gbit"
+    )
+
+
+def rates(
+  study: runner.Study, cells: Sequence[grid.Cell], text: str
+) -> dict[grid.Cell, float]:
+  """The predicted images/s of cells, without those that cannot be planned.
+
+  Args:
+    study: the study.
+    cells: of it.
+    text: of --plan.
+
+  Raises:
+    ConfigError: if a strategy has no plan, or the steps cannot be timed.
+  """
+  configs = {}
+  for cell in cells:
+    # What is wrong with a config stands in the table when it is run.
+    with contextlib.suppress(config_lib.ConfigError):
+      configs[cell] = study.config(cell)
+  time = _slept if study.sleeps else _Timer(study, configs)
+  workloads = {c.strategy: workload_lib.count(configs[c]) for c in configs}
+  result = {}
+  for cell, config in configs.items():
+    cluster = _cluster(cell, text or _bandwidth(config))
+    setting = time(cell, config, cluster, workloads[cell.strategy])
+    request = points_lib.Request('strong')
+    (point,) = points_lib.plan(cell.strategy, [setting], request)
+    if point.runs:
+      result[cell] = point.rate
+  return result
+
+
+def summary(runs: Mapping[grid.Cell, results.Run]) -> dict:
+  """Plain numbers: each planned run, the mean error and the worst."""
+  rows = [
+    {
+      'strategy': cell.strategy, 'nodes': cell.nodes, 'devices': cell.workers,
+      'seed': cell.seed, 'images_per_second': round(run.images_per_second, 2),
+      'planned': round(run.planned, 2),
+      'error': round(run.planned / run.images_per_second - 1, 4),
+    }
+    for cell, run in runs.items()
+    if run.planned
+  ]  # fmt: skip
+  errors = [abs(row['error']) for row in rows]
+  return {
+    'rows': rows,
+    'mean_error': round(statistics.fmean(errors), 4) if errors else None,
+    'worst_error': max(errors, default=None),
+  }
+
+
+def _bandwidth(config) -> str:
+  return config.emulate.bandwidth if config.emulate.enabled else ''
+
+
+def _cluster(cell, text) -> collectives.Cluster:
+  device_tables = tables.load()
+  speed = emulation_keys.bytes_per_second(text) or _UNLIMITED
+  return collectives.Cluster(
+    cell.nodes, cell.devices,
+    device_tables.link(
+      '--node_link', device_tables.device(_DEVICE).node_link
+    ),
+    tables.Link('nodes', speed, _LATENCY),
+  )  # fmt: skip
+
+
+def _slept(cell, config, cluster, workload) -> strategies.Setting:
+  """What is planned for a cell whose computing is a sleep."""
+  emulate = config.emulate
+  images = sizes.images_per_device(config, cluster, 'strong')
+  seconds = _passes(config, cluster) * emulate.step_seconds
+  seconds += images * emulate.image_seconds
+  return strategies.Setting(
+    config, workload, tables.load().device(_DEVICE), cluster, _SLEEPING,
+    emulate.spread,
+    # Gradients come within the whole pass, which has no fixed part.
+    measured=(0.0, max(seconds, _NO_TIME) / images),
+    slow=tuple(f for process, f in emulate.slow if process < cell.nodes),
+  )  # fmt: skip
+
+
+class _Timer:
+  """What is planned for cells that compute, each device on a core."""
+
+  def __init__(self, study, configs):
+    """Times steps of the smallest and the largest batch of a device."""
+    self._cores = len(os.sched_getaffinity(0))
+    counts = {
+      sizes.images_per_device(config, _cluster(cell, ''), 'strong')
+      for cell, config in configs.items()
+    }
+    few, many = min(counts), max(counts)
+    measured = _measured(study, (few, many if many > few else 2 * few))
+    self._seconds = measured['fixed'], measured['per_image']
+    self._jitter = measured['jitter']
+
+  def __call__(self, cell, config, cluster, workload) -> strategies.Setting:
+    return strategies.Setting(
+      config, workload, tables.load().device(_DEVICE), cluster, _COMPUTING,
+      self._jitter, self._seconds, sharing=max(1, cell.workers / self._cores),
+    )  # fmt: skip
+
+
+def _measured(study, batches) -> dict:
+  """What `scripts.plan --measure` says of two batches on one core."""
+  cell = grid.Cell('sync', 1, 1, 0)
+  command = [
+    sys.executable, '-m', 'scripts.plan', f'--config={study.spec}',
+    *study.overridden(cell), '--measure', '--nodes=1', '--devices_per_node=1',
+    f'--measure_batches={",".join(map(str, batches))}',
+    f'--images_per_device={batches[0]}',
+  ]  # fmt: skip
+  if shutil.which('taskset'):
+    core = min(os.sched_getaffinity(0))
+    command = ['taskset', '-c', str(core), *command]
+  done = subprocess.run(
+    command, env=runner.environment(cell) | {'JAX_PLATFORMS': 'cpu'},
+    capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  if done.returncode:
+    lines = done.stderr.strip().splitlines()
+    raise config_lib.ConfigError(
+      f'--plan: {(lines or ["scripts.plan failed"])[-1]}'
+    )
+  return json.loads(done.stdout.splitlines()[-1])['measured']
+
+
+def _passes(config, cluster) -> int:
+  """Passes of a device in a step, one after another."""
+  groups = getattr(config.strategy, 'groups', 1)
+  shards = getattr(config.strategy, 'logical_shards', 1)
+  return config.accumulate * max(
+    1, groups // cluster.size, shards // cluster.size
+  )
