@@ -295,6 +295,7 @@ def is_same_machine(record):
   return machine() == record['machine']
 
 
+@pytest.mark.slow
 def test_old_run_is_scored_and_names_photographs(tmp_path, record):
   recorded = record['workdirs']['sync']
   workdir = unpacked('sync', tmp_path)

@@ -15,6 +15,7 @@ from scripts.study import __main__ as study
 _NAME = 'tests.sign_sgd:SignSgd'
 _KEYS = {
   'strategy.name': _NAME,
+  'model.name': 'tests.user_network:SmallNet',
   'model.norm_group': '2',  # of eight devices, each has two images
   'optimizer.name': 'sgd',
   'optimizer.learning_rate': '0.25',

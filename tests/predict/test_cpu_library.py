@@ -49,7 +49,9 @@ def test_a_network_trained_with_onednn_needs_none(monkeypatch):
   assert _calls(_network('onednn')) == 0
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  'dtype', ['float32', pytest.param('bfloat16', marks=pytest.mark.slow)]
+)
 def test_an_evaluation_by_onednn_agrees_with_xlas(dtype):
   if dtype not in library.find().dtypes:
     pytest.skip(f'{library.find().isa} has no bfloat16')

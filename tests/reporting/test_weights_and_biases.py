@@ -82,6 +82,7 @@ def _records(workdir):
   return runs
 
 
+@pytest.mark.slow
 def test_offline_files_hold_the_numbers(tmp_path):
   pytest.importorskip('wandb')
   _run(tmp_path / 'work', 'offline')

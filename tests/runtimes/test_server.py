@@ -150,7 +150,10 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
       {'strategy.servers': 2, 'strategy.wire_dtype': 'bfloat16'},
       marks=pytest.mark.soak,
     ),
-    {'strategy.mode': 'bounded', 'strategy.max_staleness': 1},
+    pytest.param(
+      {'strategy.mode': 'bounded', 'strategy.max_staleness': 1},
+      marks=pytest.mark.slow,
+    ),
     pytest.param(
       {'strategy.weight_prediction': 1.0, 'strategy.servers': 2},
       marks=pytest.mark.slow,
