@@ -117,11 +117,7 @@ def _flags(arguments):
     help='show what scripts.plan predicts for each run; BANDWIDTH, '
     "such as 1gbit, is that of the nodes' links, unless --emulate sets it",
   )  # fmt: skip
-  parser.add_argument(
-    '--slurm', nargs='?', const='', metavar='OPTIONS',
-    help='submit jobs, with these options of sbatch, such as '
-    '--slurm="--partition=gpu --gpus-per-node={devices}"',
-  )  # fmt: skip
+  slurm.add_flag(parser)
   return parser.parse(arguments)
 
 

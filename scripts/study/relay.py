@@ -4,7 +4,8 @@
     --workdir=runs/relay_study --stations=2
 
 trains the models of config.strategy.models on so many processes of this
-machine, a core each, in every way of --baselines:
+machine, a core each, or with --slurm of as many nodes, in every way of
+--baselines:
 
   ring         the models travel
   sync         one model after another, its batch divided over the processes
@@ -21,11 +22,13 @@ scripts/study/hours.py has the formulas.
 
 Times begin with the first step of training, once programs are compiled, and end
 with the last score. What travels is counted by the system, on the loopback
-interface. Status 0: all came to their end; 1: one did not; 2: bad input.
+interface or on those of the nodes. Status 0: all came to their end; 1: one did
+not; 2: bad input.
 """
 
 import math
 import os
+import shlex
 import shutil
 import statistics
 import sys
@@ -37,6 +40,7 @@ from anp_jax.runtimes.relay import candidates
 from anp_jax.runtimes.relay import spans as spans_lib
 from scripts.study import launching
 from scripts.study import relay_page
+from scripts.study import slurm
 from scripts.study import usage
 
 
@@ -91,6 +95,7 @@ def _flags(arguments):
     '--disk_megabytes_per_second', type=float, metavar='B',
     help='from which all stations of that prediction read (1e6 bytes)',
   )  # fmt: skip
+  slurm.add_flag(parser)
   flags = parser.parse(arguments)
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
@@ -153,7 +158,6 @@ class Study:
     self.stations = flags.stations
     self._flags = flags
     self._overrides = overrides
-    self._cores = sorted(os.sched_getaffinity(0))
     self.models = [
       [part.strip() for part in text.split(';') if part.strip()]
       for text in config.strategy.models
@@ -299,17 +303,22 @@ class Study:
     }
 
   def _launch(self, program, folder, changes=None):
-    """Runs the processes of one way; returns the MB that the interface sent."""
+    """Runs the processes of one way; returns the MB that interfaces sent."""
     shutil.rmtree(folder, ignore_errors=True)
     spec = self._flags.config
     # One network by itself has no keys of a ring.
     overrides = command_line.applying(spec, self._overrides | (changes or {}))
-    return launching.launch(
-      ['-m', usage.__name__, *program], folder, self.stations,
-      [f'--config={spec}', f'--workdir={folder}',
-       *(f'--config.{key}={value}' for key, value in overrides.items())],
-      self._cores,
-    )  # fmt: skip
+    program = ['-m', usage.__name__, *program]
+    arguments = [
+      f'--config={spec}', f'--workdir={folder}',
+      *(f'--config.{key}={value}' for key, value in overrides.items()),
+    ]  # fmt: skip
+    if self._flags.slurm is None:
+      cores = sorted(os.sched_getaffinity(0))
+      return launching.launch(program, folder, self.stations, arguments, cores)
+    options = shlex.split(self._flags.slurm)
+    slurm.launch(program, folder, self.stations, arguments, options)
+    return sum(p['sent_bytes'] for p in usage.read(folder)) / 1e6
 
 
 def _seconds(span):

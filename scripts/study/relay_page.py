@@ -38,6 +38,8 @@ class Page:
     self._stations = flags.stations
     self._ring_folder = os.path.join(flags.workdir, RING)
     self._interfaces = 'the interface lo'
+    if flags.slurm is not None:
+      self._interfaces = 'all interfaces of the nodes, other traffic included'
 
   def write(self, rows: list[dict], arguments: list[str]) -> str:
     """Writes the page and the chart; returns the tables for a terminal.

@@ -104,7 +104,9 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
   """
   workdir = study.workdir(cell)
   if status:
-    return _error(os.path.join(workdir, LOG)) or f'ended with status {status}'
+    return (
+      first_error(os.path.join(workdir, LOG)) or f'ended with status {status}'
+    )
   stopped = files.read_json(os.path.join(workdir, workdir_lib.MARKER))
   if stopped:
     return (
@@ -114,6 +116,21 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
   config = _as_saved(study.config(cell))
   write_record(study, cell, {'config': config, 'cores': cores})
   return ''
+
+
+def first_error(log: str) -> str:
+  """Returns the first line of a log that is an error, else the last.
+
+  Args:
+    log: path of the file; '' is returned where it is missing or empty.
+  """
+  if not os.path.exists(log):
+    return ''
+  with open(log, errors='replace') as f:
+    lines = [_LABEL.sub('', line).strip() for line in f]
+  lines = [line for line in lines if line]
+  errors = [line for line in lines if line.startswith('error: ')]
+  return (errors or lines[-1:] or [''])[0].removeprefix('error: ')
 
 
 def environment(cell: grid.Cell) -> dict[str, str]:
@@ -127,14 +144,3 @@ def environment(cell: grid.Cell) -> dict[str, str]:
 
 def _as_saved(config):
   return json.loads(config_lib.to_json(config))
-
-
-def _error(log):
-  """The first line that is an error, else the last; '' of no log."""
-  if not os.path.exists(log):
-    return ''
-  with open(log, errors='replace') as f:
-    lines = [_LABEL.sub('', line).strip() for line in f]
-  lines = [line for line in lines if line]
-  errors = [line for line in lines if line.startswith('error: ')]
-  return (errors or lines[-1:] or [''])[0].removeprefix('error: ')

@@ -1,13 +1,16 @@
-"""Cells as Slurm jobs, all submitted at once."""
+"""Cells as Slurm jobs, all submitted at once; other programs, one at a time."""
 
 from collections.abc import Callable
 import os
 import re
+import shlex
 import subprocess
+import sys
 import time
 
 from anp_jax import config as config_lib
 from scripts.study import grid
+from scripts.study import launching
 from scripts.study import runner
 
 JOB = 'study.job'  # its number, while it may be running
@@ -16,6 +19,15 @@ _TIMEOUT = 60  # seconds, of a command of Slurm's
 _FOLDER = 'scripts/slurm'
 # Its processes do not go down together.
 _OWN_SCRIPTS = {'server': 'server.sbatch'}
+
+
+def add_flag(parser) -> None:
+  """Adds --slurm, None where it is not given, to a study's parser."""
+  parser.add_argument(
+    '--slurm', nargs='?', const='', metavar='OPTIONS',
+    help='submit jobs, with these options of sbatch, such as '
+    '--slurm="--partition=gpu --gpus-per-node={devices}"',
+  )  # fmt: skip
 
 
 def run(
@@ -65,6 +77,50 @@ def run(
         del jobs[cell]
         os.remove(os.path.join(study.workdir(cell), JOB))
         ended(cell, runner.ended(study, cell, _status(job), None))
+
+
+def launch(
+  program: list[str], folder: str, count: int, arguments: list[str],
+  options: list[str] = (), poll: float = _POLL,
+) -> None:  # fmt: skip
+  """Runs a program as one job, a process on each node, and waits for its end.
+
+  A KeyboardInterrupt cancels the job.
+
+  Args:
+    program: see `launching.launch`.
+    folder: of the run, one of the arguments; all nodes see it.
+    count: of nodes.
+    arguments: for each process.
+    options: of sbatch; {devices} stands for 1.
+    poll: seconds between two looks at the queue.
+
+  Raises:
+    ConfigError: if Slurm refuses the job, with its line.
+    launching.Failed: naming the folder and the first error.
+  """
+  os.makedirs(folder, exist_ok=True)
+  log = os.path.abspath(os.path.join(folder, runner.LOG))
+  environment = {
+    **os.environ, 'PYTHON': sys.executable, 'PROGRAM': shlex.join(program),
+    'JAX_NUM_CPU_DEVICES': '1',
+  }  # fmt: skip
+  # A job that is started again would not be timed as a whole.
+  job = _slurm(
+    'sbatch', '--parsable', '--no-requeue', f'--nodes={count}',
+    f'--job-name={os.path.basename(folder)}', f'--output={log}',
+    *(o.format(devices=1) for o in options), script('sync'), *arguments,
+    environment=environment,
+  ).partition(';')[0]  # fmt: skip
+  try:
+    while job in _running():
+      time.sleep(poll)
+  except BaseException:
+    _slurm('scancel', job)
+    raise
+  if status := _status(job):
+    error = runner.first_error(log) or f'ended with status {status}'
+    raise launching.Failed(f'{folder}: {error}')
 
 
 def script(strategy: str) -> str:

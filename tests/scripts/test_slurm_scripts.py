@@ -78,6 +78,18 @@ def job(tmp_path):
   return Job(tmp_path)
 
 
+@pytest.mark.parametrize(
+  'environment, program',
+  [({}, 'main.py'), ({'PROGRAM': '-m a.b main.py'}, '-m a.b main.py')],
+)
+def test_another_program_gets_the_arguments(job, environment, program):
+  status, text = job.start(_TRAIN, {**_JOB, **environment}, '--config=x y')
+  assert status == 0, text
+  assert job.calls('python') == [
+    f'{program} --workdir={job.workdir} --config=x y'
+  ]
+
+
 # What a process does that was asked to stop.
 _STOPS = 'echo "{\\"step\\": 5}" >"$WORKDIR/stopped.json"'
 

@@ -1,5 +1,6 @@
 """The study of split convolutions: arithmetic, figures, and all of it."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from anp_jax.runtimes.calibration import costs as costs_lib
 from scripts.study import __main__ as study_main
 from scripts.study import channel_split
+from scripts.study import channel_split_page
 from scripts.study import channel_split_process
 from scripts.study import plots
 from tests import splitting
@@ -26,12 +28,14 @@ def _run(costs, offload, *steps):
     'costs': json.loads(json.dumps(costs.to_json())),
     'steps': [dict(zip(names, step, strict=True)) for step in steps],
   }  # fmt: skip
-  return channel_split.Run.from_json('net', 2, values)
+  return channel_split_page.Run.from_json('net', 2, values)
 
 
-def _write(folder, run):
+def _write(folder, *runs):
   links = channel_split.bandwidths('1gbit')
-  text = channel_split.write(str(folder), [run], links, ['--config=x'])
+  text = channel_split_page.write(
+    str(folder), list(runs), links, ['--config=x']
+  )
   return json.loads(text.splitlines()[-1])
 
 
@@ -45,14 +49,64 @@ def test_divisions_are_in_proportion():
 
 
 def test_simulated_devices_are_like_the_fastest():
-  curve = channel_split.simulated(_costs(), bandwidth=1e15)
+  curve = channel_split_page.simulated(_costs(), bandwidth=1e15)
   # 16 features on n devices; latency is 50 us a message, 3 messages a hop.
-  for count, speed_up in curve[:3]:
+  for count in (1, 2, 4):
+    speed_up = dict(curve)[count]
     assert speed_up == pytest.approx(5 / (1 + 4 / count), rel=1e-3)
+  # Of 16 features one of three devices has 6.
+  assert dict(curve)[3] == pytest.approx(5 / (1 + 6 / 4), rel=1e-3)
   # 800 bytes through 100 bytes a second: 4 s on two devices, 2 s saved.
-  assert dict(channel_split.simulated(_costs(), 100.0))[2] == pytest.approx(
-    1.0, rel=1e-3
+  assert dict(channel_split_page.simulated(_costs(), 100.0))[
+    2
+  ] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_links_like_those_measured():
+  """Two devices: 0.01 s and 1e-4 s a byte; twice that of a sum."""
+  costs = dataclasses.replace(
+    _costs(),
+    other_bytes=1000,
+    link=costs_lib.CollectiveCost((0.01, 1e-4), (0.02, 2e-4)),
   )
+  # Four pass on 3 messages instead of 1, and 3/4 of the bytes instead of 1/2.
+  # A second of rest, 4 features at 4 a second; their 800 bytes are gathered;
+  # gradients of 1000 bytes are summed, and those of the kernel joined.
+  step = 1 + 1 + (0.03 + 800 * 1.5e-4) + (0.06 + 1000 * 3e-4) + 0.03
+  four = channel_split_page.extrapolated(costs, 4)
+  assert four == pytest.approx(5 / step)
+  assert channel_split_page.extrapolated(costs, 1) == pytest.approx(1)
+
+
+def test_more_devices_than_cores_are_predicted_beside(tmp_path):
+  """The measured ones shared cores: half as fast, and nothing is made of it."""
+  crowded = dataclasses.replace(
+    _run(
+      splitting.costs({'conv': splitting.layer(2, 2, 2, 2, features=16)}),
+      False, ('plan', 'conv=4,4,4,4', 3.0, 6.0, 0.75),
+      ('equal shares', 'conv=4,4,4,4', 3.0, 6.0, 0.75),
+    ),
+    devices=4, crowded=True,
+  )  # fmt: skip
+  fast = _run(
+    splitting.costs({'conv': splitting.layer(4, 4, features=16)}), False,
+    ('plan', 'conv=8,8', 3.0, 3.0, 5 / 3),
+    ('equal shares', 'conv=8,8', 3.0, 3.0, 5 / 3),
+  )  # fmt: skip
+  ratios = _write(tmp_path, fast, crowded)
+  # Without time for links: 1 s of rest, and a quarter of 4 s.
+  assert ratios['net_4x32']['predicted_with_a_core_each'] == pytest.approx(2.5)
+  assert ratios['net_4x32']['crowded']
+  assert 'crowded' not in ratios['net_2x32']
+  # The error of the crowded ones, 50 %, counts for nothing.
+  assert (ratios['predictions'], ratios['largest_error']) == (1, 0)
+  page = (tmp_path / 'study.md').read_text()
+  (row,) = [line for line in page.splitlines() if 'conv=4,4,4,4' in line]
+  assert '| 0.75\\* |' in row and row.endswith('| 2.50 |')
+  assert 'shared them, so these times and speed-ups mean nothing' in page
+  alone = _write(tmp_path, crowded)
+  assert alone['net_4x32']['predicted_with_a_core_each'] is None
+  assert alone['predictions'] == 0
 
 
 def test_the_page_has_every_number(tmp_path):
@@ -121,6 +175,7 @@ def test_bandwidths_are_in_bytes():
     (['--rounds=0'], '--rounds=0: expected 1 or more'),
     (['--config=configs/lenet.py'], "name='sync': expected channel_split"),
     (['--batchsizes=8'], "did you mean '--batch_sizes'?"),
+    (['--load', '--slurm'], '--load: expected without --slurm'),
   ],
 )
 def test_bad_input(capsys, more, expected):
