@@ -8,7 +8,7 @@ import json
 
 from anp_jax.config import emulation_keys
 from anp_jax.system import drawing
-from scripts.study import channel_split
+from scripts.study import channel_split_page
 from scripts.study import channel_split_process
 from scripts.study.papers import drawn
 from scripts.study.papers import lab as lab_lib
@@ -106,9 +106,9 @@ def costs(output: str, folder: str) -> dict:
   for path in glob.glob(f'{folder}/*/{channel_split_process.FILE}'):
     with open(path) as f:
       for values in json.load(f):
-        run = channel_split.Run.from_json('', 2, values)
+        run = channel_split_page.Run.from_json('', 2, values)
         simulated = {
-          link: channel_split.simulated(
+          link: channel_split_page.simulated(
             run.costs, emulation_keys.bytes_per_second(link)
           )
           for link in _SIMULATED
