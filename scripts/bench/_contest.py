@@ -19,7 +19,9 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-import _common  # noqa: F401 - puts the repository's root on the path
+# Puts the repository's root on the path, on which it is with -m.
+if not __package__:
+  import _common  # noqa: F401
 
 from anp_jax.system import xla_flags
 

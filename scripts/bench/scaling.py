@@ -1,36 +1,54 @@
-"""Two processes of one run, against two that know of no other and against one.
+"""Processes of one run, against those that know of no other and against one.
 
-  python scripts/bench/scaling.py [--model=resnet18] [--batch=256] [--size=64]
-    [--strategies=sync,invariant] [--rounds=8] [--steps=1]
+  python scripts/bench/scaling.py [--processes=2] [--model=resnet18]
+    [--batch=256] [--size=64] [--strategies=sync,invariant] [--rounds=8]
+    [--steps=1]
 
-Two processes, each with a core to itself, compile the step that trains: for
-their own device alone, which sends nothing, and by each strategy for both
-devices, where gradients are summed at each step (gloo over loopback). In every
-round take turns, for a few steps each:
+Strong scaling: any number of processes divide a batch of 2 x --batch images
+(the nearest number that they divide). Each has a core to itself, as long as
+there are cores; more processes share them, which tells what they cost, and
+nothing of as many cores. They compile the step that trains: for their own
+device alone, which sends nothing, and by each strategy for all devices, where
+gradients are summed at each step (gloo over loopback). In every round take
+turns, for a few steps each:
 
-  one       the first process with the batch of both; the other waits
-  apart     each with its half by itself, at the same time
-  STRATEGY  both in one step
+  one       the first process with the batch of all; the others wait
+  apart     each with its part by itself, at the same time
+  STRATEGY  all in one step
 
-What connecting costs is `apart` against a strategy, of the same round; what a
-second core gives the same training, `one` against it: the speed-up that is
+What connecting costs is `apart` against a strategy, of the same round; what
+more cores give the same training, `one` against it: the speed-up that is
 published as strong scaling. `lockstep` is computed from `apart`, as if each
-step of both took as long as the slower of the two: what nobody who is
-synchronous can beat on cores whose speed varies.
+step of all took as long as the slowest of them: what nobody who is synchronous
+can beat on cores whose speed varies. With several numbers of processes
+(--processes=1,2,4,8,12,16), one after another, a name in the JSON line begins
+with the number: '4_sync_over_one'; quartiles of the rounds are '..._low' and
+'..._high'.
 """
 
 import argparse
+import json
 import math
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
-import _common
+# With -m the repository's root is on the path, as a file this folder is.
+if __package__:
+  from scripts.bench import _common
+  from scripts.bench import _contest
+else:
+  import _common
+  import _contest
 
 from anp_jax import cluster
+from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.system import compile_cache
 from anp_jax.system import xla_flags
 
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
@@ -38,25 +56,68 @@ _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 
 def _flags():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--processes', type=_counts, default=(2,))
   parser.add_argument('--model', default='resnet18')
-  parser.add_argument('--batch', type=int, default=256, help='a process')
+  parser.add_argument(
+    '--batch', type=int, default=256, help='images; all processes have twice'
+  )
   parser.add_argument('--size', type=int, default=64, help='pixels')
   parser.add_argument('--strategies', default='sync')
   parser.add_argument('--rounds', type=int, default=8)
   parser.add_argument('--steps', type=int, default=1, help='a turn')
-  # Given to the two processes that this one starts.
-  parser.add_argument('--coordinator', help=argparse.SUPPRESS)
-  parser.add_argument('--process_id', type=int, help=argparse.SUPPRESS)
-  return parser.parse_args()
+  # Given to the processes that this one starts.
+  for name, kind in ('coordinator', str), ('results', str), ('process_id', int):
+    parser.add_argument(f'--{name}', type=kind, help=argparse.SUPPRESS)
+  flags = parser.parse_args()
+  for name in ('batch', 'rounds', 'steps'):
+    if getattr(flags, name) < 1:
+      parser.error(f'--{name}={getattr(flags, name)}: expected 1 or more')
+  try:
+    for name in flags.strategies.split(','):
+      config = _config(flags, 2, name)
+      strategy = strategy_lib.find(config)
+      if not (
+        strategy.joins_jax(config, 'train')
+        and strategy.spans_processes(config, 'train')
+      ):
+        parser.error(f'--strategies={name}: expected one with a common step')
+  except config_lib.ConfigError as e:
+    parser.error(str(e))
+  return flags
 
 
-def _config(flags, strategy='sync'):
+def _counts(text):
+  """Numbers of processes, such as '1,2,4'."""
+  counts = text.split(',')
+  if not all(c.isdecimal() and int(c) for c in counts):
+    raise argparse.ArgumentTypeError(
+      f'{text!r}: expected numbers of 1 or more, such as 1,2,4'
+    )
+  return tuple(dict.fromkeys(map(int, counts)))
+
+
+def batch_of(images: int, count: int) -> tuple[int, int]:
+  """The batch of all processes, and its logical shards.
+
+  Args:
+    images: that are asked for.
+    count: of processes.
+
+  Returns:
+    The images nearest to those that the shards divide; four shards or more, as
+    few as `count` divides.
+  """
+  shards = count * -(-4 // count)
+  return shards * max(1, round(images / shards)), shards
+
+
+def _config(flags, count, strategy='sync'):
+  batch, shards = batch_of(2 * flags.batch, count)
   keys = {
-    'batch_size': str(flags.batch),
-    'model.norm_group': str(math.gcd(32, flags.batch // 2)),
+    'batch_size': str(batch),
+    'model.norm_group': str(math.gcd(32, batch // shards)),
     'strategy.name': strategy,
-    # The fewest that two devices may have.
-    'strategy.logical_shards': '4',
+    'strategy.logical_shards': str(shards),
     'cluster.stall_timeout': '0',
     'data.image_size': str(flags.size),
     'data.resize': str(flags.size),
@@ -114,100 +175,140 @@ def _stepper(config, mesh, batch_size):
 
 
 def _measure(flags):
-  """One of the two processes; the first returns each way's rates by round."""
+  """One of the processes; gives each way's images a second by round."""
   xla_flags.enable()
-  config, strategies = _config(flags), flags.strategies.split(',')
-  place = cluster.detect(flags.coordinator, 2, flags.process_id)
+  compile_cache.enable(_config(flags, *flags.processes))
+  count, strategies = *flags.processes, flags.strategies.split(',')
+  config = _config(flags, count)
+  batch = config.batch_size
+  place = cluster.detect(flags.coordinator, count, flags.process_id)
   ways = ['one', 'apart', *strategies]
-  measured = {way: [] for way in ways}
+  measured = {way: [] for way in (*ways, 'lockstep')}
   with cluster.start(config, place, {}) as processes:
-    import jax
+    run = _steppers(flags, place, processes.hosts)
 
-    from anp_jax.parallel import mesh as mesh_lib
-
-    local_mesh = mesh_lib.create(config, jax.local_devices())
-    global_mesh = mesh_lib.create(config, hosts=processes.hosts)
-    run = {
-      name: _stepper(_config(flags, name), global_mesh, 2 * flags.batch)
-      for name in strategies
-    }
-    run['apart'] = _stepper(config, local_mesh, flags.batch)
-    if place.index == 0:
-      run['one'] = _stepper(config, local_mesh, 2 * flags.batch)
-
-    def timed(way, count):
+    def timed(way, steps):
       start = time.perf_counter()
       if way in run:
-        run[way](count)
+        run[way](steps)
       return time.perf_counter() - start
 
-    measured['lockstep'] = []
+    images = flags.steps * batch
     for i in range(flags.rounds):
       # Each way is first as often as another.
       first = i % len(ways)
       for way in ways[first:] + ways[:first]:
         processes.gather(None)
-        images = flags.steps * flags.batch
         if way == 'apart':
           local_times = [timed(way, 1) for _ in range(flags.steps)]
           times = processes.gather(local_times)
-          measured[way].append(sum(images / sum(t) for t in times))
-          slower = sum(map(max, *times))
-          measured['lockstep'].append(2 * images / slower)
+          measured[way].append(sum(images / count / sum(t) for t in times))
+          measured['lockstep'].append(images / sum(map(max, zip(*times))))
         else:
           seconds = max(processes.gather(timed(way, flags.steps)))
-          measured[way].append(2 * images / seconds)
+          measured[way].append(images / seconds)
   return measured
 
 
-def _start(coordinator, rank):
-  more = [f'--coordinator={coordinator}', f'--process_id={rank}']
-  return subprocess.Popen(
-    ['taskset', '-c', str(rank), sys.executable, *sys.argv, *more], cwd=_ROOT
-  )
+def _steppers(flags, place, hosts):
+  """What this process can run, by way."""
+  import jax
+
+  from anp_jax.parallel import mesh as mesh_lib
+
+  count = place.count
+  config = _config(flags, count)
+  local_mesh = mesh_lib.create(config, jax.local_devices())
+  global_mesh = mesh_lib.create(config, hosts=hosts)
+  run = {
+    name: _stepper(_config(flags, count, name), global_mesh, config.batch_size)
+    for name in flags.strategies.split(',')
+  }
+  run['apart'] = _stepper(config, local_mesh, config.batch_size // count)
+  if place.index == 0:
+    run['one'] = _stepper(config, local_mesh, config.batch_size)
+  return run
+
+
+def _start(flags, count):
+  """Runs so many processes, a core each if there are enough.
+
+  Returns:
+    What `_measure` gave the first.
+  """
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    coordinator = f'127.0.0.1:{s.getsockname()[1]}'
+  cores = sorted(os.sched_getaffinity(0))
+  with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, 'results.json')
+    more = [f'--coordinator={coordinator}', f'--processes={count}',
+            f'--results={path}']  # fmt: skip
+    ranks = [
+      subprocess.Popen(
+        ['taskset', '-c', str(cores[rank % len(cores)]), sys.executable,
+         os.path.abspath(sys.argv[0]), *sys.argv[1:], *more,
+         f'--process_id={rank}'],
+        cwd=_ROOT,
+      )
+      for rank in range(count)
+    ]  # fmt: skip
+    if any([rank.wait() for rank in ranks]):
+      raise SystemExit('error: a process failed, see above')
+    with open(path) as f:
+      return json.load(f)
+
+
+def compare(measured: dict[str, list[float]]) -> dict[str, _contest.Over]:
+  """Each strategy's speed over each other way's, and that of `apart`.
+
+  Args:
+    measured: images a second by round, by way.
+
+  Returns:
+    'sync_over_one' and the like to the ratios of the rounds.
+  """
+  ways = ('one', 'apart', 'lockstep')
+  return {
+    f'{name}_over_{way}': _contest.over(measured[way], measured[name])
+    for name in measured
+    if name not in ('one', 'lockstep')
+    for way in (ways if name != 'apart' else ways[:1])
+    if way in measured
+  }  # fmt: skip
+
+
+def show(flags, results):
+  """Prints the table and the line of JSON, from what was measured by count."""
+  cores = len(os.sched_getaffinity(0))
+  rows = [('processes', 'cores', 'images', 'ratio', *_contest.HEADING)]
+  ratios = {}
+  for count, measured in results.items():
+    prefix = f'{count}_' if len(results) > 1 else ''
+    shared = min(count, cores)
+    sharing = f'{shared}, shared' if shared < count else str(shared)
+    for name, over in compare(measured).items():
+      # The goal of strategies whose processes have a core each.
+      has_goal = name.endswith('_over_apart') and 1 < count == shared
+      label, *cells = _contest.row(name, over, 0.95 if has_goal else 0)
+      images, _ = batch_of(2 * flags.batch, count)
+      rows.append((count, sharing, images, label, *cells))
+      ratios[prefix + name] = over.median
+      for suffix, value in zip(('low', 'high'), over.quartiles):
+        ratios[f'{prefix}{name}_{suffix}'] = value
+  _common.show(f'{flags.model}, {flags.size} px', rows, ratios)
 
 
 def main():
-  """Starts the two processes, or is one of them."""
+  """Starts the processes and compares what they say, or is one of them."""
   flags = _flags()
   if flags.coordinator is None:
-    if len(os.sched_getaffinity(0)) < 2:
-      raise SystemExit('error: needs two cores')
-    with socket.socket() as s:
-      s.bind(('127.0.0.1', 0))
-      coordinator = f'127.0.0.1:{s.getsockname()[1]}'
-    sys.argv[0] = os.path.abspath(sys.argv[0])
-    ranks = [_start(coordinator, rank) for rank in (0, 1)]
-    if any([rank.wait() for rank in ranks]):
-      raise SystemExit('error: a process failed, see above')
+    show(flags, {n: _start(flags, n) for n in flags.processes})
     return
-  output = _common.unmarked()
   measured = _measure(flags)
-  if flags.process_id:
-    return
-  rows = [('two processes', 'over', 'ours', 'lowest', 'goal', '')]
-  ratios = {}
-  for strategy in flags.strategies.split(','):
-    for way, label, goal in (
-      ('apart', 'two by themselves', 0.95),
-      ('lockstep', 'the slower of them at each step', None),
-      ('one', 'one on one core', None),
-    ):
-      over = [t / o for t, o in zip(measured[strategy], measured[way])]
-      ratio = _common.median(over)
-      rows.append(
-        (strategy, label, f'{ratio:.3f}', f'{min(over):.3f}',
-         f'>= {goal}' if goal else '',
-         ('met' if ratio >= goal else 'missed') if goal else '')
-      )  # fmt: skip
-      ratios[f'{strategy}_over_{way}'] = ratio
-  _common.show(
-    f'{flags.model}, {flags.size} px: two cores, {flags.batch} images for each',
-    rows,
-    ratios,
-    output,
-  )
-  output.close()
+  if flags.process_id == 0:
+    with open(flags.results, 'w') as f:
+      json.dump(measured, f)
 
 
 if __name__ == '__main__':

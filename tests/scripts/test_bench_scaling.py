@@ -1,0 +1,98 @@
+"""The benchmark of scaling: batches, ratios, and a run of it."""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from scripts.bench import scaling
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+  'images, count, batch, shards',
+  [
+    (64, 1, 64, 4), (64, 2, 64, 4), (64, 4, 64, 4), (64, 8, 64, 8),
+    # Five images each; 64 / 12 is 5.3.
+    (64, 12, 60, 12), (64, 16, 64, 16), (100, 8, 96, 8), (64, 3, 66, 6),
+    (512, 12, 516, 12), (2, 16, 16, 16),
+  ],
+)  # fmt: skip
+def test_a_batch_is_the_nearest_that_divides(images, count, batch, shards):
+  assert scaling.batch_of(images, count) == (batch, shards)
+
+
+def test_ratios_are_those_of_the_same_round():
+  over = scaling.compare(
+    {
+      'one': [100.0, 50.0, 200.0],
+      'apart': [200.0, 200.0, 200.0],
+      'lockstep': [150.0, 100.0, 300.0],
+      'sync': [150.0, 100.0, 100.0],
+    }
+  )
+  # 1.5, 2 and 0.5: half of the way from the median to either end.
+  assert over['sync_over_one'].median == 1.5
+  assert over['sync_over_one'].quartiles == (1.0, 1.75)
+  assert over['sync_over_apart'].median == 0.5
+  assert over['sync_over_lockstep'].lowest == pytest.approx(1 / 3)
+  assert over['apart_over_one'].median == 2.0
+  assert 'apart_over_lockstep' not in over
+
+
+def test_the_json_line_names_the_number_of_processes(monkeypatch, capsys):
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0, 1})
+  single, pair = (
+    {'one': [1.0], 'apart': [rate], 'sync': [rate]} for rate in (1.0, 1.5)
+  )
+  flags = argparse.Namespace(batch=32, model='lenet', size=28)
+  scaling.show(flags, {1: single, 2: pair, 12: pair})
+  table, ratios = capsys.readouterr().out.strip().rsplit('\n', 1)
+  ratios = json.loads(ratios)
+  assert ratios['1_sync_over_one'] == 1.0
+  assert ratios['12_apart_over_one_low'] == 1.5
+  rows = [line.split() for line in table.splitlines()]
+  # Images are the nearest that divide; the goal is of a core for each process.
+  assert rows[-1][:4] == ['12', '2,', 'shared', '60']
+  assert rows[-1].count('>=') == 0
+  scaling.show(flags, {2: pair})
+  table, ratios = capsys.readouterr().out.strip().rsplit('\n', 1)
+  assert json.loads(ratios)['sync_over_one_high'] == 1.5
+  (row,) = [r for r in table.splitlines() if 'sync_over_apart' in r]
+  assert row.split()[:3] == ['2', '2', '64'] and row.endswith('met')
+
+
+@pytest.mark.parametrize(
+  'flag, message',
+  [
+    ('--processes=2,0', "--processes: '2,0': expected numbers of 1 or more"),
+    ('--rounds=0', '--rounds=0: expected 1 or more'),
+    ('--strategies=sinc', "did you mean 'sync'?"),
+    ('--strategies=server', '--strategies=server: expected one with a common'),
+  ],
+)
+def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, flag, message):
+  monkeypatch.chdir(_ROOT)
+  monkeypatch.setattr(sys, 'argv', ['scaling.py', flag])
+  with pytest.raises(SystemExit) as ended:
+    scaling.main()
+  assert ended.value.code == 2
+  assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.multiprocess
+def test_processes_are_compared_with_one():
+  done = subprocess.run(
+    [sys.executable, 'scripts/bench/scaling.py', '--model=lenet', '--size=28',
+     '--batch=4', '--rounds=1'],
+    cwd=_ROOT, capture_output=True, text=True, check=False, timeout=300,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stdout + done.stderr
+  ratios = json.loads(done.stdout.splitlines()[-1])
+  for name in ('sync_over_one', 'sync_over_lockstep', 'apart_over_one'):
+    assert ratios[name] > 0
