@@ -215,6 +215,22 @@ def test_backup_worker_stands_in_for_the_slowest():
   assert scheduler.commit('slow', slow, _contribution(0)) == scheduler_lib.DROP
 
 
+def test_who_has_given_a_gradient_does_not_stand_in_for_others():
+  """It would compute into the next update, which would lack a worker."""
+  scheduler, _ = _scheduler('synchronous', workers=4, total=3, backup_workers=1)
+  tickets = {w: scheduler.take(w) for w in 'abcd'}
+  assert tickets == {'a': (0, 0), 'b': (0, 1), 'c': (0, 2), 'd': (0, 0)}
+  scheduler.begin_read('a', tickets['a'])
+  assert _compute(scheduler, 'b', tickets['b']) == []
+  assert _compute(scheduler, 'd', tickets['d']) == []
+  assert scheduler.take('b') == scheduler.take('d') == scheduler_lib.WAIT
+  # The one whose gradient came too late is free to.
+  assert scheduler.commit('a', (0, 0), _contribution(0)) == scheduler_lib.DROP
+  assert scheduler.take('a') == (0, 2)
+  assert len(_compute(scheduler, 'c', tickets['c'])) == 3
+  assert scheduler.take('b') == (1, 0)
+
+
 def test_as_many_backup_workers_as_workers_are_refused():
   with pytest.raises(config_lib.ConfigError, match='backup_workers=2'):
     _scheduler('synchronous', workers=2, backup_workers=2)

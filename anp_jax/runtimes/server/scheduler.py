@@ -53,6 +53,7 @@ class TicketScheduler:
     self._free = []  # heap of tickets that wait for a worker
     self._leases = {}  # ticket -> {worker: version that it read, or None}
     self._committed = {}  # data shard -> contribution, of the update being made
+    self._contributors = set()  # workers, of the update being made
     self._last_calls = {}  # worker -> seconds
 
   def take(self, worker: str):
@@ -113,10 +114,11 @@ class TicketScheduler:
       self._free.remove(ticket)
       heapq.heapify(self._free)
     self._committed[ticket[1]] = contribution
+    self._contributors.add(worker)
     if len(self._committed) < self.data_shards:
       return []
     contributions = [self._committed[i] for i in range(self.data_shards)]
-    self._committed = {}
+    self._committed, self._contributors = {}, set()
     self.version += 1
     return contributions
 
@@ -153,6 +155,10 @@ class TicketScheduler:
 
   def _spare(self, worker):
     """A ticket that another worker has had for longest, to be quicker."""
+    # One that began now would still compute when the next update begins, and
+    # that one would lack a worker: a second pass takes as long as the first.
+    if worker in self._contributors:
+      return None
     twice = sum(len(lease) > 1 for lease in self._leases.values())
     if twice >= self._spares:
       return None
