@@ -1,5 +1,6 @@
 """What the benchmarks share: a table for people, a JSON line for machines."""
 
+import argparse
 import json
 import os
 import platform
@@ -43,6 +44,16 @@ def show_table(title: str, rows: list[tuple], file=None) -> None:
 def show_ratios(ratios: dict, file=None) -> None:
   """Prints numbers by name as one line of JSON."""
   print(json.dumps({k: round(v, 4) for k, v in ratios.items()}), file=file)
+
+
+def counts(text: str) -> tuple[int, ...]:
+  """Numbers of processes or parts of a flag, such as '1,2,4'."""
+  numbers = text.split(',')
+  if not all(number.isdecimal() and int(number) for number in numbers):
+    raise argparse.ArgumentTypeError(
+      f'{text!r}: expected numbers of 1 or more, such as 1,2,4'
+    )
+  return tuple(dict.fromkeys(map(int, numbers)))
 
 
 def median(values) -> float:

@@ -113,6 +113,23 @@ def place(program, instruction, model: str, layers) -> tuple[str, str]:
   return layer.kind, direction
 
 
+def layer_name(program, instruction, model: str, layers) -> str:
+  """The path of the layer with weights that an instruction works for.
+
+  Args:
+    program: `_program.Program`.
+    instruction: `_program.Instruction` of it.
+    model: the class of the network, such as 'ResNet'.
+    layers: from `shapes`.
+
+  Returns:
+    Such as 'conv1'; of what has no weights the kind that `place` gives.
+  """
+  path = _inside(program.origin(instruction), model)
+  name = path and _deepest(path, layers)
+  return name or place(program, instruction, model, layers)[0]
+
+
 def _inside(origin, model):
   """The path below the model in an op_name; None outside of it."""
   before = ''
@@ -124,12 +141,14 @@ def _inside(origin, model):
 
 def _layer(path, layers):
   """The deepest layer with weights that a path is in, or None."""
+  return layers.get(_deepest(path, layers))
+
+
+def _deepest(path, layers):
+  """The path of the deepest layer with weights that a path is in, or ''."""
   parts = path.split('/')
-  for end in range(len(parts), 0, -1):
-    layer = layers.get('/'.join(parts[:end]))
-    if layer:
-      return layer
-  return None
+  prefixes = ('/'.join(parts[:end]) for end in range(len(parts), 0, -1))
+  return next((name for name in prefixes if name in layers), '')
 
 
 def _without_weights(path):

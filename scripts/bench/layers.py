@@ -2,7 +2,7 @@
 
   python -m scripts.bench.layers [--size=224] [--batch=8] [--dtype=bfloat16]
     [--model=resnet18] [--width=64] [--config=configs/resnet_anp.py:tiny]
-    [--steps=3] [--top=15]
+    [--steps=3] [--top=15] [--shares=1,2,4 [--rounds=3]]
 
 The step is the real one, with what main.py sets, on one device and a synthetic
 batch, run under JAX's profiler; `_trace` divides the wall time among the
@@ -12,6 +12,12 @@ program's instructions. Per kind of layer and pass:
   GF/s       the mathematics' operations, whatever the lowering does, over time
   GB/s       operands and results of the instructions, each once, over time
   % of peak  of a large matrix product of the row's dtype; of a large a + 3 b
+
+With --shares=1,2,4,8 the table is another one: by how much each layer, forward
+and backward, is faster with a part of the batch on one core, t(batch) over
+t(batch / n). It is what a batch divided over n processes could give, before
+anything is sent ("alone"); where this machine has n cores, n processes also
+compute their parts at once. The update, for one, does not divide.
 
 GF/s and GB/s take the row's share of a step's time without the profiler. A
 fusion over several layers counts for the one whose matrix product it holds, or
@@ -36,11 +42,13 @@ if __package__:
   from scripts.bench import _common
   from scripts.bench import _places
   from scripts.bench import _program
+  from scripts.bench import _shares
   from scripts.bench import _trace
 else:
   import _common
   import _places
   import _program
+  import _shares
   import _trace
 import jax
 import jax.numpy as jnp
@@ -67,13 +75,12 @@ _KINDS = (
 def main():
   """Profiles a step and prints its table."""
   flags = _flags()
-  # Read when the backend starts. The kernels of a CUDA graph have no names.
-  xla_flags.enable()
-  os.environ['XLA_FLAGS'] = (
-    os.environ.get('XLA_FLAGS', '') + ' --xla_gpu_enable_command_buffer='
-  )
+  if flags.shares:
+    _show_shares(flags)
+    return
+  _set_flags()
   device = jax.devices()[0]
-  config = _config(flags)
+  config = _config(flags, flags.batch)
   model, run, compiled, layers_of = _step(config, device)
   first = _peaks(device.platform)
   plain = [run() for _ in range(2 + flags.steps)][2:]
@@ -84,22 +91,9 @@ def main():
   step = _common.median(plain)
 
   program = _program.Program(compiled.as_text())
-  spent = _trace.spent(events, program)
-  if not spent.seconds:
-    raise SystemExit('the profile names no instruction of the step')
-  # What no instruction takes of the wall time is the host's.
-  total = max(sum(profiled), sum(spent.seconds.values()))
-  costs = []
-  for name, seconds in spent.seconds.items():
-    instruction = program.instructions[name]
-    costs.append(
-      _Cost(
-        instruction,
-        _places.place(program, instruction, type(model).__name__, layers_of),
-        seconds / total,
-        spent.runs[name] / flags.steps * program.traffic(instruction),
-      )
-    )
+  spent, costs = _costs(
+    program, (type(model).__name__, layers_of), events, profiled
+  )
   _show_top(program, costs, step, flags.top)
   ratios = {
     'profiler_over_plain': _common.median(profiled) / step,
@@ -123,11 +117,98 @@ def main():
   _common.show(title, rows, ratios)
 
 
+def _set_flags():
+  # Read when the backend starts. The kernels of a CUDA graph have no names.
+  xla_flags.enable()
+  os.environ['XLA_FLAGS'] = (
+    os.environ.get('XLA_FLAGS', '') + ' --xla_gpu_enable_command_buffer='
+  )
+
+
+def _costs(program, network, events, profiled):
+  """What each instruction takes.
+
+  Args:
+    program: `_program.Program`.
+    network: the model's class, such as 'ResNet', and its layers.
+    events: of the profile.
+    profiled: seconds of each step in it.
+
+  Returns:
+    `_trace.Spent`, and a `_Cost` for each instruction.
+  """
+  spent = _trace.spent(events, program)
+  if not spent.seconds:
+    raise SystemExit('the profile names no instruction of the step')
+  # What no instruction takes of the wall time is the host's.
+  total = max(sum(profiled), sum(spent.seconds.values()))
+  costs = []
+  for name, seconds in spent.seconds.items():
+    instruction = program.instructions[name]
+    costs.append(
+      _Cost(
+        instruction,
+        _places.layer_name(program, instruction, *network),
+        _places.place(program, instruction, *network),
+        seconds / total,
+        spent.runs[name] / len(profiled) * program.traffic(instruction),
+      )
+    )
+  return spent, costs
+
+
+def _show_shares(flags):
+  """Profiles the step with parts of the batch; prints the speed-ups."""
+  cores = len(os.sched_getaffinity(0))
+  work = functools.partial(_share_times, flags, flags.shares)
+  (times,) = _shares.run_pinned(work, 1)
+  times = {(_shares.ALONE, n): rows for n, rows in times.items()}
+  for n in flags.shares:
+    if 1 < n <= cores:
+      work = functools.partial(_share_times, flags, (n,))
+      by_process = _shares.run_pinned(work, n)
+      times[_shares.AT_ONCE, n] = [r for rows in by_process for r in rows[n]]
+  rows, ratios = _shares.table(times)
+  title = f'{flags.model}, {flags.batch} x {flags.size} px, compute only'
+  _common.show(title, rows, ratios)
+
+
+def _share_times(flags, shares, index):
+  """Seconds of each layer in each round, by number of shares, on one core."""
+  _shares.pin(index)
+  _set_flags()
+  device = jax.devices()[0]
+  steps = {
+    n: _step(_config(flags, _shares.images(flags.batch, n)), device)
+    for n in shares
+  }
+  for _, run, _, _ in steps.values():
+    run()
+    run()
+  times = {n: [] for n in shares}
+  for _ in range(flags.rounds):
+    for n, (model, run, compiled, layers_of) in steps.items():
+      _shares.meet()
+      plain = [run() for _ in range(flags.steps)]
+      events, profiled = _profiled(run, flags.steps)
+      program = _program.Program(compiled.as_text())
+      _, costs = _costs(
+        program, (type(model).__name__, layers_of), events, profiled
+      )
+      seconds = dict.fromkeys((cost.layer for cost in costs), 0.0)
+      for cost in costs:
+        seconds[cost.layer] += cost.share * _common.median(plain)
+      idle = max(0.0, 1 - sum(cost.share for cost in costs))
+      times[n].append(seconds | {IDLE: idle * _common.median(plain)})
+  return times
+
+
 @dataclasses.dataclass(frozen=True)
 class _Cost:
   """An instruction's share of a step, and its bytes in a step."""
 
   instruction: _program.Instruction
+  layer: str
   where: tuple[str, str]
   share: float
   moved: float
@@ -143,19 +224,25 @@ def _flags():
   parser.add_argument('--width', type=int, default=64, help='channels')
   parser.add_argument('--steps', type=int, default=3, help='in the profile')
   parser.add_argument('--top', type=int, default=15, help='instructions')
-  return parser.parse_args()
+  parser.add_argument('--shares', type=_common.counts, default=())
+  parser.add_argument('--rounds', type=int, default=3, help='with --shares')
+  flags = parser.parse_args()
+  if flags.shares and flags.shares[0] != 1:
+    shares = ','.join(map(str, flags.shares))
+    parser.error(f'--shares={shares}: expected 1, the whole batch, first')
+  return flags
 
 
-def _config(flags):
+def _config(flags, batch):
   keys = {
-    'batch_size': str(flags.batch),
+    'batch_size': str(batch),
     'data.image_size': str(flags.size),
     'data.resize': str(flags.size),
     'data.source': 'synthetic',
     'duration': '1000 steps',
     'model.dtype': flags.dtype,
     'model.name': flags.model,
-    'model.norm_group': str(math.gcd(32, flags.batch)),
+    'model.norm_group': str(math.gcd(32, batch)),
     'model.width': str(flags.width),
     'schedule.warmup': '0 steps',
   }

@@ -56,7 +56,7 @@ _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 
 def _flags():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--processes', type=_counts, default=(2,))
+  parser.add_argument('--processes', type=_common.counts, default=(2,))
   parser.add_argument('--model', default='resnet18')
   parser.add_argument(
     '--batch', type=int, default=256, help='images; all processes have twice'
@@ -84,16 +84,6 @@ def _flags():
   except config_lib.ConfigError as e:
     parser.error(str(e))
   return flags
-
-
-def _counts(text):
-  """Numbers of processes, such as '1,2,4'."""
-  counts = text.split(',')
-  if not all(c.isdecimal() and int(c) for c in counts):
-    raise argparse.ArgumentTypeError(
-      f'{text!r}: expected numbers of 1 or more, such as 1,2,4'
-    )
-  return tuple(dict.fromkeys(map(int, counts)))
 
 
 def batch_of(images: int, count: int) -> tuple[int, int]:

@@ -12,7 +12,9 @@ import pytest
 from anp_jax.models import resnet
 from scripts.bench import _places
 from scripts.bench import _program
+from scripts.bench import _shares
 from scripts.bench import _trace
+from scripts.bench import layers as bench_layers
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _BACKWARD = 'jit(train_step)/transpose(jvp(Net))'
@@ -188,6 +190,52 @@ def test_place(program, name, where):
   }
   instruction = program.instructions[name]
   assert _places.place(program, instruction, 'Net', layers) == where
+
+
+@pytest.mark.parametrize(
+  'instruction, name',
+  [
+    ('conv.1', 'block/conv'), ('conv.2', 'block/conv'),
+    ('reduce.1', 'block/norm'), ('copy.7', 'head'), ('fusion.2', 'max pool'),
+    ('convert.3', 'input'), ('fusion.3', 'update'),
+  ],
+)  # fmt: skip
+def test_layers_have_their_paths_as_names(program, instruction, name):
+  layer = _places.Layer((3, 3, 8, 16), (2, 6, 6, 8), (2, 6, 6, 16))
+  layers = dict.fromkeys(('block/conv', 'block/norm', 'head'), layer)
+  instruction = program.instructions[instruction]
+  assert _places.layer_name(program, instruction, 'Net', layers) == name
+
+
+def test_speed_ups_are_medians_over_medians():
+  times = {
+    (_shares.ALONE, 1): [{'a': 4.0, 'b': 1.0}, {'a': 8.0, 'b': 1.0},
+                         {'a': 6.0, 'b': 1.0}],
+    (_shares.ALONE, 4): [{'a': 2.0, 'b': 1.0}],
+    (_shares.AT_ONCE, 2): [{'a': 3.0, 'b': 1.0}, {'a': 5.0, 'b': 1.0}],
+  }  # fmt: skip
+  rows, ratios = _shares.table(times)
+  assert ratios == {
+    'a_4_alone': 3.0, 'b_4_alone': 1.0, 'all_4_alone': pytest.approx(7 / 3),
+    'a_2_at_once': 1.5, 'b_2_at_once': 1.0, 'all_2_at_once': 7 / 5,
+  }  # fmt: skip
+  assert rows[0] == ('layer', '% of the step', '1/4 alone', '1/2 at once')
+  assert rows[2] == ('a', '85.7', '3.00', '1.50')
+
+
+@pytest.mark.parametrize(
+  'batch, count, images', [(64, 2, 32), (64, 12, 6), (100, 16, 7), (64, 1, 64)]
+)
+def test_the_largest_share_counts(batch, count, images):
+  assert _shares.images(batch, count) == images
+
+
+def test_the_whole_batch_is_the_first_share(monkeypatch, capsys):
+  monkeypatch.setattr(sys, 'argv', ['layers.py', '--shares=2,4'])
+  with pytest.raises(SystemExit) as ended:
+    bench_layers.main()
+  assert ended.value.code == 2
+  assert '--shares=2,4: expected 1, the' in capsys.readouterr().err
 
 
 def test_only_a_weight_gradient_where_the_input_is_the_image(program):
@@ -380,6 +428,23 @@ def test_a_table_of_a_whole_step():
   assert shares['no_instruction_running'] < 0.5
   assert shares.get('other', 0) < 0.1
   assert 0 < ratios['flops_of_peak_step'] < 1
+
+
+@pytest.mark.soak
+def test_layers_are_timed_with_parts_of_a_batch():
+  command = [
+    sys.executable, '-m', 'scripts.bench.layers', '--model=lenet', '--size=28',
+    '--batch=64', '--shares=1,8', '--rounds=2', '--steps=2',
+  ]  # fmt: skip
+  done = subprocess.run(
+    command, cwd=_ROOT, capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  ratios = json.loads(done.stdout.splitlines()[-1])
+  for layer in ('conv1', 'conv2', 'hidden', 'head', 'update'):
+    assert ratios[f'{layer}_8_alone'] > 0
+  # A convolution of 64 images is no match for one of 8, on any machine.
+  assert ratios['conv2_8_alone'] > 1.5
 
 
 @pytest.mark.slow
