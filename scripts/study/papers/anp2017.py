@@ -22,7 +22,7 @@ _SERVERS = 4
 _SLOWER, _PART = 5, 20
 _EMULATED_LINK = 'eth-10'
 _GIGABITS = 10
-_STEPS = 16
+_STEPS = 12
 # Names of the planner's strategies.
 _WAYS = {
   'sync': 'synchronous, all-reduce',
@@ -154,7 +154,7 @@ def _emulated(lab, facts, node_seconds):
     for nodes in _NODES:
       if strategy == 'server' and nodes == 1:
         continue  # the baseline is one synchronous node
-      steps = _STEPS if strategy == 'sync' else 12 * nodes
+      steps = _STEPS if strategy == 'sync' else 8 * nodes
       command = [
         '-m', 'scripts.study', 'strategies', '--config=configs/lenet.py',
         '--workdir={folder}', f'--nodes={nodes}', f'--strategies={strategy}',
