@@ -215,8 +215,9 @@ def _speed_up_rows(lab, facts, curves):
   for name, curve in curves.emulated.items():
     if _MOST in curve:
       yield page.Row(
-        f'speed-up, {_MOST} nodes: {name}', paper, predicted=curve[_MOST],
-        by='emulator', hardware=curves.hardware, why_not=lab.too_small,
+        f'speed-up, {_MOST} nodes, emulated: {name}', paper,
+        predicted=curve[_MOST], by='emulator', hardware=curves.hardware,
+        why_not=lab.too_small,
       )  # fmt: skip
   if not curves.emulated:
     yield page.Row(
@@ -242,12 +243,13 @@ def _hours_rows(lab, facts, curves):
     (facts['hours', _MOST], f'{_WAYS["server:async"]}, {text}'),
     (facts['hours_sync', _MOST], f'{_WAYS["sync"]}, {text}'),
   ):
-    for by, group in (
-      ('planner', curves.planned), ('emulator', curves.emulated)
-    ):  # fmt: skip
+    for by, how, group in (
+      ('planner', '', curves.planned),
+      ('emulator', ', emulated', curves.emulated),
+    ):
       if _MOST in group.get(name, {}):
         yield page.Row(
-          f'hours to train, {_MOST} nodes: {name}', paper,
+          f'hours to train, {_MOST} nodes{how}: {name}', paper,
           predicted=start / group[name][_MOST], by=by, why_not=lab.too_small,
           hardware=_hardware(_EMULATED_LINK),
         )  # fmt: skip

@@ -102,17 +102,13 @@ def costs(output: str, folder: str) -> dict:
   Returns:
     `ratios`, see `channel_split`; `simulated`: by link, (devices, speed-up).
   """
+  links = {x: emulation_keys.bytes_per_second(x) for x in _SIMULATED}
   simulated = {}
   for path in glob.glob(f'{folder}/*/{channel_split_process.FILE}'):
     with open(path) as f:
       for values in json.load(f):
         run = channel_split_page.Run.from_json('', 2, values)
-        simulated = {
-          link: channel_split_page.simulated(
-            run.costs, emulation_keys.bytes_per_second(link)
-          )
-          for link in _SIMULATED
-        }
+        simulated = run.curves(links)['links']
   return {
     'ratios': lab_lib.last_json(output, folder),
     'simulated': simulated,
@@ -191,14 +187,14 @@ def _speed_up_rows(lab, facts, plans, measured):
       predicted=plans.cpus[_LARGEST, link][_CPUS], why_not=lab.too_small,
       hardware=f'a core each, {text} (assumption)',
     )  # fmt: skip
-  for link in _SIMULATED:
-    curve = dict(map(tuple, result.get('simulated', link) or ()))
+  for link, points in (result.get('simulated') or {}).items():
+    curve = dict(points)
     if _CPUS in curve:
       yield page.Row(
         f'speed-up, {_CPUS} CPUs, {_LARGEST}, {_NETWORKS[_LARGEST][1]} images, '
         f'{link}',
         four, predicted=curve[_CPUS], by='cost model', why_not=lab.too_small,
-        hardware=f'cores like those of {result.hardware}; links of {link}',
+        hardware=f'cores like those of {result.hardware}; links: {link}',
       )  # fmt: skip
   yield page.Row(
     f'speed-up, {_GPUS} GPUs, {_LARGEST}, {_BATCH} images', three,
@@ -267,8 +263,8 @@ def _draw(facts, plans, measured, path):
       for link, text in _LINKS.items()
     }
     curves[f'{_LARGEST}, GPUs'] = plans.gpus
-    for link in _SIMULATED:
-      points = measured[_LARGEST].get('simulated', link) or ()
+    simulated = measured[_LARGEST].get('simulated') or {}
+    for link, points in simulated.items():
       curves[f'cost model, {link}'] = {n: s for n, s in points if n <= 16}
     over = _ratios(measured[_LARGEST]).get('over_alone')
     drawn.speed_ups(
