@@ -28,6 +28,8 @@ from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.data import sources
+from anp_jax.data.input import augment
+from anp_jax.data.input import tensorflow_cpu
 from anp_jax.data.sources import cache
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes import transport
@@ -158,6 +160,11 @@ class Independent:
     self._validation = sources.open_source(config, training=False)
     self._laps = candidates_lib.laps('duration', config.duration)
     self._sizes, self._shards = self._open(config)
+    if (
+      self._shards[0].kind == 'encoded'
+      and config.data.decode not in augment.RESAMPLED
+    ):
+      tensorflow_cpu.load()  # seconds; not in the middle of a turn
     self._mesh = mesh_lib.create(config, jax.local_devices())
     self._candidates = candidates_lib.create(config, self._mesh.size)
     self._programs = programs_lib.Programs()
