@@ -229,6 +229,14 @@ def _server(setting: Setting, images: int) -> Step:
   else:
     useful, updates = workers, workers
     factors = [*setting.slow, *[1.0] * workers][:workers]
+    sending = workers - is_local
+    if s.mode == 'bounded':
+      sending = min(sending, s.max_staleness + 1)
+    # One in flight travels while another is computed.
+    away = inner.seconds - transfer * (s.in_flight > 1)
+    transfer += 2 * _wait_at_port(
+      sending, max(0.0, away), size / servers / link.bandwidth
+    )
     travelling = [transfer + update] * (workers - is_local)
     travelling = [update] * is_local + travelling
     cycles = [
@@ -246,6 +254,24 @@ def _server(setting: Setting, images: int) -> Step:
     fixed=inner.fixed, communication=cycle - inner.compute - inner.fixed,
     update_images=images * cluster.devices * useful / updates,
   )  # fmt: skip
+
+
+def _wait_at_port(workers, away, alone) -> float:
+  """How much longer a message takes at a server's port that workers share.
+
+  The exact mean value analysis (Reiser and Lavenberg, JACM 1980) of a port that
+  passes each way what is there at a time in equal parts, as TCP does.
+
+  Args:
+    workers: that pull and push through the port.
+    away: seconds of a cycle in which a worker has no message at the port.
+    alone: seconds of a message that has the port to itself.
+  """
+  messages, seconds = 0.0, alone
+  for count in range(1, workers + 1):
+    seconds = alone * (1 + messages)
+    messages = count * seconds / (away + 2 * seconds)
+  return seconds - alone
 
 
 def _cycle(setting, busy, travelling) -> float:

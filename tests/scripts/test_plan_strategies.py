@@ -270,13 +270,26 @@ def test_the_worker_at_the_server_sends_nothing(cost):
   assert 2 / step.seconds == pytest.approx(expected, rel=0.03)
 
 
+def test_workers_share_the_servers_port(cost):
+  setting = _setting(cost, 3, strategy__name='server')
+  setting = dataclasses.replace(setting, measured=(1.0, 0.0))
+  step = strategies.step(setting, 32)
+  # Two workers send. One finds the other at the port, in its way, with the
+  # chance that it would be there if it were alone: 0.1 s of 1.2.
+  alone = 4 * 25557032 / 1e9
+  seconds = alone * (1 + alone / (1 + 2 * alone))
+  update = 2 * cost.state_bytes / 20e9
+  expected = 1 / (1 + update) + 2 / (1 + 2 * seconds + update)
+  assert 3 / step.seconds == pytest.approx(expected, rel=1e-6)
+
+
 def test_devices_that_share_cores_take_longer(cost):
   step = strategies.step(_timed(cost, 4, sharing=2.0), 32)
   assert step.seconds == pytest.approx(2, rel=1e-4)
-  # While one worker of a core sends for 1 s, the other one has it alone.
+  # While one worker of a core sends for half a second, the other has it alone.
   setting = _timed(cost, 4, strategy__name='server', sharing=2.0)
   slow = dataclasses.replace(
-    setting.cluster, link=tables.Link('slow', 8 * 25557032 / 1.0, 1e-15)
+    setting.cluster, link=tables.Link('slow', 8 * 25557032 / 0.5, 1e-15)
   )
   setting = dataclasses.replace(setting, cluster=slow)
   step = strategies.step(setting, 32)
