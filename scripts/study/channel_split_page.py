@@ -9,7 +9,6 @@ from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import planner
 from anp_jax.system import markdown
-from scripts.study import channel_split_process
 from scripts.study import plots
 
 DEVICES = (1, 2, 3, 4, 8, 16, 32)
@@ -207,7 +206,7 @@ class Run:
 def _steps_table(points) -> str:
   """Measured and predicted steps, in Markdown."""
   is_crowded = any(p['crowded'] for p in points)
-  rows = [(*_HEAD, 'predicted, a core each') if is_crowded else _HEAD]
+  rows = [(*_HEAD, 'best plan, a core each') if is_crowded else _HEAD]
   for p in points:
     mark = _SHARED if p['crowded'] else ''
     row = [
@@ -217,10 +216,8 @@ def _steps_table(points) -> str:
       f'{p["speed_up"]:.2f}{mark}', f'{p["speed_up"] / p["ideal"]:.3f}{mark}',
     ]  # fmt: skip
     if is_crowded:
-      # It is the plan's own: of devices that share no core.
       speed_up = p['with_a_core_each']
-      is_plan = speed_up and p['name'] == channel_split_process.PLAN
-      row.append(f'{speed_up:.2f}' if is_plan else '-')
+      row.append(f'{speed_up:.2f}' if speed_up else '-')
     rows.append(row)
   return markdown.table(rows, 'lr')
 
@@ -271,9 +268,10 @@ def _notes(runs) -> list[str]:
     cores = len(os.sched_getaffinity(0))
     notes.append(
       f'{_SHARED} more devices than the {cores} cores of this machine: they '
-      'shared them, so these times and speed-ups mean nothing. Beside them, '
-      'the prediction for devices with a core each, from the measurements of '
-      'fewer devices that had one; -: there are none.'
+      'shared them, so these times and speed-ups mean nothing. The last column '
+      'is the predicted speed-up over one alone of the best plan for devices '
+      'with a core each, from the measurements of fewer devices that had one; '
+      '-: there are none.'
     )
   if any(run.offload for run in runs):
     notes.append("An offload device's rates include its transfers.")
