@@ -4,13 +4,16 @@ import threading
 import time
 
 import jax
+import numpy as np
 
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.cluster import process_info
 from anp_jax.reporting import telemetry
+from anp_jax.runtimes.server import log as log_lib
 from anp_jax.runtimes.server import rendezvous
+from anp_jax.runtimes.server import replay
 from anp_jax.runtimes.server import run as server_run
 from tests import builders
 
@@ -19,6 +22,16 @@ TINY = {
   'strategy.in_flight': 2,
   'log.every': '1 steps',
   'log.tensorboard': False,
+}
+
+# Tiny, with all that a state can hold: momentum, statistics, averages.
+FULL = {
+  'data.image_size': 8,
+  'model.name': 'tests.user_network:SmallNet',
+  'model.norm_group': 4,
+  'ema': 0.9,
+  'optimizer.clip_norm': 1.0,
+  'data.mixup': 0.2,
 }
 
 
@@ -90,3 +103,24 @@ def losses(workdir):
   """Returns {(kind, step): loss} of metrics.jsonl."""
   lines = telemetry.read(str(workdir))
   return {(r['kind'], r['step']): r['loss'] for r in lines}
+
+
+def same_bits(a, b) -> None:
+  """Asserts that leaves by name are equal, bit for bit."""
+  assert a.keys() == b.keys()
+  for name, leaf in a.items():
+    assert np.asarray(leaf).tobytes() == np.asarray(b[name]).tobytes(), name
+
+
+def replayed(config, workdir, version, records=None):
+  """Returns the leaves that the log alone gives, named as in a checkpoint."""
+  records = records or log_lib.read(str(workdir))
+  state = replay.replay(config, records, version)
+  return {
+    '/'.join((str(version), *_names(path))): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+  }
+
+
+def _names(path):
+  return [str(getattr(k, 'key', getattr(k, 'name', k))) for k in path]

@@ -167,7 +167,7 @@ def pace_sockets() -> None:
   _process.pace_sockets()
 
 
-def pass_seconds(settings, images: int, words) -> float:
+def pass_seconds(settings, images: int, words, process=None) -> float:
   """The seconds that an emulated device computes for one micro-batch.
 
   A pure function of the seed, the step and the rows, but for the factor of the
@@ -175,12 +175,14 @@ def pass_seconds(settings, images: int, words) -> float:
   have a longer tail above their mean than below.
 
   Args:
-    settings: config.emulate.
+    settings: config.emulate, or config.strategy.simulate.
     images: of the micro-batch.
     words: integers from which the draw is made.
+    process: that computes; None: this one.
   """
+  process = _process.index if process is None else process
   seconds = settings.step_seconds + settings.image_seconds * images
-  seconds *= dict(settings.slow).get(_process.index, 1.0)
+  seconds *= dict(settings.slow).get(process, 1.0)
   if settings.spread:
     variance = math.log1p(settings.spread**2)
     normal = np.random.default_rng(np.asarray(words)).standard_normal()

@@ -20,16 +20,6 @@ from tests import serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
-# Tiny, with all that a state can hold: momentum, statistics, averages.
-_FULL = {
-  'data.image_size': 8,
-  'model.name': 'tests.user_network:SmallNet',
-  'model.norm_group': 4,
-  'ema': 0.9,
-  'optimizer.clip_norm': 1.0,
-  'data.mixup': 0.2,
-}
-
 # A schedule that the length of the run shapes.
 _COSINE = {
   'schedule.name': 'cosine',
@@ -43,32 +33,12 @@ def one_device(monkeypatch):
   serving.on_devices(monkeypatch, 1)
 
 
-def _same_bits(a, b):
-  assert a.keys() == b.keys()
-  for name, leaf in a.items():
-    assert np.asarray(leaf).tobytes() == np.asarray(b[name]).tobytes(), name
-
-
 def _close(a, b, tolerance):
   assert a.keys() == b.keys()
   for name, leaf in a.items():
     np.testing.assert_allclose(
       leaf, b[name], rtol=tolerance, atol=tolerance, err_msg=name
     )
-
-
-def _replayed(config, workdir, version, records=None):
-  """Leaves of the state that the log alone gives, named like a checkpoint's."""
-  records = records or log_lib.read(str(workdir))
-  state = replay.replay(config, records, version)
-  return {
-    '/'.join((str(version), *_names(path))): np.asarray(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-  }
-
-
-def _names(path):
-  return [str(getattr(k, 'key', getattr(k, 'name', k))) for k in path]
 
 
 def _tickets(workdir):
@@ -78,10 +48,10 @@ def _tickets(workdir):
 
 @pytest.mark.slow
 def test_one_worker_is_sync(tmp_path, config, one_device, monkeypatch):
-  alone = serving.config_of(config, **_FULL, **{'strategy.in_flight': 1})
+  alone = serving.config_of(config, **serving.FULL, **{'strategy.in_flight': 1})
   scores = serving.run(alone, tmp_path / 'server')
   monkeypatch.setattr(jax, 'devices', jax.local_devices)
-  sync = serving.config_of(config, **_FULL, **{'strategy.name': 'sync'})
+  sync = serving.config_of(config, **serving.FULL, **{'strategy.name': 'sync'})
   reference = train.run(sync, str(tmp_path / 'sync'))
   # The gradient and the update are two programs, which XLA rounds elsewhere:
   # 2^-24 an operation, over 12 steps.
@@ -107,11 +77,11 @@ def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
       'strategy.in_flight': 1,
       'optimizer.name': 'adamw',
     }
-    server_config = serving.config_of(config, **_FULL, **keys)
+    server_config = serving.config_of(config, **serving.FULL, **keys)
     serving.run(server_config, tmp_path / str(servers), servers + 1)
     runs.append(launching.weights(tmp_path / str(servers)))
-  _same_bits(runs[0], runs[1])
-  _same_bits(runs[0], runs[2])
+  serving.same_bits(runs[0], runs[1])
+  serving.same_bits(runs[0], runs[2])
 
 
 @pytest.mark.slow
@@ -170,10 +140,10 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
   ids=['async', 'bfloat16', 'bounded', 'predicted', 'compensated', 'backup'],
 )
 def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
-  config = serving.config_of(config, **_FULL, **keys)
+  config = serving.config_of(config, **serving.FULL, **keys)
   serving.run(config, tmp_path, 3)
   saved = launching.weights(tmp_path)
-  _same_bits(saved, _replayed(config, tmp_path, 12))
+  serving.same_bits(saved, serving.replayed(config, tmp_path, 12))
   records = log_lib.read(str(tmp_path))
   used = sorted(map(tuple, _tickets(tmp_path)))
   shards = 2 if keys.get('strategy.mode') == 'synchronous' else 1
@@ -199,7 +169,7 @@ def test_failure_ends_the_run_while_slices_are_fetched(
   monkeypatch.setattr(chief_lib, '_FAREWELL', 1.0)
   keys = {'strategy.servers': 2, 'strategy.dedicated': True}
   config = serving.config_of(
-    config, **_FULL, **keys, **{'checkpoint.every': '4 steps'}
+    config, **serving.FULL, **keys, **{'checkpoint.every': '4 steps'}
   )
   with pytest.raises(cluster.Failed, match='update 3 is not finite'):
     serving.run(config, tmp_path, 3)
@@ -210,7 +180,7 @@ def test_dedicated_server_of_another_config_ends_the_run(
 ):  # fmt: skip
   monkeypatch.setattr(chief_lib, '_FAREWELL', 1.0)
   keys = {'strategy.servers': 2, 'strategy.dedicated': True}
-  config = serving.config_of(config, **_FULL, **keys)
+  config = serving.config_of(config, **serving.FULL, **keys)
   with pytest.raises(cluster.Failed, match=r'config\.optimizer\.momentum 0\.5'):
     serving.run(config, tmp_path, 3, {1: {'optimizer.momentum': 0.5}})
 
@@ -257,24 +227,26 @@ def test_replay_divides_a_stale_update_by_its_staleness(
 @pytest.mark.slow
 def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
   """Its first part followed a schedule that ended sooner."""
-  keys = {**_FULL, **_COSINE}
+  keys = {**serving.FULL, **_COSINE}
   for duration in ('2 steps', '4 steps'):
     config = serving.config_of(config, **keys, duration=duration)
     serving.run(config, tmp_path)
-  _same_bits(launching.weights(tmp_path), _replayed(config, tmp_path, 4))
+  serving.same_bits(
+    launching.weights(tmp_path), serving.replayed(config, tmp_path, 4)
+  )
   assert config.duration == '4 steps'
 
 
 def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
   """It wrote no duration, and knew of no weights that are ahead."""
-  keys = {**_FULL, **_COSINE}
+  keys = {**serving.FULL, **_COSINE}
   config = serving.config_of(config, **keys, duration='3 steps')
   serving.run(config, tmp_path)
   records = log_lib.read(str(tmp_path))
   assert [r.pop('duration') for r in records if 'start' in r] == ['3 steps']
   assert [r.pop('ahead') for r in records if 'start' in r] == [0]
-  _same_bits(
-    launching.weights(tmp_path), _replayed(config, tmp_path, 3, records)
+  serving.same_bits(
+    launching.weights(tmp_path), serving.replayed(config, tmp_path, 3, records)
   )
 
 
@@ -282,7 +254,7 @@ def test_replays_a_run_of_another_versions_keys(
   tmp_path, config, monkeypatch, capsys
 ):  # fmt: skip
   """One key is gone, and one was added later."""
-  config = serving.config_of(config, **_FULL)
+  config = serving.config_of(config, **serving.FULL)
   config.optimizer.multipliers = (('norm', 0.5), ('conv', 0.25))
   saved = json.loads(config_lib.to_json(config))
   saved['strategy.gone'] = 3
@@ -336,7 +308,7 @@ def test_an_evaluation_makes_no_gradient_stale(
   monkeypatch.setattr(slice_optimizer.SliceOptimizer, 'apply', slowly)
   keys = {'eval.every': '16 steps', 'checkpoint.every': '99 steps',
           'duration': '48 steps'}  # fmt: skip
-  config = serving.config_of(config, **_FULL, **keys)
+  config = serving.config_of(config, **serving.FULL, **keys)
   serving.run(config, tmp_path, 2)
   records = log_lib.read(str(tmp_path))
   stale = [
@@ -353,20 +325,20 @@ def test_an_evaluation_makes_no_gradient_stale(
 def test_resumes_as_itself_and_as_sync(
   tmp_path, config, one_device, monkeypatch, capsys
 ):  # fmt: skip
-  keys = {**_FULL, 'schedule.name': 'constant', 'strategy.in_flight': 1}
+  keys = {**serving.FULL, 'schedule.name': 'constant', 'strategy.in_flight': 1}
   straight = serving.config_of(config, **keys)
   serving.run(straight, tmp_path / 'straight')
   half = serving.config_of(config, **keys, duration='6 steps')
   serving.run(half, tmp_path / 'parts')
   serving.run(straight, tmp_path / 'parts')
   assert 'continuing from step 6 of 12' in capsys.readouterr().out
-  _same_bits(
+  serving.same_bits(
     launching.weights(tmp_path / 'straight'),
     launching.weights(tmp_path / 'parts'),
   )
-  _same_bits(
+  serving.same_bits(
     launching.weights(tmp_path / 'parts'),
-    _replayed(straight, tmp_path / 'parts', 12),
+    serving.replayed(straight, tmp_path / 'parts', 12),
   )
   monkeypatch.setattr(jax, 'devices', jax.local_devices)
   longer = serving.config_of(

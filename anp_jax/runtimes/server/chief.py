@@ -25,6 +25,7 @@ from anp_jax.runtimes.server import scheduler as scheduler_lib
 from anp_jax.runtimes.server import service as service_lib
 from anp_jax.runtimes.server import session as session_lib
 from anp_jax.runtimes.server import setup as setup_lib
+from anp_jax.runtimes.server import simulation as simulation_lib
 from anp_jax.runtimes.server import slice_optimizer
 from anp_jax.runtimes.server import update_metrics
 from anp_jax.training import eval_loop
@@ -57,6 +58,7 @@ class Chief:
     self._data_shards = scheduler_lib.data_shards(participant.config, workers)
     self._config = config = self._with_batch_size()
     self._horizon = scheduler_lib.prediction_horizon(config, workers)
+    self._simulates = config.strategy.simulate.workers > 0
     self._setup = setup = setup_lib.create(config, self._horizon)
     self._program = setup.program
     self._total = setup.program.spec.total_steps
@@ -169,6 +171,16 @@ class Chief:
       if is_last:
         return True
 
+  def simulation(self) -> simulation_lib.Simulation | bool:
+    """Returns what stands in for workers; False if they are real.
+
+    Raises:
+      ConfigError: if config.strategy.simulate.log cannot be followed.
+    """
+    return self._simulates and simulation_lib.Simulation(
+      self._config, self._setup, self._session, self._records
+    )
+
   def expected_save_seconds(self) -> float:
     """Returns the seconds that a save takes while training continues."""
     return self._checkpoints.expected_save_seconds()
@@ -203,7 +215,7 @@ class Chief:
 
   def close(self) -> None:
     """Lets the other processes hear of the end, and closes the port."""
-    if self._session:
+    if self._session and not self._simulates:
       count = self._workers + self._config.strategy.servers - 1
       self._session.wait_until_alone(count, _FAREWELL)
     self._end_session()
@@ -225,7 +237,8 @@ class Chief:
 
   def _open_session(self, state, version):
     config, setup = self._config, self._setup
-    used = log_lib.used_steps(log_lib.read(self._workdir), version)
+    self._records = log_lib.read(self._workdir)
+    used = log_lib.used_steps(self._records, version)
     self._log = log_lib.UpdateLog(
       self._workdir,
       version,
@@ -295,6 +308,8 @@ class Chief:
       f'{s.wire_dtype}'
       f'{f", weights {self._horizon:g} updates ahead" if self._horizon else ""}'
     )
+    if self._simulates:
+      note(f'workers  {simulation_lib.describe(self._config, setup.layout)}')
     for line in lines:
       note(line)
     if version == total:
@@ -378,6 +393,8 @@ class Chief:
       else:
         scores = eval_loop.run(program.eval_step, state, batches)
     self._telemetry.log_duration('evaluating', time.monotonic() - start)
-    self._telemetry.evaluation(version, scores)
+    seconds = self._session and self._session.seconds.get(version)
+    time_metric = update_metrics.simulated_seconds(seconds)
+    self._telemetry.evaluation(version, scores | time_metric)
     self._checkpoints.save_best(version, state, scores)
     self._scores = scores

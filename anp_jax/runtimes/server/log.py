@@ -4,7 +4,8 @@ One JSON object a line. {"start": n, ...} begins a session of the run at version
 n and holds the settings that a replay needs; {"order": n, "devices": of a
 worker, "parts": [...]} is the update from version n to n + 1, made of
 contributions {"ticket": [step, data shard], "worker": name, "reads": [version
-read from each server], "weight": examples}.
+read from each server], "weight": examples}, in a simulation also "seconds",
+simulated, from the run's start to the update.
 """
 
 import collections
@@ -65,6 +66,14 @@ def used_steps(records: list[dict], version: int) -> set[int]:
     r['order']: r['parts'][0]['ticket'][0] for r in records if 'order' in r
   }
   return {steps.get(n, n) for n in range(version)}
+
+
+def simulated_seconds(records: list[dict], version: int) -> float:
+  """Returns when the update to a version was made; 0 if the log has no time."""
+  parts = next(
+    (r['parts'] for r in records if r.get('order') == version - 1), []
+  )
+  return max((part.get('seconds', 0.0) for part in parts), default=0.0)
 
 
 def staleness(records: list[dict]) -> collections.Counter:

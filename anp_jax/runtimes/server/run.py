@@ -46,12 +46,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
   """
   s = config.strategy
   index = processes.index
-  workers = processes.count - (s.servers if s.dedicated else 0)
-  if s.servers > processes.count or workers < 1:
-    raise config_lib.ConfigError(
-      f'config.strategy.servers={s.servers}: there are {processes.count} '
-      f'processes{", and one must train" if s.dedicated else ""}'
-    )
+  workers = _count_workers(s, processes.count)
   if s.dedicated and 0 < index < s.servers:
     # A server computes on a CPU; its GPU, if it has one, is for others.
     jax.config.update('jax_platforms', 'cpu')
@@ -74,7 +69,8 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
       )
 
     worker = None
-    if index >= s.servers or not s.dedicated:
+    trains = index >= s.servers or not s.dedicated
+    if trains and not s.simulate.workers:
       worker = worker_lib.Worker(participant, prepare)
       stack.callback(worker.close)
     if index == 0:
@@ -89,6 +85,24 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
   return {}
 
 
+def _count_workers(s, processes):
+  """The workers of a run of so many processes."""
+  if s.simulate.workers:
+    if processes > 1:
+      raise config_lib.ConfigError(
+        f'config.strategy.simulate.workers={s.simulate.workers}: expected one '
+        f'process, which computes for all of them, found {processes}'
+      )
+    return s.simulate.workers
+  workers = processes - (s.servers if s.dedicated else 0)
+  if s.servers > processes or workers < 1:
+    raise config_lib.ConfigError(
+      f'config.strategy.servers={s.servers}: there are {processes} '
+      f'processes{", and one must train" if s.dedicated else ""}'
+    )
+  return workers
+
+
 def _run_chief(participant, processes, workers, worker):
   """Process 0, session after session."""
   chief = chief_lib.Chief(participant, processes, workers)
@@ -96,6 +110,8 @@ def _run_chief(participant, processes, workers, worker):
   try:
     with processes.handling_signals(chief.expected_save_seconds):
       chief.begin_session()
+      if not worker and (worker := chief.simulation()):
+        job = _Job(worker.run, 'simulated workers')
       while not chief.supervise(job, worker):
         chief.begin_session()
       return chief.finish()

@@ -15,6 +15,8 @@ from anp_jax.runtimes.server import scheduler as scheduler_lib
 
 # Seconds that a call waits for what is not there yet; then it is made again.
 PATIENCE = 2.0
+# Of a contribution; 'seconds' in a simulation only.
+_LOGGED = 'ticket', 'worker', 'reads', 'weight', 'seconds'
 
 
 class Session:
@@ -65,6 +67,7 @@ class ChiefSession(Session):
     applied: (seconds, version, contributions) of updates that telemetry has not
       read yet.
     starts: SliceState that each server begins with.
+    seconds: version -> simulated seconds until it was made; of a simulation.
     addresses: of the servers that have joined, by index.
   """
 
@@ -86,6 +89,7 @@ class ChiefSession(Session):
     self.applied = collections.deque()
     self._log = log
     self.starts = starts
+    self.seconds = {}
     self._run = run
     self._devices = None  # of a worker
     self.addresses = {0: run.address}
@@ -149,6 +153,27 @@ class ChiefSession(Session):
     contribution = self._checked(worker, contribution)
     answer = self._wait_for(lambda: self._commit(worker, contribution))
     return {answer: True} if isinstance(answer, str) else {}
+
+  def order(self, contributions: list[dict], devices: int) -> bool:
+    """Makes the next update of what a simulation has ordered.
+
+    Args:
+      contributions: as workers report them, with gradients that are pending,
+        and 'seconds': simulated, of the update.
+      devices: that computed each gradient.
+
+    Returns:
+      Whether the update was wanted: the run has not been stopped.
+    """
+    with self._changing():
+      version = self.scheduler.version
+      if version >= self.scheduler.limit or self._ended() or self._closed:
+        return False
+      self._devices = devices
+      self.scheduler.version += 1
+      self.seconds[version + 1] = contributions[0]['seconds']
+      self._submit(version, contributions)
+    return True
 
   def updates(self, since: int, server: int) -> dict:
     """Answers another server with the updates from version `since` on."""
@@ -236,16 +261,16 @@ class ChiefSession(Session):
     version = self.scheduler.version
     contributions = self.scheduler.commit(worker, ticket, contribution)
     if isinstance(contributions, list) and contributions:
-      logged = [
-        {k: c[k] for k in ('ticket', 'worker', 'reads', 'weight')}
-        for c in contributions
-      ]
-      self._log.append(version, self._devices, logged)
-      if len(self.starts) > 1:
-        self._updates.append((version, logged))
-      self.applied.append((time.monotonic(), version, contributions))
-      self.store.submit(version, logged)
+      self._submit(version, contributions)
     return contributions
+
+  def _submit(self, version, contributions):
+    logged = [{k: c[k] for k in _LOGGED if k in c} for c in contributions]
+    self._log.append(version, self._devices, logged)
+    if len(self.starts) > 1:
+      self._updates.append((version, logged))
+    self.applied.append((time.monotonic(), version, contributions))
+    self.store.submit(version, logged)
 
   def _wait_for(self, request):
     """The scheduler's answer, or WAIT if it stays that for a while."""

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 
+from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import initial
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
@@ -93,6 +94,9 @@ def create(config, horizon: float) -> Setup:
   Raises:
     ConfigError: for what a config alone does not show.
   """
+  if config.strategy.simulate.workers:
+    # No bit depends on the number of servers, so those simulated are one.
+    config = config_lib.replaced(config, {'strategy.servers': 1})
   source = sources.open_source(config, training=True)
   mesh = mesh_lib.create(config, jax.local_devices())
   objective = objective_lib.create(

@@ -2,10 +2,35 @@
 
 import dataclasses
 
+from anp_jax.config import emulation_keys
 from anp_jax.config import keys
 from anp_jax.config import rules
 from anp_jax.parallel.sync import strategy as sync
 from anp_jax.runtimes import transport_keys
+
+_SIMULATED = {'only_if': ('strategy.simulate.workers', ('[!0]*',))}
+_SIMULATION = {
+  'simulate.workers': keys.integer(
+    0, 'workers that one process computes for, in simulated time; 0: real ones',
+    at_least=0,
+  ),
+  'simulate.log': keys.text(
+    '', "workdir of a real run whose order is followed; '': by the times below",
+    **_SIMULATED,
+  ),
+  **{
+    f'simulate.{name}': dataclasses.replace(
+      emulation_keys.KEYS[name], **_SIMULATED
+    )
+    for name in ('step_seconds', 'image_seconds', 'spread', 'slow')
+  },
+  'simulate.pull_seconds': keys.number(
+    0, "of a worker's reading of the weights", at_least=0, **_SIMULATED
+  ),
+  'simulate.push_seconds': keys.number(
+    0, "of a gradient's way to the servers", at_least=0, **_SIMULATED
+  ),
+}  # fmt: skip
 
 
 class Server(sync.Sync):
@@ -50,6 +75,7 @@ class Server(sync.Sync):
         60, "seconds of a worker's silence, after which others compute its "
         'batches', above=0,
       ),
+      **_SIMULATION,
     }  # fmt: skip
     settings = {
       name: dataclasses.replace(key, resumable=True)

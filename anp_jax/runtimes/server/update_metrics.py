@@ -28,7 +28,9 @@ class UpdateMetrics:
     """
     self._setup = setup
     self._every = every
-    self._workers = workers
+    # Simulated ones wait for one stream of batches.
+    simulates = setup.config.strategy.simulate.workers > 0
+    self._workers = 1 if simulates else workers
     self._telemetry = telemetry
     self._sums = _sums(setup.objective)
     self._damage = delayed_metrics.DamageCounter(
@@ -73,11 +75,17 @@ class UpdateMetrics:
         'staleness': sum(s * n for s, n in staleness.items()) / count,
         **{f'staleness_{s}': staleness[s] for s in sorted(staleness)},
         'megabytes_per_update': self._bytes / 1e6 / count * len(contributions),
+        **simulated_seconds(contributions[0].get('seconds')),
       },
       self._waited / self._workers,
     )
     staleness.clear()
     self._waited = self._bytes = 0.0
+
+
+def simulated_seconds(seconds: float | None) -> dict[str, float]:
+  """Returns the metric of a time; none where nothing is simulated."""
+  return {} if seconds is None else {'simulated_seconds': seconds}
 
 
 def _sums(objective):
