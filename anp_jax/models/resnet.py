@@ -30,7 +30,6 @@ class Block(nn.Module):
     features: channels inside; a bottleneck gives four times as many.
     conv: makes a convolution from (features, size, stride, name=...).
     norm: makes a normalisation, called (x, train).
-    relu: the nonlinearity.
     bottleneck: 1x1, 3x3, 1x1 instead of two 3x3.
     stride: pixels.
     version: 'v1.5' or 'v1'.
@@ -40,7 +39,6 @@ class Block(nn.Module):
   features: int
   conv: Any
   norm: Any
-  relu: Any
   bottleneck: bool
   stride: int = 1
   version: str = 'v1.5'
@@ -59,15 +57,22 @@ class Block(nn.Module):
     y = x
     for i, (wider, size, stride) in enumerate(plan, 1):
       last = i == len(plan)
-      y = self.conv(wider * self.features, size, stride, name=f'conv{i}')(y)
+      conv = self.conv(wider * self.features, size, stride, name=f'conv{i}')
       init = nn.initializers.zeros_init if last and self.zero_init else (
         nn.initializers.ones_init)  # fmt: skip
-      norm = self.norm(scale_init=init(), relu=not last, name=f'norm{i}')
-      y = norm(y, train)
-    if x.shape != y.shape:
-      x = self.conv(y.shape[-1], 1, self.stride, name='shortcut_conv')(x)
-      x = self.norm(name='shortcut_norm')(x, train)
-    return self.relu(x + y)
+      norm = self.norm(scale_init=init(), relu=True, name=f'norm{i}')
+      # The last convolution keeps the map's size.
+      added = self._shortcut(x, y.shape[1:3], train) if last else None
+      y = layers.conv_norm(conv, norm, y, train, added)
+    return y
+
+  def _shortcut(self, x, size, train):
+    """What is added to the last norm's result, of maps of that size."""
+    features = (4 if self.bottleneck else 1) * self.features
+    if x.shape[1:] == (*size, features):
+      return x
+    conv = self.conv(features, 1, self.stride, name='shortcut_conv')
+    return layers.conv_norm(conv, self.norm(name='shortcut_norm'), x, train)
 
 
 class ResNet(nn.Module):
@@ -109,9 +114,8 @@ class ResNet(nn.Module):
       platform=self.platform,
       **types,
     )
-    relu = functools.partial(layers.relu, platform=self.platform)
-    x = conv(self.width, 7, 2, name='stem_conv')(images)
-    x = norm(relu=True, name='stem_norm')(x, train)
+    stem = conv(self.width, 7, 2, name='stem_conv')
+    x = layers.conv_norm(stem, norm(relu=True, name='stem_norm'), images, train)
     x = layers.max_pool(x, platform=self.platform)
     for i, blocks in enumerate(self.stages):
       for j in range(blocks):
@@ -119,7 +123,6 @@ class ResNet(nn.Module):
           self.width * 2**i,
           conv,
           norm,
-          relu,
           self.bottleneck,
           stride=2 if i and not j else 1,
           version=self.version,

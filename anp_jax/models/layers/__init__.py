@@ -13,16 +13,18 @@ from jax import lax
 import jax.numpy as jnp
 
 from anp_jax.models.layers import onednn
+from anp_jax.models.layers import windows
 from anp_jax.models.layers.activation import relu
 from anp_jax.models.layers.convolution import add_bias
 from anp_jax.models.layers.convolution import convolve
+from anp_jax.models.layers.folding import conv_norm
 from anp_jax.models.layers.normalisation import normalise
 from anp_jax.models.layers.pooling import avg_pool
 from anp_jax.models.layers.pooling import max_pool
 
 __all__ = [
-  'BatchNorm', 'Conv', 'add_bias', 'avg_pool', 'convolve', 'max_pool',
-  'normalise', 'relu',
+  'BatchNorm', 'Conv', 'add_bias', 'avg_pool', 'conv_norm', 'convolve',
+  'max_pool', 'normalise', 'relu',
 ]  # fmt: skip
 
 # He et al. 2015 (arXiv 1502.01852), over the fan-out as torchvision does.
@@ -51,8 +53,8 @@ class Conv(nn.Module):
     """(batch, height, width, in) to (batch, height', width', features)."""
     shape = (self.size, self.size, x.shape[-1], self.features)
     kernel = self.param('kernel', kernel_init, shape, self.param_dtype)
-    padding = (self.size - 1) // 2 if self.padding is None else self.padding
-    y = self.convolve(x.astype(self.dtype), kernel.astype(self.dtype), padding)
+    x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+    y = self.convolve(x, kernel, self.pixels)
     if not self.use_bias:
       return y
     bias = self.param(
@@ -60,9 +62,24 @@ class Conv(nn.Module):
     )
     return add_bias(y, bias.astype(self.dtype), self.platform)
 
-  def convolve(self, x, kernel, padding):
-    """Convolves; a strategy may replace this by `nn.intercept_methods`."""
-    return convolve(x, kernel, self.stride, padding, self.platform)
+  @property
+  def pixels(self):
+    """The padding, as `windows.pads` takes it."""
+    return (self.size - 1) // 2 if self.padding is None else self.padding
+
+  def convolve(self, x, kernel, padding, after=None):
+    """Convolves; a strategy may replace this by `nn.intercept_methods`.
+
+    Args:
+      x: (batch, height, width, in).
+      kernel: (size, size, in, features), of x's dtype.
+      padding: see `windows.pads`.
+      after: onednn.After, with a kernel of float32; or None.
+    """
+    if after is None:
+      return convolve(x, kernel, self.stride, padding, self.platform)
+    pads = windows.pads(padding, x.shape[1:3], kernel.shape[:2], self.stride)
+    return onednn.convolve_and(x, kernel, after, self.stride, pads)
 
 
 class BatchNorm(nn.Module):
@@ -77,7 +94,7 @@ class BatchNorm(nn.Module):
   Attributes:
     group: examples a group; 0: all of the batch, over `axis_name` if given.
     axis_name: mesh axis over which a global group (group=0) is divided.
-    relu: whether a ReLU follows.
+    relu: whether a ReLU follows, after what is added.
   """
 
   group: int = 32
@@ -91,8 +108,13 @@ class BatchNorm(nn.Module):
   relu: bool = False
 
   @nn.compact
-  def __call__(self, x, train: bool):
+  def __call__(self, x, train: bool, added=None):
     """(batch, ..., channels) in and out; statistics in param_dtype.
+
+    Args:
+      x: that is normalised.
+      train: whether by the statistics of its groups, or by the running ones.
+      added: like x, added before the ReLU; or None.
 
     Raises:
       ValueError: if the batch is not a multiple of the group.
@@ -109,9 +131,8 @@ class BatchNorm(nn.Module):
       'batch_stats', 'var', jnp.ones, shape, self.param_dtype
     )
     if not train or self.is_initializing():
-      factor = scale * lax.rsqrt(running_var.value + self.epsilon)
-      offset = bias - running_mean.value * factor
-      return self._activate((x * factor + offset).astype(self.dtype))
+      factor, offset = self.running_factors()
+      return self._activate((x * factor + offset).astype(self.dtype), added)
     size = self.group or x.shape[0]
     if x.shape[0] % size:
       raise ValueError(
@@ -122,12 +143,13 @@ class BatchNorm(nn.Module):
     axis_name = None if self.group else self.axis_name
     if axis_name is not None and lax.axis_size(axis_name) == 1:
       axis_name = None
+    relu_within = self.relu and added is None
     fused = axis_name is None and onednn.takes_norm(
-      grouped, scale, self.relu, self.platform
+      grouped, scale, relu_within, self.platform
     )
     if fused:
       y, mean, var = onednn.normalise(
-        grouped, scale, bias, self.epsilon, self.relu
+        grouped, scale, bias, self.epsilon, relu_within
       )
     else:
       y, mean, var = normalise(
@@ -138,7 +160,16 @@ class BatchNorm(nn.Module):
         1 - self.momentum
       ) * new.mean(0)
     y = y.reshape(x.shape).astype(self.dtype)
-    return y if fused else self._activate(y)
+    return y if fused and relu_within else self._activate(y, added)
 
-  def _activate(self, y):
+  def running_factors(self):
+    """What x is multiplied by in evaluation, and what is added: (channels,)."""
+    scale, bias = (self.get_variable('params', n) for n in ('scale', 'bias'))
+    mean, var = (self.get_variable('batch_stats', n) for n in ('mean', 'var'))
+    factor = scale * lax.rsqrt(var + self.epsilon)
+    return factor, bias - mean * factor
+
+  def _activate(self, y, added):
+    if added is not None:
+      y = added + y
     return relu(y, self.platform) if self.relu else y

@@ -6,6 +6,7 @@ Of a platform 'cpu_onednn': a CPU for which `system.onednn` has a library.
 import functools
 import math
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 
@@ -92,6 +93,85 @@ def _convolve_backward(stride, pads, groups, saved, dy):
 
 
 convolve.defvjp(_convolve_forward, _convolve_backward)
+
+
+@struct.dataclass
+class After:
+  """What follows a convolution before its result is rounded.
+
+  Attributes:
+    factor: (features,), float32, multiplies.
+    summand: (features,), float32, is added then.
+    added: like the result; or None.
+    relu: whether a ReLU is last. It makes 0 of NaN.
+  """
+
+  factor: jax.Array
+  summand: jax.Array
+  added: jax.Array | None
+  relu: bool = struct.field(pytree_node=False)
+
+  def follow(self, y):
+    """Returns what is made of a result that was computed without."""
+    wide = y.astype(jnp.float32) * self.factor + self.summand
+    if self.added is not None:
+      wide += self.added.astype(jnp.float32)
+    return (jax.nn.relu(wide) if self.relu else wide).astype(y.dtype)
+
+
+def takes_convolve_and(x, kernel, after, stride: int, pads) -> bool:
+  """Whether oneDNN computes `convolve_and`, whose arguments these are.
+
+  Its other condition is `takes_convolution`. Arrays may be shapes and dtypes.
+  """
+  added = x if after.added is None else after.added
+  return x.dtype == added.dtype and custom_call.supports(
+    _spec_and(x, kernel, after, stride, pads)
+  )
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def convolve_and(x, kernel, after: After, stride: int, pads):
+  """A convolution and what follows it, in one call.
+
+  Args:
+    x: (batch, height, width, channels), float32 or bfloat16.
+    kernel: (height, width, channels, features), float32.
+    after: what follows.
+    stride: pixels, both ways.
+    pads: padding of x, ((top, bottom), (left, right)).
+
+  Returns:
+    (batch, height', width', features), the dtype of x.
+  """
+  spec = _spec_and(x, kernel, after, stride, pads)
+  result = jax.ShapeDtypeStruct(spec.result, x.dtype)
+  arguments = x, kernel, after.factor, after.summand
+  if after.added is None:
+    return custom_call.call(spec, result, *arguments)
+  return custom_call.call(spec, result, *arguments, after.added, into=4)
+
+
+def _convolve_and_forward(x, kernel, after, stride, pads):
+  return convolve_and(x, kernel, after, stride, pads), (x, kernel, after)
+
+
+def _convolve_and_backward(stride, pads, saved, dy):
+  def apart(x, kernel, after):
+    return after.follow(convolve(x, kernel.astype(x.dtype), stride, pads))
+
+  return jax.vjp(apart, *saved)[1](dy)
+
+
+convolve_and.__wrapped__.defvjp(_convolve_and_forward, _convolve_and_backward)
+
+
+def _spec_and(x, kernel, after, stride, pads):
+  steps = ('norm',) + ('add',) * (after.added is not None)
+  return _spec('forward', x, kernel, stride, pads, 1)._replace(
+    after=steps + ('relu',) * after.relu
+  )
 
 
 def _spec(direction, x, kernel, stride, pads, groups):

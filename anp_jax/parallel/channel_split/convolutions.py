@@ -97,14 +97,15 @@ def find(model, variables, images) -> list[Call]:
   return calls
 
 
-def _handle(handler, module, x, kernel, padding):
+def _handle(handler, module, x, kernel, padding, after=None):
   """Lets the handler compute a `layers.Conv`, without its module."""
   stride, default = module.stride, module.platform
 
   def convolve(x, kernel, platform=None):
     return layers.convolve(x, kernel, stride, padding, platform or default)
 
-  return handler('/'.join(module.path), convolve, x, kernel)
+  y = handler('/'.join(module.path), convolve, x, kernel.astype(x.dtype))
+  return y if after is None else after.follow(y)
 
 
 @contextlib.contextmanager

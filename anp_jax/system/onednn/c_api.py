@@ -15,9 +15,9 @@ _DIMENSIONS = ctypes.c_int64 * 12
 # dnnl_data_type_t, by NumPy's names.
 DTYPES = {'float32': 3, 'bfloat16': 2}
 _CPU, _IN_ORDER, _USER_SCRATCHPAD, _STRICT = 1, 1, 1, 0
-FORWARD_TRAINING, BACKWARD = 64, 128  # dnnl_prop_kind_t
-# dnnl_alg_kind_t: of a convolution, and of a mean in which padding counts.
-DIRECT, MEAN_WITH_PADDING = 1, 0x2FF
+FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD = 64, 96, 128  # dnnl_prop_kind_t
+# dnnl_alg_kind_t: a convolution, a mean in which padding counts, a ReLU.
+DIRECT, MEAN_WITH_PADDING, _RELU = 1, 0x2FF, 0x20
 ANY_LAYOUT = 1  # dnnl_format_tag_t
 SCALE, SHIFT, RELU = 2, 4, 8  # dnnl_normalization_flags_t
 # dnnl_query_t.
@@ -25,14 +25,15 @@ _IMPLEMENTATION = 8
 WEIGHTS, DIFF_WEIGHTS, WORKSPACE, _SCRATCHPAD = 131, 132, 135, 136
 _DTYPE, _OFFSET = 258, 259
 # Names of arguments, DNNL_ARG_*.
-(ARG_SRC, ARG_DST, ARG_WEIGHTS, ARG_MEAN, ARG_VARIANCE, ARG_SCALE,
+(ARG_SRC, ARG_DST, ARG_WEIGHTS, ARG_BIAS, ARG_MEAN, ARG_VARIANCE, ARG_SCALE,
  ARG_SHIFT, ARG_WORKSPACE, _ARG_SCRATCHPAD, ARG_DIFF_SRC, ARG_DIFF_DST,
  ARG_DIFF_WEIGHTS, ARG_DIFF_SCALE, ARG_DIFF_SHIFT) = (
-  1, 17, 33, 49, 50, 51, 52, 64, 80, 129, 145, 161, 255, 256,
+  1, 17, 33, 41, 49, 50, 51, 52, 64, 80, 129, 145, 161, 255, 256,
 )  # fmt: skip
 
 
 ARG_SOURCES = 1024  # and the number of one of a sum's arrays
+ARG_FACTORS = 4097  # of what a copy reads
 
 
 class OneDnnError(RuntimeError):
@@ -75,15 +76,17 @@ class Api:
       text = '.'.join(map(str, self.version))
       raise OneDnnError(f'{path} is oneDNN {text}, expected 3.x')
     self.engine = self.create('dnnl_engine_create', _INT(_CPU), _SIZE(0))
-    self._attributes = self.create('dnnl_primitive_attr_create')
+    self._attributes = self._make_attributes()
+
+  def _make_attributes(self):
+    attributes = self.create('dnnl_primitive_attr_create')
     for setting, value in (
-      ('scratchpad_mode', _USER_SCRATCHPAD),
+      ('scratchpad_mode', _INT(_USER_SCRATCHPAD)),
       # Whatever ONEDNN_DEFAULT_FPMATH_MODE says: float32 stays float32.
-      ('fpmath_mode', _STRICT),
+      ('fpmath_mode', _INT(_STRICT)),
     ):
-      self.call(
-        f'dnnl_primitive_attr_set_{setting}', self._attributes, _INT(value)
-      )
+      self.call(f'dnnl_primitive_attr_set_{setting}', attributes, value)
+    return attributes
 
   def _read_version(self):
     self.functions.dnnl_version.restype = ctypes.POINTER(_Version)
@@ -160,18 +163,57 @@ class Api:
     """Returns whether two descriptions of arrays are the same."""
     return bool(self.functions.dnnl_memory_desc_equal(left, right))
 
-  def describe(self, operation: str, *arguments) -> POINTER:
-    """Describes a primitive, such as 'convolution_forward'."""
+  def describe(self, operation: str, *arguments, after=()) -> POINTER:
+    """Describes a primitive, such as 'convolution_forward'.
+
+    Args:
+      operation: its name.
+      *arguments: those that are its own.
+      after: what follows before a result is written: 'add', to add what its
+        memory holds, 'relu', or both, in this order.
+    """
+    attributes = self._attributes
+    if after:
+      attributes = self._make_attributes()
+      steps = self.create('dnnl_post_ops_create')
+      for step in after:
+        if step == 'add':
+          self.call(
+            'dnnl_post_ops_append_sum', steps, ctypes.c_float(1), _INT(0),
+            _INT(0),
+          )  # fmt: skip
+        else:
+          self.call(
+            'dnnl_post_ops_append_eltwise', steps, _INT(_RELU),
+            ctypes.c_float(0), ctypes.c_float(0),
+          )  # fmt: skip
+      self.call('dnnl_primitive_attr_set_post_ops', attributes, steps)
     return self.create(
       f'dnnl_{operation}_primitive_desc_create', self.engine, *arguments,
-      self._attributes,
+      attributes,
     )  # fmt: skip
 
-  def describe_reorder(self, source: POINTER, target: POINTER) -> POINTER:
-    """Describes the copy of an array into another layout."""
+  def describe_reorder(
+    self, source: POINTER, target: POINTER, factors: bool = False
+  ) -> POINTER:
+    """Describes the copy of an array into another layout, or dtype.
+
+    Args:
+      source: that is read.
+      target: that is written.
+      factors: whether each element is multiplied by ARG_FACTORS, which has one
+        for each place of the first axis.
+    """
+    attributes = self._attributes
+    if factors:
+      attributes = self._make_attributes()
+      self.call(
+        'dnnl_primitive_attr_set_scales_mask', attributes, _INT(ARG_SRC),
+        _INT(1),
+      )  # fmt: skip
     return self.create(
       'dnnl_reorder_primitive_desc_create', source, self.engine, target,
-      self.engine, self._attributes,
+      self.engine, attributes,
     )  # fmt: skip
 
   def describe_sum(self, sources: Sequence[POINTER], target: POINTER):

@@ -21,7 +21,8 @@ class Convolution(pieces.Operation):
 
   The addresses of `run`: forward: image, kernel, result. backward_data: the
   result's gradient, kernel, the image's gradient. backward_weights: image, the
-  result's gradient, the kernel's gradient.
+  result's gradient, the kernel's gradient. With a norm after it: image, kernel,
+  factors, summands, the result's if it is added to, result.
 
   Attributes:
     implementation: oneDNN's name for how it is computed.
@@ -47,7 +48,8 @@ class Convolution(pieces.Operation):
       for shape in (part.image, part.result)
     ]
     shape, strides = _kernel(spec)
-    self._plain_kernel = api.array(shape, spec.dtype, strides)
+    dtype = 'float32' if spec.after else spec.dtype
+    self._plain_kernel = api.array(shape, dtype, strides)
     self._kernel_shape = shape
     api.use_threads(each)
     if spec.direction == 'backward_weights':
@@ -61,7 +63,7 @@ class Convolution(pieces.Operation):
     # oneDNN's own layout of the kernel, into which it is copied.
     description = self._describe(spec.dtype)
     kernel, place = api.query(description, c_api.WEIGHTS), (1, 0)
-    if not api.equal(kernel, self._plain_kernel):
+    if spec.after or not api.equal(kernel, self._plain_kernel):
       place = self.share(api.size(kernel))
       self._add_slices(self._copy, self._plain_kernel, [(1, 0)], kernel, place)
     image, result = pieces.describe_maps(api, self._part)
@@ -71,12 +73,17 @@ class Convolution(pieces.Operation):
     else:
       names = c_api.ARG_DIFF_DST, c_api.ARG_WEIGHTS, c_api.ARG_DIFF_SRC
       ends, strides = (result, image), self._strides[::-1]
-    arrays = ends[0], kernel, ends[1]
-    primitive = self._compile(description, list(zip(names, arrays)))
+    arguments = list(zip(names, (ends[0], kernel, ends[1])))
+    summands = ()
+    if spec.after:
+      arguments.append((c_api.ARG_BIAS, _vector(api, spec)))
+      summands = ((3, 0),)
+    primitive = self._compile(description, arguments)
     self.phases.append([
       pieces.Piece(
         primitive,
-        ((0, i * strides[0]), place, (pieces.RESULT, i * strides[1])),
+        ((0, i * strides[0]), place, (pieces.RESULT, i * strides[1]),
+         *summands),
       )
       for i in range(self._count)
     ])  # fmt: skip
@@ -129,6 +136,7 @@ class Convolution(pieces.Operation):
       place: its place.
     """
     api, shape, starts = self.api, self._kernel_shape, [(0, 0)]
+    axis = each = 0
     if 4 * math.prod(shape) >= _LARGE_KERNEL and self._spec.groups == 1:
       axis = 0 if shape[0] % (self._count * _BLOCK) == 0 else 1
       each, rest = divmod(shape[axis], self._count)
@@ -144,19 +152,23 @@ class Convolution(pieces.Operation):
           starts = list(zip(*([start for _, start in cut] for cut in cuts)))
           (source, _), (target, _) = (cut[0] for cut in cuts)
     primitive = make(source, target)
+    step = 4 * each if axis == 0 else 0  # bytes from slice to slice of factors
     self.phases.append([
       pieces.Piece(primitive, (
         *((i, offset + read) for i, offset in sources),
         (place[0], place[1] + written),
+        *([(2, i * step)] if self._spec.after else ()),
       ))
-      for read, written in starts
+      for i, (read, written) in enumerate(starts)
     ])  # fmt: skip
 
   def _copy(self, source, target):
+    arguments = [(c_api.ARG_SRC, source), (c_api.ARG_DST, target)]
+    factors = bool(self._spec.after)
+    if factors:  # as many as there are, whatever a slice reads of them
+      arguments.append((c_api.ARG_FACTORS, _vector(self.api, self._spec)))
     return c_api.Primitive(
-      self.api,
-      self.api.describe_reorder(source, target),
-      [(c_api.ARG_SRC, source), (c_api.ARG_DST, target)],
+      self.api, self.api.describe_reorder(source, target, factors), arguments
     )
 
   def _sum(self, source, target):
@@ -186,8 +198,12 @@ def _describe_convolution(api, spec, kernel):
   # A gradient's is only a hint, of the dtypes of a forward pass.
   hint = api.array(_kernel(spec)[0], spec.dtype, None) if backward else kernel
   forward = api.describe(
-    'convolution_forward', ctypes.c_int(c_api.FORWARD_TRAINING), direct,
-    image, hint, None, result, *window,
+    'convolution_forward',
+    ctypes.c_int(
+      c_api.FORWARD_INFERENCE if spec.after else c_api.FORWARD_TRAINING
+    ),
+    direct, image, hint, _vector(api, spec) if spec.after else None, result,
+    *window, after=spec.after[1:],
   )  # fmt: skip
   if not backward:
     return forward
@@ -196,6 +212,11 @@ def _describe_convolution(api, spec, kernel):
     f'convolution_{spec.direction}', direct, image, kernel, *bias, result,
     *window, forward,
   )  # fmt: skip
+
+
+def _vector(api, spec):
+  """Describes a number for each feature."""
+  return api.array(spec.kernel[-1:], 'float32', (1,))
 
 
 def _kernel(spec):

@@ -47,21 +47,24 @@ _CREATE_ERROR = ctypes.CFUNCTYPE(
 )
 
 
-def call(spec, results, *arguments):
+def call(spec, results, *arguments, into: int | None = None):
   """Computes an operation in a traced program.
 
   Args:
     spec: one of `specs`.
     results: jax.ShapeDtypeStruct, or a tuple of them.
     *arguments: arrays, in the operation's order, without the results.
+    into: the number of the argument in whose memory the result is written.
 
   Returns:
     An array, or a list of them.
   """
   _register()
-  return jax.ffi.ffi_call(specs.TARGET, results, vmap_method='sequential')(
-    *arguments, operation=specs.name(spec)
-  )
+  compute = jax.ffi.ffi_call(
+    specs.TARGET, results, vmap_method='sequential',
+    input_output_aliases=None if into is None else {into: 0},
+  )  # fmt: skip
+  return compute(*arguments, operation=specs.name(spec))
 
 
 def supports(spec) -> bool:

@@ -89,6 +89,13 @@ def _check_convolution(api, dtype, threads, case):
     )
     _run(convolution.Convolution(api, spec, threads), arrays)
     _compare(f'{direction} {size}x{size}/{stride}', dtype, arrays[-1], want)
+  factor, summand = (_random(i, (features,), 'float32') for i in (3, 4))
+  want = np.maximum(want_y * factor + summand + wide_dy, 0)
+  spec = spec._replace(direction='forward', after=('norm', 'add', 'relu'))
+  result = dy.copy()  # of what it is added to
+  arrays = x, kernel.astype('float32'), factor, summand, result, result
+  _run(convolution.Convolution(api, spec, threads), arrays)
+  _compare(f'norm after {size}x{size}/{stride}', dtype, result, want)
 
 
 def _check_norms(api, dtype, threads):

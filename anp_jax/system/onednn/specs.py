@@ -25,6 +25,10 @@ class ConvolutionSpec(NamedTuple):
     groups: of channels, each convolved with its share of the features.
     waits: whether `run` gets one more address after the arguments', where it
       reads nothing: XLA makes such an argument before it runs the call.
+    after: what follows a forward pass, of 'norm', 'add', 'relu', in this order:
+      a factor and a summand of each feature in float32, and the kernel is
+      float32, too; the sum with what the result's memory holds; a ReLU, which
+      makes 0 of NaN. The result is rounded once, after all.
   """
 
   direction: str
@@ -36,6 +40,7 @@ class ConvolutionSpec(NamedTuple):
   pads: tuple[int, ...]
   groups: int = 1
   waits: bool = False
+  after: tuple[str, ...] = ()
 
 
 class BatchNormSpec(NamedTuple):

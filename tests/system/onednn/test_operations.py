@@ -60,6 +60,7 @@ def _center(spec, arrays):
 @pytest.mark.parametrize(
   'spec',
   [_FORWARD, _FORWARD._replace(groups=4, waits=True, pads=(0, -1, 2, 1)),
+   _FORWARD._replace(after=('norm', 'add', 'relu')),
    _NORM, _NORM._replace(epsilon=1.25e-3, dtype='bfloat16', relu=False)],
 )  # fmt: skip
 def test_a_name_says_all_of_an_operation(spec):

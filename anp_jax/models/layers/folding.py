@@ -1,0 +1,51 @@
+"""A convolution and the batch norm after it, in evaluation one operation."""
+
+import jax
+import jax.numpy as jnp
+
+from anp_jax.models.layers import onednn
+from anp_jax.models.layers import windows
+
+
+def conv_norm(conv, norm, x, train: bool, added=None):
+  """A convolution, then batch norm, sum and ReLU; in evaluation one call.
+
+  With running statistics a norm multiplies and adds. oneDNN, where it computes
+  the convolution, multiplies the kernel instead, while it brings that into its
+  own layout, and adds, applies the ReLU and rounds before it writes a result.
+  Elsewhere, and in training, it is `norm(conv(x), train, added)`.
+
+  Args:
+    conv: layers.Conv.
+    norm: layers.BatchNorm.
+    x: (batch, height, width, in).
+    train: whether the batch's statistics count, not the running ones.
+    added: (batch, height', width', features), added before the ReLU; or None.
+
+  Returns:
+    (batch, height', width', features).
+  """
+  x = x.astype(conv.dtype)
+  if train or conv.is_initializing() or not _is_one_call(conv, norm, x, added):
+    return norm(conv(x), train, added)
+  factor, summand = norm.running_factors()
+  if conv.use_bias:
+    summand += conv.get_variable('params', 'bias') * factor
+  kernel, factor, summand = (
+    a.astype(jnp.float32)
+    for a in (conv.get_variable('params', 'kernel'), factor, summand)
+  )
+  after = onednn.After(factor, summand, added, norm.relu)
+  return conv.convolve(x, kernel, conv.pixels, after)
+
+
+def _is_one_call(conv, norm, x, added):
+  shape = (conv.size, conv.size, x.shape[-1], conv.features)
+  pads = windows.pads(conv.pixels, x.shape[1:3], shape[:2], conv.stride)
+  kernel = jax.ShapeDtypeStruct(shape, x.dtype)
+  after = onednn.After(None, None, added, norm.relu)
+  return (
+    jnp.dtype(norm.dtype) == x.dtype
+    and onednn.takes_convolution(x, kernel, conv.stride, pads, conv.platform)
+    and onednn.takes_convolve_and(x, kernel, after, conv.stride, pads)
+  )
