@@ -9,6 +9,7 @@ import pytest
 from scripts.plan import check
 from scripts.plan import fit
 from scripts.study import __main__ as study_main
+from scripts.study.papers import invariant2016
 from scripts.study.papers import lab as lab_lib
 from scripts.study.papers import others
 from scripts.study.papers import page
@@ -191,6 +192,19 @@ def test_predict_only_runs_nothing(tmp_path):
   assert result.why_not == 'not run, because of --predict_only'
   assert result.get('x') is None and not lab.failures
   assert os.listdir(tmp_path) == []
+
+
+def test_layers_of_a_measurement_are_a_table():
+  values = {'conv1_2_alone': 1.9, 'conv1_16_alone': 9.0, 'all_2_alone': 1.5,
+            'conv1_2_at_once': 1.1, 'max_pool_2_alone': 1.2}  # fmt: skip
+  result = lab_lib.Measurement(values, 'here')
+  caption, rows = invariant2016.layer_table('mnist', result)
+  assert caption == 'MNIST, LeNet, by layer (here):'
+  assert rows[1:] == [
+    ('conv1', '1.90', '-', '-', '-', '9.00'),
+    ('max pool', '1.20', '-', '-', '-', '-'),
+    ('all', '1.50', '-', '-', '-', '-'),
+  ]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Coarse-grain parallelism that keeps convergence: Gonzalez Tallada 2016."""
 
 import functools
+import re
 
 from anp_jax.system import drawing
 from scripts.study.papers import drawn
@@ -23,6 +24,7 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
   """The paper's page."""
   results = {name: _measure(lab, name) for name in _NETWORKS}
   plans = {name: _plan(lab, name) for name in _NETWORKS}
+  layers = {name: _layers(lab, name) for name in _NETWORKS}
   rows = []
   for name in _NETWORKS:
     rows += _rows(lab, facts, name, results[name], plans[name])
@@ -32,6 +34,10 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
     question='How much faster do 2 to 16 threads train a batch of the same '
     'size, when gradients are added in a fixed order?',
     rows=rows,
+    tables=[
+      layer_table(name, result) for name, result in layers.items()
+      if result.values
+    ],
     notes=[
       'The paper divides a batch over threads of one process; here it is '
       'divided over processes with a core each, joined by gloo over loopback, '
@@ -41,14 +47,35 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
       'timed" stands, else it follows from the entry `cpu`; sums over loopback '
       'are an assumption of links.toml. A batch that does not divide is '
       'rounded up.',
+      'By layer: the time of the whole batch over that of its n-th part, '
+      'forward and backward, on one core. It is what a division over n could '
+      'give before anything is sent or shared (memory, caches).',
       'Our `invariant` gives the same bits for any number of processes, which '
       'the paper\'s order does not: docs/strategies.md.',
     ],
     figures=[(
-      'invariant2016', 'speed-up by threads, or processes',
-      functools.partial(_draw, facts, results, plans),
+      'invariant2016', 'speed-up by threads or processes, and by layer',
+      functools.partial(_draw, facts, results, plans, layers),
     )],
   )  # fmt: skip
+
+
+def layer_table(name, result) -> tuple[str, list[tuple[str, ...]]]:
+  """Speed-ups by layer, as a further table.
+
+  Args:
+    name: of the data set.
+    result: of `scripts.bench.layers` with shares.
+
+  Returns:
+    A caption, and rows of texts, the first the head.
+  """
+  rows = [('layer', *(f'1/{n} of the batch' for n in _SIZES))]
+  for layer, curve in _by_layer(result).items():
+    rows.append((
+      layer, *(f'{curve[n]:.2f}' if n in curve else '-' for n in _SIZES)
+    ))  # fmt: skip
+  return f'{_NETWORKS[name][0]}, by layer ({result.hardware}):', rows
 
 
 def _measure(lab, name) -> lab_lib.Measurement:
@@ -84,6 +111,28 @@ def _plan(lab, name) -> tuple[dict[int, float], str]:
   return {p['nodes']: p['images_per_second'] / base for p in points}, source
 
 
+def _layers(lab, name) -> lab_lib.Measurement:
+  """Each layer with parts of the batch, on one core."""
+  _, _, network, size, batch, _, _ = _NETWORKS[name]
+  return lab.measure(f'invariant2016-{name}-layers', [
+    '-m', 'scripts.bench.layers', f'--model={network}', f'--size={size}',
+    f'--batch={batch}', f'--shares={",".join(map(str, (1, *_SIZES)))}',
+    '--rounds=5',
+  ])  # fmt: skip
+
+
+def _by_layer(result) -> dict[str, dict[int, float]]:
+  """Speed-ups by layer and number of parts, the whole step ('all') last."""
+  by_layer = {}
+  for key, value in (result.values or {}).items():
+    match = re.fullmatch(r'(.+)_(\d+)_alone', key)
+    if match:
+      layer, count = match[1].replace('_', ' '), int(match[2])
+      by_layer.setdefault(layer, {})[count] = value
+  step = by_layer.pop('all', {})
+  return by_layer | {'all': step}
+
+
 def _rows(lab, facts, name, result, plan):
   curve, source = plan
   title = _NETWORKS[name][0]
@@ -105,16 +154,25 @@ def _rows(lab, facts, name, result, plan):
       )  # fmt: skip
 
 
-def _draw(facts, results, plans, path):
-  """A panel for each network: speed-up by threads."""
-  with drawing.figure(path, 9.5, 4, dpi=110, style=drawn.STYLE) as figure:
-    for axis, name in zip(figure.subplots(1, 2), _NETWORKS):
+def _draw(facts, results, plans, layers, path):
+  """A column for each network: speed-up by threads; below it by layer."""
+  has_layers = any(result.values for result in layers.values())
+  size = (9.5, 7.6) if has_layers else (9.5, 4)
+  with drawing.figure(path, *size, dpi=110, style=drawn.STYLE) as figure:
+    axes = figure.subplots(1 + has_layers, 2, squeeze=False)
+    for column, name in zip(axes.T, _NETWORKS):
       measured = {}
       for strategy in _STRATEGIES:
         value = results[name].get(f'{strategy}_over_one')
         measured[f'{strategy}, measured'] = {2: value} if value else {}
       drawn.speed_ups(
-        axis, _NETWORKS[name][0], 'threads (paper), processes (ours)',
+        column[0], _NETWORKS[name][0], 'threads (paper), processes (ours)',
         facts.by_size(f'speed_up_{name}'), {'planned': plans[name][0]},
         measured,
       )  # fmt: skip
+      if has_layers:
+        drawn.speed_ups(
+          column[1], f'{_NETWORKS[name][0]}, by layer, one core',
+          'parts of the batch', facts.by_size(f'speed_up_{name}'),
+          _by_layer(layers[name]), {},
+        )  # fmt: skip
