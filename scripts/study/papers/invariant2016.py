@@ -12,11 +12,12 @@ from scripts.study.papers import published
 _SIZES = (2, 4, 8, 12, 16)
 _STRATEGIES = 'sync', 'invariant'
 # Data set: name, recipe, network, pixels, images a step, examples, and steps
-# of a turn of the measurement.
+# of a turn of the two measurements, of processes and of layers.
 _NETWORKS = {
-  'mnist': ('MNIST, LeNet', 'configs/lenet.py', 'lenet', 28, 64, 60_000, 20),
+  'mnist': ('MNIST, LeNet', 'configs/lenet.py', 'lenet', 28, 64, 60_000,
+            (20, 8)),
   'cifar10': ('CIFAR-10 full', 'configs/cifar10_full.py', 'cifar10_full', 32,
-              100, 50_000, 10),
+              100, 50_000, (5, 4)),
 }  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def _measure(lab, name) -> lab_lib.Measurement:
     return lab_lib.Measurement(why_not=lab.too_small)
   return lab.measure(f'invariant2016-{name}', [
     'scripts/bench/scaling.py', f'--model={network}', f'--size={size}',
-    f'--batch={batch // 2}', f'--steps={steps}', '--rounds=12',
+    f'--batch={batch // 2}', f'--steps={steps[0]}', '--rounds=8',
     f'--strategies={",".join(_STRATEGIES)}',
   ])  # fmt: skip
 
@@ -113,11 +114,11 @@ def _plan(lab, name) -> tuple[dict[int, float], str]:
 
 def _layers(lab, name) -> lab_lib.Measurement:
   """Each layer with parts of the batch, on one core."""
-  _, _, network, size, batch, _, _ = _NETWORKS[name]
+  _, _, network, size, batch, _, steps = _NETWORKS[name]
   return lab.measure(f'invariant2016-{name}-layers', [
     '-m', 'scripts.bench.layers', f'--model={network}', f'--size={size}',
     f'--batch={batch}', f'--shares={",".join(map(str, (1, *_SIZES)))}',
-    '--rounds=5',
+    f'--steps={steps[1]}', '--rounds=3',
   ])  # fmt: skip
 
 
