@@ -38,7 +38,7 @@ def speed_ups(
       axis.plot(list(curve), list(curve.values()), marker, linestyle='-',
                 color=next(colours), label=name, markersize=4,
                 markerfacecolor='none')  # fmt: skip
-  for (name, points), marker in zip(measured.items(), 'Xsd'):
+  for (name, points), marker in zip(measured.items(), itertools.cycle('Xsd*')):
     if points:
       axis.plot(list(points), list(points.values()), marker, label=name,
                 color=drawing.INK, markersize=8)  # fmt: skip

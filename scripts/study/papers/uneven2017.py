@@ -84,7 +84,7 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
       'unequal ones see docs/strategies.md, channel_split.',
       'Least share: of the convolutions in a step of one device that the '
       'published speed-up implies, (1 - 1 / s) / (1 - 1 / n), as if sending '
-      'took no time. Measured is the share for 500:1500 kernels here.',
+      'took no time. Measured is the share of the network named.',
       'Measured steps are whole steps over one device alone, the other idle, '
       'with the plan of `channel_split`; its cost model, fitted to two cores, '
       'predicts more of them in a ring of links.',
@@ -180,20 +180,18 @@ def _points(lab, name, *flags, images=_BATCH) -> list[dict]:
 
 def _speed_up_rows(lab, facts, plans, measured):
   four, three = facts['speed_up_cpus', _CPUS], facts['speed_up_gpus', _GPUS]
-  result = measured[_LARGEST]
   for link, text in _LINKS.items():
     yield page.Row(
       f'speed-up, {_CPUS} CPUs, {_LARGEST}, {_BATCH} images, {text}', four,
       predicted=plans.cpus[_LARGEST, link][_CPUS], why_not=lab.too_small,
       hardware=f'a core each, {text} (assumption)',
     )  # fmt: skip
-  for link, points in (result.get('simulated') or {}).items():
-    curve = dict(points)
-    if _CPUS in curve:
+  for name, result in measured.items():
+    for link, points in (result.get('simulated') or {}).items():
       yield page.Row(
-        f'speed-up, {_CPUS} CPUs, {_LARGEST}, {_NETWORKS[_LARGEST][1]} images, '
-        f'{link}',
-        four, predicted=curve[_CPUS], by='cost model', why_not=lab.too_small,
+        f'speed-up, {_CPUS} CPUs, {name}, {_NETWORKS[name][1]} images, {link}',
+        four if name == _LARGEST else None, predicted=dict(points)[_CPUS],
+        by='cost model', why_not=lab.too_small, unit='x',
         hardware=f'cores like those of {result.hardware}; links: {link}',
       )  # fmt: skip
   yield page.Row(
@@ -212,12 +210,15 @@ def _speed_up_rows(lab, facts, plans, measured):
 
 
 def _share_rows(facts, measured):
-  result = measured[_LARGEST]
+  # The largest network that was measured; they are in order of their size.
+  names = [name for name, result in measured.items() if _ratios(result)]
+  name = names[-1] if names else _LARGEST
+  result = measured[name]
   share = _ratios(result).get('convolution_share')
   percent = None if share is None else 100 * share
   for quantity in ('convolution_share_least', 'convolution_share_most'):
     yield page.Row(
-      f'{quantity.replace("_", " ")}, {_LARGEST}', facts[quantity],
+      f'{quantity.replace("_", " ")}, ours: {name}', facts[quantity],
       measured=percent, why_not=result.why_not, hardware=result.hardware,
     )  # fmt: skip
   for quantity, count in (('speed_up_cpus', _CPUS), ('speed_up_gpus', _GPUS)):
@@ -227,7 +228,8 @@ def _share_rows(facts, measured):
       fact.paper, 'share', count, f'{least:.1f}', '%', 'd', fact.statement
     )
     yield page.Row(
-      f'least share of convolutions for {fact.text} on {count}', derived,
+      f'least share of convolutions for {fact.text} on {count}, ours: {name}',
+      derived,
       measured=percent, why_not=result.why_not, hardware=result.hardware,
     )  # fmt: skip
   yield page.Row(
@@ -263,14 +265,17 @@ def _draw(facts, plans, measured, path):
       for link, text in _LINKS.items()
     }
     curves[f'{_LARGEST}, GPUs'] = plans.gpus
-    simulated = measured[_LARGEST].get('simulated') or {}
-    for link, points in simulated.items():
-      curves[f'cost model, {link}'] = {n: s for n, s in points if n <= 16}
-    over = _ratios(measured[_LARGEST]).get('over_alone')
+    overs = {}
+    for name, result in measured.items():
+      over = _ratios(result).get('over_alone')
+      if over:
+        overs[f'{name}, measured'] = {2: over}
+        points = result.get('simulated', 'as measured here') or ()
+        curves[f'{name}, cost model'] = {n: s for n, s in points if n <= 16}
     drawn.speed_ups(
       left, 'Speed-up by devices', 'devices',
       {**facts.by_size('speed_up_cpus'), **facts.by_size('speed_up_gpus')},
-      curves, {'measured': {2: over} if over else {}},
+      curves, overs,
     )  # fmt: skip
     for (name, curve), colour in zip(plans.batches.items(), drawing.COLOURS):
       right.plot(list(curve), list(curve.values()), 'o-', color=colour,
