@@ -27,11 +27,11 @@ CONVNETS = ('lenet', 'cifar10_full', 'two_convolutions')
 MODELS = (*RESNETS, *CONVNETS)
 # The keys that each takes, by optax's names for them.
 OPTIMIZERS = {
-  'sgd': (),
-  'momentum': ('momentum',),
-  'nesterov': ('momentum',),
-  'rmsprop': ('decay', 'momentum', 'eps'),
-  'adam': ('b1', 'b2', 'eps'),
+  'sgd': ('decay_multipliers',),
+  'momentum': ('momentum', 'decay_multipliers'),
+  'nesterov': ('momentum', 'decay_multipliers'),
+  'rmsprop': ('decay', 'momentum', 'eps', 'decay_multipliers'),
+  'adam': ('b1', 'b2', 'eps', 'decay_multipliers'),
   'adamw': ('b1', 'b2', 'eps'),
   'lars': ('momentum',),
   'lamb': ('b1', 'b2', 'eps'),
@@ -197,6 +197,11 @@ _OPTIMIZER = {
     (), "ordered (regex of the parameter's path, factor of its learning rate) "
     'pairs; the first match wins, none: 1. 0 freezes it, as in '
     "(('stem|stage1', 0),).", check=rules.check_multipliers,
+  ),
+  'decay_multipliers': Key(
+    (), 'the same of weight decay, where it is in the gradient; vectors have '
+    'none', check=rules.check_multipliers,
+    only_if=_optimizer('decay_multipliers'),
   ),
 }  # fmt: skip
 _SCHEDULE = {

@@ -2,9 +2,10 @@
 
 Caffe's run on a laptop in minutes and are known well enough. Of the originals,
 what is not of the network is left to the config: Caffe's solvers give biases
-twice the learning rate, CIFAR-10's classifier 250 times the weight decay, and
-each layer its own spread of initial weights. Here kernels start as everywhere
-in this package, biases at zero, and all learn at one rate.
+twice the learning rate, and CIFAR-10's classifier 250 times the weight decay
+(`optimizer.multipliers` and `decay_multipliers`). Caffe also gives each layer
+its own spread of initial weights; here kernels start as everywhere in this
+package, and biases at zero.
 """
 
 from typing import Any

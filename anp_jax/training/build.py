@@ -91,7 +91,10 @@ def create(spec: run_spec.RunSpec) -> Program:
   model = models.create(config, objective.outputs, target, sums_over)
   init = state_lib.Init(model, optimizer, config)
   single = state_lib.abstract(init, config, mesh)
-  multipliers.check(config.optimizer.multipliers, single.params)
+  for key in ('multipliers', 'decay_multipliers'):
+    rules = config.optimizer.get(key, ())
+    multipliers.check(f'optimizer.{key}', rules, single.params)
+  multipliers.check_that_some_train(config.optimizer.multipliers, single.params)
   specs = jax.tree.map(lambda s: s.sharding.spec, single.params)
   strategy_step = strategy.build(
     config, specs, init.order, spec.offload_devices

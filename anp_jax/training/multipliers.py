@@ -1,4 +1,4 @@
-"""Learning-rate multipliers by rules, and what a multiplier of 0 freezes.
+"""Multipliers of rates and decays by rules, and what a rate of 0 freezes.
 
 Rules are those of sharding: an ordered list of (regex, value), the regex
 searched for in the parameter's path; the first that matches wins. A frozen
@@ -19,8 +19,6 @@ import optax
 from anp_jax import config as config_lib
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
-
-_KEY = 'config.optimizer.multipliers'
 
 
 def factor(rules, name: str) -> float:
@@ -50,10 +48,31 @@ def scaled(rules) -> optax.GradientTransformation:
   )
 
 
-def check(rules, params) -> None:
-  """Refuses a rule that no parameter matches, and that nothing trains.
+def decayed(weight_decay: float, rules, mask) -> optax.GradientTransformation:
+  """Adds weight decay to the gradient, a multiple of it by rules.
 
   Args:
+    weight_decay: of a parameter that no rule matches.
+    rules: pairs of regex and value.
+    mask: params -> a pytree of them, True for those that decay at all.
+  """
+
+  def decay(path, update, parameter, decays):
+    amount = decays * weight_decay * factor(rules, mesh_lib.path_name(path))
+    return update + jnp.asarray(amount, update.dtype) * parameter
+
+  return optax.stateless(
+    lambda updates, params: jax.tree_util.tree_map_with_path(
+      decay, updates, params, mask(params)
+    )
+  )
+
+
+def check(key: str, rules, params) -> None:
+  """Refuses a rule that no parameter matches.
+
+  Args:
+    key: of the rules.
     rules: pairs of regex and value.
     params: pytree of arrays or shapes.
 
@@ -66,13 +85,25 @@ def check(rules, params) -> None:
     if not any(re.search(pattern, name) for name in names):
       near = config_lib.nearest(pattern, [*modules, *names])
       raise config_lib.ConfigError(
-        f'{_KEY}: {pattern!r} matches no parameter'
+        f'config.{key}: {pattern!r} matches no parameter'
         + (near or f'; the modules are {", ".join(modules)}')
       )
-  if rules and not any(factor(rules, name) for name in names):
+
+
+def check_that_some_train(rules, params) -> None:
+  """Refuses rules that freeze all parameters.
+
+  Args:
+    rules: pairs of regex and value of config.optimizer.multipliers.
+    params: pytree of arrays or shapes.
+
+  Raises:
+    ConfigError: naming the rules.
+  """
+  if rules and not any(factor(rules, name) for name in _paths(params)):
     raise config_lib.ConfigError(
-      f'{_KEY}={rules!r}: expected a value above 0 for some parameter, or '
-      'nothing trains'
+      f'config.optimizer.multipliers={rules!r}: expected a value above 0 for '
+      'some parameter, or nothing trains'
     )
 
 

@@ -4,8 +4,9 @@ A gradient goes through these effects, in this order:
 
 1. `optimizer.clip_value`: each element to at most this magnitude.
 2. `optimizer.clip_norm`: the whole gradient to at most this global norm.
-3. `optimizer.weight_decay` times the weights is added to the gradient (L2, so
-   the decay is not clipped but does pass through momentum and scaling). adamw,
+3. `optimizer.weight_decay` times the weights, times a factor of
+   `optimizer.decay_multipliers` by rules, is added to the gradient (L2, so the
+   decay is not clipped but does pass through momentum and scaling). adamw,
    lars and lamb do not take it here but in their own place: adamw next
    to the scaled gradient, lars before and lamb within the trust ratio.
 4. The optimizer's direction.
@@ -134,7 +135,11 @@ def create(
     clip = optax.clip_by_global_norm(o.clip_norm)
     effects.append(clip if whole_leaves else optax.identity())
   if o.weight_decay and o.name not in _OWN_DECAY:
-    effects.append(optax.add_decayed_weights(o.weight_decay, decay_mask))
+    effects.append(
+      multipliers.decayed(o.weight_decay, o.decay_multipliers, decay_mask)
+      if o.decay_multipliers
+      else optax.add_decayed_weights(o.weight_decay, decay_mask)
+    )
   effects.append(_optimizer(o, rate))
   if o.multipliers:
     scaled = multipliers.scaled(o.multipliers)

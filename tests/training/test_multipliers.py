@@ -264,6 +264,41 @@ def test_decoupled_decay_is_multiplied_too():
     np.testing.assert_allclose(params[name]['kernel'], want, 0, 4e-7)
 
 
+@pytest.mark.parametrize('name', ['sgd', 'momentum'])
+def test_decay_in_the_gradient_is_multiplied_by_rules(name):
+  """No gradient: each step takes rate x factor x decay off, vectors nothing."""
+  rules = (('head', 250.0), ('conv1', 0))
+  config = _config(
+    (), optimizer__name=name, optimizer__weight_decay=0.01,
+    optimizer__learning_rate=0.1, optimizer__decay_multipliers=rules,
+  )  # fmt: skip
+  if name == 'momentum':
+    config.optimizer.momentum = 0.0
+  params = {
+    name: {
+      'kernel': np.full((2, 3), 1.5, np.float32),
+      'bias': np.full(3, 1.5, np.float32),
+    }
+    for name in ('conv1', 'conv2', 'head')
+  }
+  chain = optimizer.create(config, _BATCH, 640, 100)
+  state, zeros = chain.init(params), jax.tree.map(np.zeros_like, params)
+  for _ in range(2):
+    updates, state = chain.update(zeros, state, params)
+    params = optax.apply_updates(params, updates)
+  for name, factor in (('conv1', 0), ('conv2', 1), ('head', 250)):
+    want = 1.5 * (1 - 0.1 * factor * 0.01) ** 2
+    # Two roundings of float32 near 1.5.
+    np.testing.assert_allclose(params[name]['kernel'], want, 0, 4e-7)
+    np.testing.assert_array_equal(params[name]['bias'], 1.5)
+
+
+def test_a_decay_rule_that_matches_nothing_is_refused():
+  config = _config((), optimizer__decay_multipliers=(('haed', 2.0),))
+  with pytest.raises(config_lib.ConfigError, match=r"decay_mul.*'haed'.*head"):
+    _parts(config)
+
+
 def test_clipping_counts_what_trains():
   """The norm is that of the gradients that are computed, of one leaf here."""
   rules = (('head/bias', 1.0), ('.*', 0))
