@@ -24,6 +24,12 @@ def check_together(values: dict) -> None:
     values['batch_size'] or values['batch_size_per_device'],
     'batch_size', 0, 'above 0 where batch_size_per_device is 0',
   )  # fmt: skip
+  decays = values.get('optimizer.decay_multipliers', ())
+  check(
+    not decays or values['optimizer.weight_decay'],
+    'optimizer.decay_multipliers', decays,
+    '() where optimizer.weight_decay is 0',
+  )  # fmt: skip
   _check_source(values)
   _check_synthetic(values)
   _check_emulation(values)

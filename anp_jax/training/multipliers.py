@@ -184,7 +184,8 @@ class Frozen:
     if not frozen or context.method_name != '__call__':
       return following(*arguments, **keywords)
     if isinstance(module, layers.BatchNorm):
-      return following(arguments[0], False)
+      x, _, *added = arguments
+      return following(x, False, *added, **keywords)
     # Flax refuses a value both here and in the field.
     field = module.use_running_average
     object.__setattr__(module, 'use_running_average', None)

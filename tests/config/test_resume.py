@@ -65,7 +65,11 @@ _MAY_CHANGE = {
   'strategy.lease_timeout', 'strategy.bind', 'strategy.tls_certificate',
   'strategy.tls_key', 'strategy.shares', 'strategy.split_layers',
   'strategy.plan', 'strategy.offload_to', 'strategy.models',
-  'strategy.max_in_ring', 'emulate.step_seconds', 'emulate.image_seconds',
+  'strategy.max_in_ring', 'strategy.simulate.log',
+  'strategy.simulate.step_seconds', 'strategy.simulate.image_seconds',
+  'strategy.simulate.spread', 'strategy.simulate.slow',
+  'strategy.simulate.pull_seconds', 'strategy.simulate.push_seconds',
+  'emulate.step_seconds', 'emulate.image_seconds',
   'emulate.spread', 'emulate.slow', 'emulate.pieces', 'emulate.bandwidth',
 }  # fmt: skip
 
@@ -83,7 +87,7 @@ def _another(value):
 _CHOOSING = {
   'strategy.name', 'optimizer.name', 'schedule.name', 'model.name',
   'model.head', 'data.source', 'data.augment', 'data.cache', 'data.balance',
-  'emulate.enabled',
+  'emulate.enabled', 'strategy.simulate.workers',
 }  # fmt: skip
 
 
@@ -98,6 +102,7 @@ def _with_key(key):
     {'data.source': 'folder'}, {'data.source': 'synthetic'},
     {'data.augment': 'scale'}, {'data.cache': 'encoded'},
     {'data.balance': 'weights'}, {'emulate.enabled': True},
+    {'strategy.name': 'server', 'strategy.simulate.workers': 2},
   ):  # fmt: skip
     config = config_lib.replaced(config_lib.base(), changes)
     if key in config_lib.flat(config):

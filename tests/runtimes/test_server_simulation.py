@@ -1,5 +1,7 @@
 """A simulated run has the bits that a real one with its order has."""
 
+import json
+
 import pytest
 
 from anp_jax import config as config_lib
@@ -108,10 +110,22 @@ def test_several_processes_are_refused(tmp_path, config):
 
 
 def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
-  (tmp_path / log_lib.NAME).write_text('{"start": 0, "workers": 2}\n')
+  log = tmp_path / log_lib.NAME
   keys = {'strategy.simulate.log': str(tmp_path)}
-  with pytest.raises(config_lib.ConfigError, match='its workers is 2'):
-    serving.run(_simulated(config, 3, **keys), tmp_path / 'a')
+  start = {
+    'start': 0, 'workers': 2, 'servers': 1, 'shards': 1, 'ahead': 0.0,
+    'batch_size': config.batch_size, 'wire_dtype': 'float32',
+    'compensation': 'none',
+  }  # fmt: skip
+  update = {'order': 0, 'devices': 1, 'parts': [{'reads': [0]}]}
+  for changes, word in (
+    ({}, 'its workers is 2, expected 3'),
+    ({'workers': 3, 'servers': 2}, 'its servers is 2, expected 1'),
+    ({'workers': 3}, 'its updates is 1, expected 12'),
+  ):
+    log.write_text(f'{json.dumps(start | changes)}\n{json.dumps(update)}\n')
+    with pytest.raises(config_lib.ConfigError, match=word):
+      serving.run(_simulated(config, 3, **keys), tmp_path / 'a')
   keys = {'strategy.simulate.log': str(tmp_path / 'nothing')}
   with pytest.raises(config_lib.ConfigError, match='expected the workdir of'):
     serving.run(_simulated(config, 3, **keys), tmp_path / 'b')

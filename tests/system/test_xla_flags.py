@@ -8,6 +8,7 @@ import tomllib
 
 import pytest
 
+from anp_jax import config as config_lib
 from anp_jax.system import xla_flags
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -452,7 +453,7 @@ def test_emulated_computing_has_spare_threads_and_buckets_of_their_own(
 ):
   """A sleep holds a thread, which a sum of gradients must not wait for."""
   monkeypatch.setattr(xla_flags.os, 'cpu_count', lambda: 2)
-  config.emulate.enabled = True
+  config = config_lib.replaced(config, {'emulate.enabled': True})
   environment = {'JAX_PLATFORMS': 'cpu'}
   xla_flags.enable_for(config, environment)
   assert environment['NPROC'] == '10'

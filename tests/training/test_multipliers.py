@@ -8,6 +8,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.training import build
@@ -223,6 +224,21 @@ def test_averages_of_what_is_frozen_stay():
     'stats/batch_stats/norm/var',
   )
   assert stay == {*unchanged, *(f'average/{name}' for name in unchanged)}
+
+
+def test_a_frozen_norm_keeps_what_is_added_to_it():
+  """A residual block has the running statistics, then the sum, then ReLU."""
+  layer = layers.BatchNorm(group=2, relu=True, name='norm')
+  x = np.random.default_rng(0).normal(size=(2, 3, 3, 4)).astype(np.float32)
+  variables = layer.init(jax.random.key(0), x, False)
+  frozen = multipliers.Frozen((('.*', 0),), {'': variables['params']})
+  frozen.norms = {''}  # the path of a layer that is the whole network
+  for added in ((x,), ()):
+    with frozen.applied():
+      out = layer.apply(variables, x, True, *added)
+    # A new layer's statistics: mean 0, variance 1. Float32's rounding.
+    want = np.maximum(x / np.sqrt(1 + 1e-5) + sum(added), 0)
+    np.testing.assert_allclose(out, want, 1e-6, 1e-6)
 
 
 def test_updates_are_multiplied():

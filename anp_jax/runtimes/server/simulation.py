@@ -37,11 +37,13 @@ class Simulation:
     self._setup, self._session = setup, session
     self._version = session.store.version
     data_shards = scheduler.data_shards(config, settings.workers)
+    total = setup.program.spec.total_steps
     self._slices = setup.layout.params.slices(config.strategy.servers)
     if settings.log:
-      updates = timeline_lib.from_log(_read_log(config), self._version)
+      followed = _read_log(config, total)
+      _check_start(config, followed, self._version, total)
+      updates = timeline_lib.from_log(followed, self._version)
     else:
-      total = setup.program.spec.total_steps
       updates = timeline_lib.Timeline(config, records, total, self._version)
     self._updates = _Lookahead(updates)
     self._program = setup.gradient_program(data_shards)
@@ -63,6 +65,8 @@ class Simulation:
         if not self._apply(update):
           return
         self._version += 1
+      if self._version < self._session.scheduler.limit:
+        self._session.fail(f'no update from version {self._version} is ordered')
     finally:
       self._updates.close()
       self._feed.close()
@@ -204,8 +208,8 @@ class _Lookahead:
     return update is not None
 
 
-def _read_log(config):
-  """The records of the log to follow, of a run of the same form."""
+def _read_log(config, total):
+  """The records of the log to follow, of as many updates and the same form."""
   path = config.strategy.simulate.log
   folder = os.path.dirname(path) if path.endswith('.jsonl') else path
   records = log_lib.read(folder)
@@ -217,15 +221,42 @@ def _read_log(config):
       f'interrupted, or its {log_lib.NAME}'
     )
   settings = config.strategy
+  updates = {r['order']: r for r in records if 'order' in r}
+  log = {
+    **starts[0],
+    'updates': sum(n in updates for n in range(total)),
+    'devices': sorted({r['devices'] for r in updates.values()}),
+    'ahead': starts[0].get('ahead', 0.0),
+  }
+  workers = settings.simulate.workers
   expected = {
-    'workers': settings.simulate.workers, 'servers': settings.servers,
+    'workers': workers, 'servers': settings.servers, 'updates': total,
+    'devices': [jax.local_device_count()],
+    'ahead': scheduler.prediction_horizon(config, workers),
     'batch_size': config.batch_size, 'wire_dtype': settings.wire_dtype,
     'compensation': settings.compensation,
-    'shards': scheduler.data_shards(config, settings.simulate.workers),
+    'shards': scheduler.data_shards(config, workers),
   }  # fmt: skip
   for name, value in expected.items():
-    if starts[0][name] != value:
+    if log.get(name) != value:
       raise config_lib.ConfigError(
-        f'{where}its {name} is {starts[0][name]!r}, expected {value!r}'
+        f'{where}its {name} is {log.get(name)!r}, expected {value!r}'
       )
   return records
+
+
+def _check_start(config, records, version, total):
+  """Refuses to go on where gradients are of versions that are gone."""
+  reads = [
+    v
+    for r in records
+    if version <= r.get('order', -1) < total
+    for contribution in r['parts']
+    for v in contribution['reads']
+  ]
+  if min(reads, default=version) < version:
+    raise config_lib.ConfigError(
+      f'config.strategy.simulate.log={config.strategy.simulate.log!r}: the run '
+      f'in this workdir is at update {version}, and gradients after it are of '
+      'weights before it, which are not kept; expected a new --workdir'
+    )
