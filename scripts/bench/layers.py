@@ -230,6 +230,9 @@ def _flags():
   if flags.shares and flags.shares[0] != 1:
     shares = ','.join(map(str, flags.shares))
     parser.error(f'--shares={shares}: expected 1, the whole batch, first')
+  for name in ('steps', 'rounds'):
+    if getattr(flags, name) < 1:
+      parser.error(f'--{name}={getattr(flags, name)}: expected 1 or more')
   return flags
 
 

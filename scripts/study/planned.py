@@ -94,6 +94,8 @@ def rates(
     # What is wrong with a config stands in the table when it is run.
     with contextlib.suppress(config_lib.ConfigError):
       configs[cell] = study.config(cell)
+  if not configs:
+    return {}
   time = _slept if study.sleeps else _Timer(study, configs)
   workloads = {c.strategy: workload_lib.count(configs[c]) for c in configs}
   result = {}

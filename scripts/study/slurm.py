@@ -1,6 +1,7 @@
 """Cells as Slurm jobs, all submitted at once; other programs, one at a time."""
 
 from collections.abc import Callable
+import contextlib
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import sys
 import time
 
 from anp_jax import config as config_lib
+from anp_jax.checkpoint import run_dir
 from scripts.study import grid
 from scripts.study import launching
 from scripts.study import runner
@@ -16,6 +18,7 @@ from scripts.study import runner
 JOB = 'study.job'  # its number, while it may be running
 _POLL = 5.0  # seconds
 _TIMEOUT = 60  # seconds, of a command of Slurm's
+_FAILED_POLLS = 5  # in succession
 _FOLDER = 'scripts/slurm'
 # Its processes do not go down together.
 _OWN_SCRIPTS = {'server': 'server.sbatch'}
@@ -113,11 +116,13 @@ def launch(
     environment=environment,
   ).partition(';')[0]  # fmt: skip
   try:
-    while job in _running():
-      time.sleep(poll)
+    _wait(job, poll)
   except BaseException:
-    _slurm('scancel', job)
+    with contextlib.suppress(config_lib.ConfigError):
+      _slurm('scancel', job)
     raise
+  if os.path.exists(os.path.join(folder, run_dir.MARKER)):
+    raise launching.Failed(f'{folder}: stopped before its end, see {log}')
   if status := _status(job):
     error = runner.first_error(log) or f'ended with status {status}'
     raise launching.Failed(f'{folder}: {error}')
@@ -138,6 +143,21 @@ def _submit(study, cell, options):
   ).partition(';')[0]  # fmt: skip
 
 
+def _wait(job, poll):
+  """Waits until a job has ended; a busy controller may fail to answer."""
+  failures = 0
+  while True:
+    try:
+      if job not in _running():
+        return
+      failures = 0
+    except config_lib.ConfigError:
+      failures += 1
+      if failures > _FAILED_POLLS:
+        raise
+    time.sleep(poll)
+
+
 def _running() -> set[str]:
   """Numbers of this user's jobs that are not at their end."""
   return set(_slurm('squeue', '--me', '--noheader', '--format=%i').split())
@@ -156,6 +176,10 @@ def _slurm(*command, environment=None):
       command, env=environment, capture_output=True, text=True,
       timeout=_TIMEOUT, check=False,
     )  # fmt: skip
+  except subprocess.TimeoutExpired:
+    raise config_lib.ConfigError(
+      f'{command[0]}: no answer within {_TIMEOUT} s'
+    ) from None
   except FileNotFoundError:
     raise config_lib.ConfigError(
       f'--slurm: there is no {command[0]} on this machine'

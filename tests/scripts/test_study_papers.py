@@ -186,6 +186,21 @@ def test_what_failed_is_named_and_tried_again(tmp_path):
   assert log.strip() == '{}'
 
 
+def test_what_a_failed_command_printed_is_no_result(tmp_path):
+  lab = lab_lib.Lab(str(tmp_path))
+  result = lab.measure('one', ['-c', "print('{}'); raise SystemExit(1)"])
+  assert 'status 1' in result.why_not and lab.failures
+  assert not (tmp_path / 'measured' / 'one.json').exists()
+
+
+def test_cells_of_an_earlier_command_are_no_result(tmp_path):
+  (tmp_path / 'runs' / 'one').mkdir(parents=True)
+  (tmp_path / 'runs' / 'one' / 'cells.csv').write_text('name\na\n')
+  lab = lab_lib.Lab(str(tmp_path))
+  result = lab.measure('one', ['-c', 'pass'], lab_lib.cells)
+  assert result.why_not and lab.failures
+
+
 def test_predict_only_runs_nothing(tmp_path):
   lab = lab_lib.Lab(str(tmp_path), predict_only=True)
   result = lab.measure('one', ['-c', 'print("{}")'])
@@ -270,6 +285,8 @@ def test_all_papers_are_on_one_page(tmp_path, capsys, priors_only):
   assert list(ratios) == list(_PUBLISHED)
   _check_images(tmp_path, text)
   # Strong evidence of units: no speed-up exceeds its devices.
-  for size, planned in re.findall(r'(\d+) nodes: [^|]*\|[^|]*\|[^|]*\| '
-                                  r'([\d.]+)x \(planner', text):  # fmt: skip
+  speed_ups = re.findall(r'(\d+) nodes: [^|]*\|[^|]*\|[^|]*\| '
+                         r'([\d.]+)x \(planner', text)  # fmt: skip
+  assert len(speed_ups) >= 8
+  for size, planned in speed_ups:
     assert 0 < float(planned) <= int(size)

@@ -210,14 +210,14 @@ def _speed_up_rows(lab, facts, curves):
       if name.endswith(text) and _MOST in curve:
         yield page.Row(
           f'speed-up, {_MOST} nodes: {name}', paper, predicted=curve[_MOST],
-          hardware=_hardware(link), why_not=lab.too_small,
+          hardware=_hardware(link), why_not=lab.no_cluster,
         )  # fmt: skip
   for name, curve in curves.emulated.items():
     if _MOST in curve:
       yield page.Row(
         f'speed-up, {_MOST} nodes, emulated: {name}', paper,
         predicted=curve[_MOST], by='emulator', hardware=curves.hardware,
-        why_not=lab.too_small,
+        why_not=lab.no_cluster,
       )  # fmt: skip
   if not curves.emulated:
     yield page.Row(
@@ -227,7 +227,7 @@ def _speed_up_rows(lab, facts, curves):
   yield page.Row(
     f'efficiency, {_MOST} nodes: {name}', facts['efficiency', _MOST],
     predicted=curves.planned[name][_MOST] / _MOST,
-    hardware=_hardware(_EMULATED_LINK), why_not=lab.too_small,
+    hardware=_hardware(_EMULATED_LINK), why_not=lab.no_cluster,
   )  # fmt: skip
   yield page.Row(
     f'speed-up within a node, {_GPUS} GPUs', facts['within_node', _GPUS],
@@ -250,8 +250,9 @@ def _hours_rows(lab, facts, curves):
       if _MOST in group.get(name, {}):
         yield page.Row(
           f'hours to train, {_MOST} nodes{how}: {name}', paper,
-          predicted=start / group[name][_MOST], by=by, why_not=lab.too_small,
-          hardware=_hardware(_EMULATED_LINK),
+          predicted=start / group[name][_MOST], by=by, why_not=lab.no_cluster,
+          hardware=curves.hardware if by == 'emulator'
+          else _hardware(_EMULATED_LINK),
         )  # fmt: skip
   for quantity, name in (
     ('speed_up_to_result_sync', f'{_WAYS["sync"]}, {text}'),
@@ -260,7 +261,7 @@ def _hours_rows(lab, facts, curves):
     yield page.Row(
       f'speed-up in time to the result, {_MOST} nodes: {name}',
       facts[quantity, _MOST], predicted=curves.planned[name][_MOST],
-      hardware=_hardware(_EMULATED_LINK), why_not=lab.too_small,
+      hardware=_hardware(_EMULATED_LINK), why_not=lab.no_cluster,
     )  # fmt: skip
 
 

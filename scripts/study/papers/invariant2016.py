@@ -82,15 +82,29 @@ def layer_table(name, result) -> tuple[str, list[tuple[str, ...]]]:
 
 
 def _measure(lab, name) -> lab_lib.Measurement:
-  """Two processes with a core each against one, by strategy."""
+  """Processes with a core each against one, by strategy."""
   _, _, network, size, batch, _, steps = _NETWORKS[name]
-  if lab.cores < 2:
+  counts = _counts(lab)
+  if not counts:
     return lab_lib.Measurement(why_not=lab.too_small)
   return lab.measure(f'invariant2016-{name}', [
     'scripts/bench/scaling.py', f'--model={network}', f'--size={size}',
     f'--batch={batch // 2}', f'--steps={steps[0]}', '--rounds=8',
     f'--strategies={",".join(_STRATEGIES)}',
+    *([f'--processes={",".join(map(str, counts))}'] if len(counts) > 1 else []),
   ])  # fmt: skip
+
+
+def _counts(lab) -> list[int]:
+  """Processes that have a core each here."""
+  return [n for n in _SIZES if n <= lab.cores]
+
+
+def _speed_up(result, strategy, size):
+  """A measured speed-up; with one size its name has no number."""
+  name = f'{strategy}_over_one'
+  numbered = result.get(f'{size}_{name}')
+  return result.get(name) if size == 2 and numbered is None else numbered
 
 
 def _plan(lab, name) -> tuple[dict[int, float], str]:
@@ -139,20 +153,17 @@ def _by_layer(result) -> dict[str, dict[int, float]]:
 def _rows(lab, facts, name, result, plan):
   curve, source = plan
   title = _NETWORKS[name][0]
+  counts = _counts(lab)
   for size in _SIZES:
-    reason = lab.too_small
-    for strategy in _STRATEGIES:
-      measured = None
-      if size == 2:
-        measured = result.get(f'{strategy}_over_one')
-        reason = result.why_not
-      elif strategy != _STRATEGIES[0]:
-        continue
+    is_here = size in counts
+    for strategy in _STRATEGIES if is_here else _STRATEGIES[:1]:
+      measured = _speed_up(result, strategy, size) if is_here else None
       yield page.Row(
         f'{title}: speed-up, {size} threads'
-        + (f', {strategy}' if size == 2 else ''),
+        + (f', {strategy}' if is_here else ''),
         facts[f'speed_up_{name}', size], measured=measured,
-        predicted=curve[size], why_not=reason,
+        predicted=curve[size],
+        why_not=result.why_not if is_here else lab.too_small,
         hardware=source if measured is None else result.hardware,
       )  # fmt: skip
 

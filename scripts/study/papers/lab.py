@@ -27,6 +27,7 @@ from scripts.plan import __main__ as planner
 
 _MEASURED = 'measured'
 _RUNS = 'runs'
+_CELLS = 'cells.csv'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def cells(output: str, folder: str) -> dict:
     {'cells': a list of dicts of texts}.
   """
   del output
-  with open(os.path.join(folder, 'cells.csv'), newline='') as f:
+  with open(os.path.join(folder, _CELLS), newline='') as f:
     return {'cells': list(csv.DictReader(f))}
 
 
@@ -100,6 +101,16 @@ class Lab:
   def too_small(self) -> str:
     """Why an experiment for larger machines was not run on this one."""
     return f'not run, because this machine has {self.cores} cores'
+
+  @property
+  def two_devices(self) -> str:
+    """Why convolutions were not split over more than two devices."""
+    return 'not run, because this study splits over two devices at most'
+
+  @property
+  def no_cluster(self) -> str:
+    """Why an experiment for clusters of GPUs was not run."""
+    return 'not run, because this study measures on one machine, without GPUs'
 
   @property
   def failures(self) -> list[str]:
@@ -163,12 +174,17 @@ class Lab:
     if self._predict_only:
       return Measurement(why_not='not run, because of --predict_only')
     print(f'{name}: begins: {typed}', flush=True)
+    # What an earlier, other command left is no result of this one.
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(os.path.join(folder, _CELLS))
     start = datetime.datetime.now()
     status, output, log = self._run(
       name, [*binding, sys.executable, *arguments]
     )
     seconds = (datetime.datetime.now() - start).total_seconds()
     try:
+      if status:
+        raise ValueError(status)
       values = read(output, folder)
     except (ValueError, OSError):
       line = f'its command ended with status {status}, see {log}'

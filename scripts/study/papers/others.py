@@ -85,7 +85,7 @@ def _poseidon_rows(lab, facts, plans):
     yield page.Row(
       f'Poseidon: speed-up, 16 machines; ours: ResNet-50, {_DEVICES[device]}',
       facts['poseidon_speed_up', 16], predicted=curve[16], hardware=hardware,
-      why_not=lab.too_small,
+      why_not=lab.no_cluster,
     )  # fmt: skip
   yield page.Row(
     'Poseidon: Inception-V3, 32 machines',
@@ -99,7 +99,7 @@ def _poseidon_rows(lab, facts, plans):
       predicted=curve[32],
       unit='x',
       hardware=hardware,
-      why_not=lab.too_small,
+      why_not=lab.no_cluster,
     )  # fmt: skip
 
 

@@ -17,7 +17,9 @@ _PREAMBLE = (
   "over the paper's, measured where we measured, else predicted. *Planner* is "
   '`scripts.plan`, arithmetic from data sheets and published rates; *emulator* '
   'is `scripts.study strategies --emulate`: real processes and messages, a '
-  'sleep in place of computing.'
+  'sleep in place of computing. What was measured stands in the workdir of the '
+  'study: the same command in another one measures it again, or, with '
+  '`--predict_only`, says that it was not run.'
 )
 _IMAGES = 'images'
 
