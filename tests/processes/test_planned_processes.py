@@ -13,7 +13,8 @@ _PROCESSES = 4
 
 
 @pytest.mark.parametrize(
-  'strategy, steps, every', [('sync', 12, 2), ('server', 44, 11)]
+  'strategy, steps, every',
+  [('sync', 12, 2), pytest.param('server', 44, 11, marks=pytest.mark.soak)],
 )
 def test_an_emulated_run_is_as_fast_as_its_plan(
   tmp_path, capsys, strategy, steps, every

@@ -65,7 +65,9 @@ def test_a_replay_of_its_log_has_the_same_bits(tmp_path, config, keys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('workers', [2, 3, 4])
+@pytest.mark.parametrize(
+  'workers', [2, pytest.param(3, marks=pytest.mark.soak), 4]
+)
 def test_it_follows_the_log_of_a_real_run(tmp_path, config, workers):
   serving.run(
     serving.config_of(config, **serving.FULL), tmp_path / 'real', workers

@@ -82,7 +82,7 @@ def test_onnx_runtime_computes_the_same(bench):
   np.testing.assert_allclose(probabilities, expected, rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_last_line_is_of_finite_ratios():
   result = subprocess.run(
     [sys.executable, str(_BENCH / 'predict.py'), '--rounds=1', '--files=4',
