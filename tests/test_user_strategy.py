@@ -55,6 +55,7 @@ def test_it_is_studied(tmp_path, capsys):
     [
       'strategies', '--config=configs/resnet_anp.py:tiny', '--nodes=2',
       f'--strategies=sync,{_NAME}', f'--workdir={tmp_path}',
+      '--config.model.name=tests.user_network:SmallNet',
       '--config.duration=8 steps', '--config.log.every=2 steps',
     ]
   )  # fmt: skip
