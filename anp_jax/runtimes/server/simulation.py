@@ -86,14 +86,10 @@ class Simulation:
     version = self._version
     read = {v for c in update.contributions for v in c['reads']}
     needed = read | update.versions
-    # Where only later gradients are of the newest weights, this update's are
-    # computed while the store still makes those.
-    if version in read and not self._note_weights(version):
-      return False
-    contributions = [self._contribution(c) for c in update.contributions]
-    if version in needed - read and not self._note_weights(version):
+    if version in needed and not self._note_weights(version):
       return False
     self._sent = {v: sent for v, sent in self._sent.items() if v in needed}
+    contributions = [self._contribution(c) for c in update.contributions]
     return None not in contributions and self._session.order(
       contributions, jax.local_device_count()
     )
