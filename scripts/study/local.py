@@ -51,9 +51,9 @@ def run(
 def _command(study, cell, cores):
   command = [
     'scripts/launch_local.sh', str(cell.nodes), f'--devices={cell.devices}',
-    *([] if study.emulated else ['--bind']), *study.arguments(cell),
+    *([] if study.sleeps else ['--bind']), *study.arguments(cell),
   ]  # fmt: skip
-  if study.emulated:
+  if study.sleeps:
     return command
   if shutil.which('taskset'):
     core_list = ','.join(str(c) for c in cores[: cell.workers])

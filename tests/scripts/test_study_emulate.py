@@ -1,6 +1,7 @@
 """The study's flag --emulate: its keys, its processes, its page."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -82,14 +83,22 @@ def test_the_keys_reach_the_config():
   assert emulate.overrides(None, typed) == typed
 
 
-def test_emulated_processes_share_the_cores_with_a_thread_each(monkeypatch):
+def test_emulated_processes_share_the_cores_with_a_thread_each():
   study = runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=True)
   command = local._command(study, grid.Cell('sync', 64, 1, 0), [0, 1])
   assert command[:3] == ['scripts/launch_local.sh', '64', '--devices=1']
   assert '--bind' not in command and 'taskset' not in command
   assert emulate.environment(study)['OMP_NUM_THREADS'] == '1'
-  computing = runner.Study('configs/lenet.py', {}, 'folder')
-  assert emulate.environment(computing) == {}
+
+
+def test_emulated_processes_that_compute_have_a_core_each(monkeypatch):
+  monkeypatch.setattr(shutil, 'which', lambda name: name)
+  study = runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=False)
+  alone = local._command(study, grid.Cell('sync', 1, 1, 0), [0, 1, 2])
+  assert alone[:3] == ['taskset', '-c', '0'] and '--bind' in alone
+  pair = local._command(study, grid.Cell('sync', 2, 1, 0), [0, 1, 2])
+  assert pair[:3] == ['taskset', '-c', '0,1'] and '--bind' in pair
+  assert emulate.environment(study) == {}
 
 
 @pytest.mark.slow
