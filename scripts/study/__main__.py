@@ -12,9 +12,10 @@ ring, `channel_split --help` that of convolutions split over devices, `papers
 trains every combination, as processes of this machine (a core for each device)
 or, with --slurm, as jobs; then writes a table, figures and CSV files to the
 workdir. The same command goes on where it was stopped; what is finished is not
-run again. --config.KEY=VALUE is for all runs. docs/strategies.md tells more.
+run again. --config.KEY=VALUE is for all runs; --vary=KEY=V1,V2 makes any other
+key an axis of the grid. docs/strategies.md tells more.
 
-Status 0: all runs came to their end; 1: one did not; 2: bad input.
+Status 0: all runs that can be came to their end; 1: one did not; 2: bad input.
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ from anp_jax.config import emulation_keys
 from anp_jax.reporting import telemetry
 from anp_jax.system import emulation
 from anp_jax.system import progress as progress_lib
+from scripts.study import axes
 from scripts.study import channel_split
 from scripts.study import emulate
 from scripts.study import grid
@@ -71,11 +73,12 @@ def main(arguments: list[str]) -> int:
     print('\ninterrupted; run the same command to resume')
     return 130
   runs = _runs(study, cells, failures, plans)
+  left_out = all(isinstance(e, runner.Refusal) for e in failures.values())
   print(f'\n{_written(study, cells, runs, failures, flags, arguments)}')
   print(f'\nstudy: {os.path.join(study.folder, "study.md")}')
   if plans:
     print(json.dumps(planned.summary(runs)))
-  return 1 if failures else 0
+  return 0 if runs and left_out else 1
 
 
 def _flags(arguments):
@@ -103,6 +106,11 @@ def _flags(arguments):
     help='as in 0.01,0.02: each strategy is shown with the one that is best '
     "for it (default: the config's)",
   )
+  parser.add_argument(
+    '--vary', action='append', default=[], metavar='KEY=VALUE,...',
+    help='any key of the config is an axis, as in --vary=strategy.servers=1,'
+    '25%% (of the nodes); may be repeated',
+  )  # fmt: skip
   parser.add_argument(
     '--target_accuracy', type=float, help='from 0 to 1: show the time to it'
   )
@@ -142,36 +150,65 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
     raise config_lib.ConfigError(
       f'--target_accuracy={target}: nothing is learnt with --emulate'
     )
+  if flags.plan is not None and flags.vary:
+    raise config_lib.ConfigError(
+      f'--plan with --vary={flags.vary[0]}: expected one of them; one config is '
+      'planned'
+    )
   strategies = grid.strategies(flags.strategies)
   overrides = emulate.overrides(flags.emulate, overrides)
-  _check_overrides(flags.config, overrides, strategies)
+  varied = axes.parse(flags.vary, strategies, overrides, grid.AXES)
+
+  def combinations(strategy, nodes):
+    chosen = overrides | {'strategy.name': strategy}
+    return axes.combinations(flags.config, chosen, varied, nodes)
+
   cells = grid.expand(
     strategies,
     grid.numbers('--nodes', flags.nodes, 1),
     grid.numbers('--devices_per_node', flags.devices_per_node, 1),
     grid.numbers('--seeds', flags.seeds, 0),
     rates,
+    combinations,
   )
   emulated = flags.emulate is not None
   study = runner.Study(flags.config, overrides, flags.workdir, emulated)
+  _check_keys(study, cells, varied)
   if emulated:
     emulate.check(study, cells)
-    sleeps = emulation_keys.sleeps(study.config(cells[0]))
+    sleeps = emulation_keys.sleeps(study.first_config(cells))
     study = dataclasses.replace(study, sleeps=sleeps)
   planned.check(study, cells, flags.plan, flags.slurm)
   return study, cells
 
 
-def _check_overrides(spec, overrides, strategies):
-  """Refuses keys that no strategy of the study has, and bad values."""
-  unused = dict(overrides)
-  for name in strategies:
-    chosen = overrides | {'strategy.name': name}
-    applying = command_line.applying(spec, chosen)
-    command_line.load(spec, applying)
-    unused = {k: v for k, v in unused.items() if k not in applying}
-  if unused:
-    command_line.load(spec, unused)
+def _check_keys(study, cells, varied):
+  """Refuses keys that no run of the study has, and a strategy without a run.
+
+  Of a strategy's cells that cannot be, others may be; the first is looked for.
+  """
+  refusals, possible = {}, set()
+  unused = set(study.overrides) | {axis.key for axis in varied}
+  for cell in {dataclasses.replace(c, seed=0): c for c in cells}.values():
+    unused -= study.keys(cell)
+    if cell.strategy not in possible:
+      try:
+        study.config(cell)
+        possible.add(cell.strategy)
+      except config_lib.ConfigError as e:
+        refusals.setdefault(cell.strategy, e)
+  for key in unused:
+    if key in study.overrides:
+      command_line.load(study.spec, {key: study.overrides[key]})
+  for axis in varied:
+    if axis.key in unused:
+      raise config_lib.ConfigError(
+        f'--vary={axis.key}={",".join(axis.values)}: no run of the study has '
+        'this key'
+      )
+  for strategy, refusal in refusals.items():
+    if strategy not in possible:
+      raise refusal
 
 
 def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
@@ -188,7 +225,7 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
       if not runner.is_finished(study, cell):
         waiting.append(cell)
     except config_lib.ConfigError as e:
-      ended(cell, str(e))
+      ended(cell, runner.Refusal(e))
   progress.begin(len(waiting))
   if options is None:
     local.run(study, waiting, progress.began, ended)
@@ -221,7 +258,7 @@ def _emulation(study, cells):
   """What a study emulates, in a line; '' of one that computes."""
   if not study.emulated:
     return ''
-  return emulation.describe(study.config(cells[0]).emulate)
+  return emulation.describe(study.first_config(cells).emulate)
 
 
 def _runs(study, cells, failures, plans):
@@ -244,7 +281,7 @@ def _runs(study, cells, failures, plans):
     if run.megabytes is None:
       if 'megabytes' not in record:
         # It takes seconds: once for all seeds, and kept.
-        key = cell.strategy, cell.workers
+        key = cell.strategy, cell.workers, cell.varied
         if key not in counted:
           counted[key] = traffic.megabytes(study, cell)
         record['megabytes'] = counted[key]
@@ -283,7 +320,8 @@ class _Progress:
   def ended(self, cell, error) -> None:
     self._left -= cell in self._starts
     self._line.close(keep=False)
-    text = f'failed: {error}' if error else f'done, {self._time(cell)}'
+    what = 'left out' if isinstance(error, runner.Refusal) else 'failed'
+    text = f'{what}: {error}' if error else f'done, {self._time(cell)}'
     self._line.note(f'{cell.name}: {text}')
 
   def _time(self, cell):

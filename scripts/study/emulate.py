@@ -78,7 +78,7 @@ def check(study: runner.Study, cells: list[grid.Cell]) -> None:
     ConfigError: naming it and the processes that there are.
   """
   most = max(cell.nodes for cell in cells)
-  for process, _ in study.config(cells[0]).emulate.slow:
+  for process, _ in study.first_config(cells).emulate.slow:
     if process >= most:
       raise config_lib.ConfigError(
         f'--emulate: slow={process}: expected a process below {most}, the '

@@ -1,7 +1,9 @@
 """The cells of a study: which runs there are, and what each of them is told."""
 
+from collections.abc import Callable
 from collections.abc import Iterable
 import dataclasses
+import hashlib
 import itertools
 import math
 import re
@@ -9,6 +11,7 @@ import re
 from anp_jax import config as config_lib
 from anp_jax.config import aliases
 from anp_jax.config import strategy as strategy_lib
+from scripts.study import axes
 
 RATE = 'optimizer.learning_rate'
 # A study's own axes: not to be set for all its cells.
@@ -20,6 +23,7 @@ AXES = {
 # A ring's runs are of many models each.
 _RING = 'relay'
 _STRATEGIES = tuple(s for s in strategy_lib.BUILT_IN if s != _RING)
+_LETTERS = 40  # of a value, in the name of a folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Cell:
     devices: of each node.
     seed: config.seed.
     learning_rate: config.optimizer.learning_rate; None: the config's own.
+    varied: (key, text) of the keys of --vary that it has.
   """
 
   strategy: str
@@ -39,12 +44,14 @@ class Cell:
   devices: int
   seed: int
   learning_rate: float | None = None
+  varied: axes.Varied = ()
 
   @property
   def name(self) -> str:
     """The name of its folder."""
     rate = self.learning_rate
-    keys = '' if rate is None else f'rate{rate!r}-'
+    keys = ''.join(f'{key}={_plain(text)}-' for key, text in self.varied)
+    keys += '' if rate is None else f'rate{rate!r}-'
     strategy = re.sub(r'[^\w.]+', '-', self.strategy)
     return f'{strategy}-{self.nodes}x{self.devices}-{keys}seed{self.seed}'
 
@@ -57,6 +64,7 @@ class Cell:
   def overrides(self) -> dict[str, str]:
     """What its config says of its own, by dotted key."""
     keys = {'strategy.name': self.strategy, 'seed': str(self.seed)}
+    keys |= self.varied
     if self.learning_rate is not None:
       keys[RATE] = repr(self.learning_rate)
     return keys
@@ -68,10 +76,26 @@ def expand(
   devices: Iterable[int],
   seeds: Iterable[int],
   learning_rates: Iterable[float | None] = (None,),
+  varied: Callable[[str, int], list[axes.Varied]] = lambda *_: [()],
 ) -> list[Cell]:
-  """Every combination; whole grids seed by seed, small cells first."""
-  axes = itertools.product(seeds, nodes, devices, strategies, learning_rates)
-  return [Cell(s, n, d, seed, rate) for seed, n, d, s, rate in axes]
+  """Every combination; whole grids seed by seed, small cells first.
+
+  Args:
+    strategies: names.
+    nodes: processes.
+    devices: of each node.
+    seeds: of the runs.
+    learning_rates: see `Cell`.
+    varied: called (strategy, nodes); the values of further keys.
+  """
+  further = {(s, n): varied(s, n) for s in strategies for n in nodes}
+  every = itertools.product(seeds, nodes, devices, strategies)
+  return [
+    Cell(s, n, d, seed, rate, keys)
+    for seed, n, d, s in every
+    for keys in further[s, n]
+    for rate in learning_rates
+  ]
 
 
 def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
@@ -136,3 +160,11 @@ def strategies(text: str) -> tuple[str, ...]:
         f'{config_lib.nearest(name, _STRATEGIES)}'
       )
   return names
+
+
+def _plain(text):
+  """A value as a part of a folder's name; texts that differ stay different."""
+  plain = re.sub(r'[^\w.+-]+', '_', text)[:_LETTERS]
+  if plain == text:
+    return text
+  return f'{plain}.{hashlib.sha256(text.encode()).hexdigest()[:8]}'

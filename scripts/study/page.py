@@ -6,6 +6,7 @@ import os
 from scripts.study import grid
 from scripts.study import plots
 from scripts.study import results
+from scripts.study import runner
 from scripts.study import table
 
 PAGE = 'study.md'
@@ -18,7 +19,8 @@ class Outcome:
   Attributes:
     cells: of the study.
     runs: finished ones, by cell.
-    failures: for each other cell, the line that says why.
+    failures: for each other cell, the line that says why; a `runner.Refusal`
+      of one that cannot be.
     cores: of the one machine where all ran; None: of hosts of their own.
     emulation: what was emulated, in a line; '': nothing was.
   """
@@ -28,6 +30,15 @@ class Outcome:
   failures: dict[grid.Cell, str]
   cores: int | None
   emulation: str = ''
+
+  @property
+  def left_out(self) -> dict[grid.Cell, str]:
+    """The cells whose config is refused, with the line that says why."""
+    return {
+      cell: error
+      for cell, error in self.failures.items()
+      if isinstance(error, runner.Refusal)
+    }
 
 
 def write(
@@ -46,10 +57,12 @@ def write(
     The table and its notes, as text for the terminal.
   """
   cells, runs = outcome.cells, outcome.runs
-  points = results.points(cells, runs, outcome.failures)
-  emulation = outcome.emulation
+  left_out, emulation = outcome.left_out, outcome.emulation
+  points = results.points(
+    [c for c in cells if c not in left_out], runs, outcome.failures
+  )
   rows = table.rows(points, target, bool(emulation))
-  notes = table.notes(points, outcome.cores, emulation)
+  notes = table.notes(points, outcome.cores, emulation, left_out)
   figures = {}
   if runs:
     figures = {

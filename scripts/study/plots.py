@@ -53,15 +53,15 @@ def accuracy(
 ) -> matplotlib.figure.Figure:
   """Accuracy against samples and time, and the time to a target accuracy.
 
-  Curves are of each strategy's largest cell, and of the smallest cell of all in
+  Curves are of each series' largest cell, and of the smallest cell of all in
   grey; bands reach from the lowest seed to the highest.
   """
   figure, axes = _figure(2 if target is None else 3)
   done = [p for p in points if p.runs]
-  largest = {p.strategy: p for p in sorted(done, key=lambda p: p.workers)}
+  largest = {p.series: p for p in sorted(done, key=lambda p: p.workers)}
   first = min(done, key=lambda p: p.workers)
   looks = _looks(points)
-  chosen = [(p, looks[p.strategy][0]) for p in largest.values()]
+  chosen = [(p, looks[p.series][0]) for p in largest.values()]
   if first not in largest.values():
     chosen.append((first, drawing.GREY))
   for axis, title, label in (
@@ -72,7 +72,7 @@ def accuracy(
     drawing.percent(axis.yaxis)
   for point, colour in chosen:
     samples, seconds, scores = results.curve(point)
-    label = f'{point.strategy}, {point.nodes} x {point.devices}'
+    label = f'{point.series}, {point.nodes} x {point.devices}'
     for axis, x in zip(axes, (samples, seconds)):
       axis.plot(x, scores.mean(0), color=colour, label=label)
       axis.fill_between(
@@ -114,8 +114,8 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
     shares = np.array(list(counts.values())) / sum(counts.values())
     axis.bar(
       keys + (i - (len(series) - 1) / 2) * width, shares, width,
-      color=looks[p.strategy][0], alpha=(i + 1) / len(series),
-      label=f'{p.strategy}, {p.nodes} x {p.devices}',
+      color=looks[p.series][0], alpha=(i + 1) / len(series),
+      label=f'{p.series}, {p.nodes} x {p.devices}',
     )  # fmt: skip
   # Of many cells the names are more than the panel has room for.
   columns = -(-len(series) // 12)
@@ -287,8 +287,8 @@ def _both_levels(points):
 
 
 def _looks(points):
-  """Colour and marker of each strategy."""
-  names = dict.fromkeys(p.strategy for p in points)
+  """Colour and marker of each strategy with its varied keys."""
+  names = dict.fromkeys(p.series for p in points)
   return dict(zip(names, itertools.cycle(zip(drawing.COLOURS, _MARKERS))))
 
 
@@ -304,8 +304,8 @@ def _apart(sizes):
 
 def _series(axis, points, size, value):
   """One line a strategy, with the deviation over seeds."""
-  for strategy, (colour, marker) in _looks(points).items():
-    chosen_points = [p for p in points if p.strategy == strategy and value(p)]
+  for series, (colour, marker) in _looks(points).items():
+    chosen_points = [p for p in points if p.series == series and value(p)]
     if not chosen_points:
       continue
     chosen_points.sort(key=size)
@@ -313,7 +313,7 @@ def _series(axis, points, size, value):
     axis.errorbar(
       sizes, [value(p).mean for p in chosen_points],
       [value(p).deviation for p in chosen_points],
-      color=colour, capsize=3, label=strategy,
+      color=colour, capsize=3, label=series,
     )  # fmt: skip
     for p, x in zip(chosen_points, sizes):
       fill = 'white' if p.crowded else colour

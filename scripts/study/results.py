@@ -9,6 +9,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.reporting import telemetry
+from scripts.study import axes
 from scripts.study import grid
 
 _STALENESS = 'staleness_'
@@ -142,7 +143,7 @@ def spread(values) -> Spread | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Point:
-  """A strategy on so many nodes of so many devices, over all seeds.
+  """A strategy with its varied keys on so many nodes, over all seeds.
 
   Where there are several learning rates, runs are those of the best: most seeds
   at their end, and of these the highest mean accuracy.
@@ -159,6 +160,7 @@ class Point:
     accuracy: at the end.
     learning_rate: of the runs; None: the config's own.
     tried: accuracy at the end by learning rate; None where no run ended.
+    varied: texts of the varied keys that the runs have, by short name.
   """
 
   strategy: str
@@ -172,6 +174,14 @@ class Point:
   accuracy: Spread | None
   learning_rate: float | None
   tried: dict[float | None, Spread | None]
+  varied: dict[str, str] = dataclasses.field(default_factory=dict)
+
+  @property
+  def series(self) -> str:
+    """What points of other numbers of nodes and devices have in common."""
+    return ', '.join(
+      [self.strategy, *(f'{k}={v}' for k, v in self.varied.items())]
+    )
 
   @property
   def workers(self) -> int:
@@ -218,53 +228,59 @@ def points(
     runs: of the cells that are finished.
     failures: of the others.
   """
+  # Strategies in their order; `sorted` keeps it.
+  kinds = dict.fromkeys((c.strategy, c.varied) for c in cells)
+  order = {kind: place for place, kind in enumerate(kinds)}
+  names = axes.short_names(
+    dict.fromkeys(key for _, varied in kinds for key, _ in varied)
+  )
 
   def place(cell):
-    return cell.strategy, cell.nodes, cell.devices
+    return order[cell.strategy, cell.varied], cell.nodes, cell.devices
 
-  def ratios(cells_of_group, nodes, devices):
+  return [
+    _point(list(group), runs, failures, names)
+    for _, group in itertools.groupby(sorted(cells, key=place), place)
+  ]
+
+
+def _point(cells, runs, failures, names):
+  """The point of cells that differ in seed and learning rate only."""
+  tried = {
+    rate: spread(
+      runs[c].accuracy[-1]
+      for c in cells
+      if c.learning_rate == rate and c in runs
+    )
+    for rate in dict.fromkeys(c.learning_rate for c in cells)
+  }
+  best = max(tried, key=lambda rate: _standing(tried[rate]))
+  chosen_cells = [c for c in cells if c.learning_rate == best and c in runs]
+  first = cells[0]
+
+  def ratios(nodes, devices):
     baselines = (dataclasses.replace(c, nodes=nodes, devices=devices)
-                 for c in cells_of_group)  # fmt: skip
+                 for c in chosen_cells)  # fmt: skip
     return spread(
       runs[c].images_per_second / runs[b].images_per_second
-      for c, b in zip(cells_of_group, baselines)
-      if c in runs and b in runs
+      for c, b in zip(chosen_cells, baselines)
+      if b in runs
     )
 
-  # Strategies in their order; `sorted` keeps it.
-  order = {s: i for i, s in enumerate(dict.fromkeys(c.strategy for c in cells))}
-  ordered = sorted(cells, key=lambda c: (order[c.strategy], c.nodes, c.devices))
-  summaries = []
-  for (strategy, nodes, devices), group in itertools.groupby(ordered, place):
-    every = list(group)
-    rates = dict.fromkeys(c.learning_rate for c in every)
-    tried = {
-      rate: spread(
-        runs[c].accuracy[-1]
-        for c in every
-        if c.learning_rate == rate and c in runs
-      )
-      for rate in rates
-    }
-    best = max(tried, key=lambda rate: _standing(tried[rate]))
-    cells_of_group = [c for c in every if c.learning_rate == best]
-    done = {c.seed: runs[c] for c in cells_of_group if c in runs}
-    summaries.append(
-      Point(
-        strategy,
-        nodes,
-        devices,
-        done,
-        {c.name: failures[c] for c in every if c in failures},
-        rate=spread(r.images_per_second for r in done.values()),
-        over_device=ratios(cells_of_group, 1, 1),
-        over_node=ratios(cells_of_group, 1, devices),
-        accuracy=tried[best],
-        learning_rate=best,
-        tried=tried,
-      )
-    )
-  return summaries
+  return Point(
+    first.strategy,
+    first.nodes,
+    first.devices,
+    {c.seed: runs[c] for c in chosen_cells},
+    {c.name: failures[c] for c in cells if c in failures},
+    rate=spread(runs[c].images_per_second for c in chosen_cells),
+    over_device=ratios(1, 1),
+    over_node=ratios(1, first.devices),
+    accuracy=tried[best],
+    learning_rate=best,
+    tried=tried,
+    varied={names[key]: text for key, text in first.varied},
+  )
 
 
 def _standing(accuracy):

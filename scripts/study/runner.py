@@ -19,7 +19,12 @@ from scripts.study import grid
 
 ENDED = 'study.json'
 LOG = 'study.log'
+_REFUSED = 2  # status of main.py for a config that it cannot run
 _LABEL = re.compile(r'^\[\d+ [^\]]*\] ')
+
+
+class Refusal(str):
+  """The line that says why a config cannot be run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +53,20 @@ class Study:
     """A cell's resolved config; ConfigError if it is not valid."""
     return command_line.load(self.spec, self._overrides(cell))
 
+  def first_config(self, cells: list[grid.Cell]):
+    """The resolved config of the first cell that has a valid one.
+
+    Raises:
+      ConfigError: of the first cell, if none has.
+    """
+    refusals = []
+    for cell in cells:
+      try:
+        return self.config(cell)
+      except config_lib.ConfigError as e:
+        refusals.append(e)
+    raise refusals[0]
+
   def arguments(self, cell: grid.Cell) -> list[str]:
     """The arguments of main.py for a cell."""
     return [
@@ -60,6 +79,10 @@ class Study:
     """The part of `arguments` that sets keys of the config."""
     overrides = self._overrides(cell)
     return [f'--config.{key}={value}' for key, value in overrides.items()]
+
+  def keys(self, cell: grid.Cell) -> set[str]:
+    """The keys that the study and the cell set, and that its strategy has."""
+    return set(self._overrides(cell))
 
   def _overrides(self, cell):
     """Those of the study and the cell that its strategy has."""
@@ -100,13 +123,14 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
     cores: see `record`.
 
   Returns:
-    The one line that says why the run has not come to its end; '' if it has.
+    The one line that says why the run has not come to its end, a `Refusal` if
+    it never can; '' if it has.
   """
   workdir = study.workdir(cell)
   if status:
-    return (
-      first_error(os.path.join(workdir, LOG)) or f'ended with status {status}'
-    )
+    error = first_error(os.path.join(workdir, LOG))
+    error = error or f'ended with status {status}'
+    return Refusal(error) if status == _REFUSED else error
   stopped = files.read_json(os.path.join(workdir, workdir_lib.MARKER))
   if stopped:
     return (

@@ -1,10 +1,12 @@
 """The numbers of a study as tables: for people, and as CSV files."""
 
 import csv
+import dataclasses
 
 from anp_jax.system import markdown as markdown_lib
 from scripts.study import grid
 from scripts.study import results
+from scripts.study import runner
 
 _CROWDED = '*'
 _BEST = ' best'
@@ -26,18 +28,18 @@ def rows(
     emulated: whether computing was, and so nothing was learnt.
   """
   rate = 'images/s, emulated' if emulated else 'images/s'
-  head = ['strategy', 'nodes', 'devices a node', rate, 'planned', 'error',
-          'over one device', 'over one node', 'learning rate',
-          'accuracy']  # fmt: skip
+  places = _places(points)
+  head = [*places[0], rate, 'planned', 'error', 'over one device',
+          'over one node', 'learning rate', 'accuracy']  # fmt: skip
   if target is not None:
     head.append(f'time to {100 * target:g} %')
   head += ['MB sent a step', 'seeds']
   table = []
-  for p in points:
+  for p, place in zip(points, places[1:]):
     mark = _CROWDED if p.crowded else ''
     accuracy = None if emulated else p.accuracy
-    row = [p.strategy, str(p.nodes), str(p.devices), _text(p.rate, '.0f'),
-           _text(p.planned, '.0f'), _text(p.plan_error, '+.1f', ' %', 100),
+    row = [*place, _text(p.rate, '.0f'), _text(p.planned, '.0f'),
+           _text(p.plan_error, '+.1f', ' %', 100),
            _text(p.over_device, '.2f', mark), _text(p.over_node, '.2f', mark),
            _number(p.learning_rate),
            _text(accuracy, '.1f', ' %', 100)]  # fmt: skip
@@ -48,7 +50,7 @@ def rows(
     table.append((*row, f'{len(p.runs)}{failed}'))
   columns = [
     i for i, name in enumerate(head)
-    if name in head[:3] or any(row[i] != '-' for row in table)
+    if name in places[0] or any(row[i] != '-' for row in table)
   ]  # fmt: skip
   return [tuple(row[i] for i in columns) for row in (head, *table)]
 
@@ -65,18 +67,22 @@ def by_learning_rate(points: list[results.Point]) -> list[tuple[str, ...]]:
   rates = sorted({r for p in points for r in p.tried if r is not None})
   if len(rates) < 2:
     return []
-  table = [('strategy', 'nodes', 'devices a node', *map(_number, rates))]
-  for p in points:
+  places = _places(points)
+  table = [(*places[0], *map(_number, rates))]
+  for p, place in zip(points, places[1:]):
     texts = [
       _text(p.tried[r], '.1f', ' %' + _BEST * (r == p.learning_rate), 100)
       for r in rates
     ]
-    table.append((p.strategy, str(p.nodes), str(p.devices), *texts))
+    table.append((*place, *texts))
   return table
 
 
 def notes(
-  points: list[results.Point], cores: int | None, emulation: str = ''
+  points: list[results.Point],
+  cores: int | None,
+  emulation: str = '',
+  left_out: dict[grid.Cell, str] | None = None,
 ) -> list[str]:
   """The notes below the table, one line each.
 
@@ -84,6 +90,7 @@ def notes(
     points: of the study.
     cores: of the one machine where all ran; None: of hosts of their own.
     emulation: what was emulated, in a line; '': nothing was.
+    left_out: cells that cannot be, with the line that says why.
   """
   notes = []
   if emulation:
@@ -110,6 +117,12 @@ def notes(
     notes.append('Mean and standard deviation over seeds.')
   for p in points:
     notes += [f'failed: {name}: {error}' for name, error in p.failures.items()]
+  # A line for all seeds and learning rates that are refused for one reason.
+  refused = {}
+  for cell, error in (left_out or {}).items():
+    kind = dataclasses.replace(cell, seed=0, learning_rate=None), error
+    refused.setdefault(kind, cell.name)
+  notes += [f'left out: {name}: {e}' for (_, e), name in refused.items()]
   return notes
 
 
@@ -130,19 +143,30 @@ def write_cells(
   failures: dict[grid.Cell, str],
   target: float | None,
 ) -> None:
-  """Writes a CSV file with one cell a row; empty where there is no number."""
+  """Writes a CSV file with one cell a row; empty where there is no number.
+
+  Args:
+    path: of the file.
+    cells: of the study.
+    runs: of the cells that are finished.
+    failures: of the others; a `runner.Refusal` of one that cannot be.
+    target: accuracy from 0 to 1 to which the time is written; None: none is.
+  """
+  keys = _keys(cells)
   with open(path, 'w', newline='') as f:
-    writer = csv.DictWriter(f, _CELL_COLUMNS)
+    writer = csv.DictWriter(f, (*_CELL_COLUMNS, *keys))
     writer.writeheader()
     for c in cells:
-      row = {
+      error = failures.get(c, '')
+      lost = 'left out' if isinstance(error, runner.Refusal) else 'failed'
+      row = dict(c.varied) | {
         'strategy': c.strategy,
         'nodes': c.nodes,
         'devices_per_node': c.devices,
         'seed': c.seed,
         'learning_rate': c.learning_rate,
-        'state': 'finished' if c in runs else 'failed',
-        'error': failures.get(c, ''),
+        'state': 'finished' if c in runs else lost,
+        'error': error,
       }
       if c in runs:
         r = runs[c]
@@ -161,17 +185,35 @@ def write_cells(
 
 def write_curves(path: str, runs: dict[grid.Cell, results.Run]) -> None:
   """Writes a CSV file with one evaluation a row."""
+  keys = _keys(runs)
   with open(path, 'w', newline='') as f:
     writer = csv.writer(f)
     writer.writerow(
       ('strategy', 'nodes', 'devices_per_node', 'seed', 'step', 'samples',
-       'seconds', 'accuracy', 'learning_rate')
+       'seconds', 'accuracy', 'learning_rate', *keys)
     )  # fmt: skip
     for c, r in runs.items():
+      varied = dict(c.varied)
       for values in zip(r.steps, r.samples, r.seconds, r.accuracy):
         writer.writerow((
-          c.strategy, c.nodes, c.devices, c.seed, *values, c.learning_rate
+          c.strategy, c.nodes, c.devices, c.seed, *values, c.learning_rate,
+          *(varied.get(key) for key in keys),
         ))  # fmt: skip
+
+
+def _keys(cells):
+  """The varied keys of any of the cells, in their order."""
+  return tuple(dict.fromkeys(key for c in cells for key, _ in c.varied))
+
+
+def _places(points):
+  """A head, and a row a point: its strategy, varied keys, nodes, devices."""
+  names = tuple(dict.fromkeys(name for p in points for name in p.varied))
+  return [('strategy', *names, 'nodes', 'devices a node')] + [
+    (p.strategy, *(p.varied.get(name, '-') for name in names), str(p.nodes),
+     str(p.devices))
+    for p in points
+  ]  # fmt: skip
 
 
 def _text(spread, form, unit='', scale=1):

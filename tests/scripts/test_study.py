@@ -176,8 +176,10 @@ def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):
   assert 'failed:' not in (folder / 'study.md').read_text()
 
 
-def test_a_cell_whose_config_is_refused_is_shown(pretend, capsys, monkeypatch):
-  """One cell is refused; the others run."""
+def test_a_cell_whose_config_is_refused_is_left_out(
+  pretend, capsys, monkeypatch
+):
+  """The others run, and it is no failure."""
   real = runner.Study.config
 
   def config(self, cell):
@@ -186,10 +188,28 @@ def test_a_cell_whose_config_is_refused_is_shown(pretend, capsys, monkeypatch):
     return real(self, cell)
 
   monkeypatch.setattr(runner.Study, 'config', config)
-  assert study_main.main(_command(pretend / 'study', '--nodes=1,2')) == 1
-  assert _calls(pretend) == ['sync-1x1-seed0']
-  out = capsys.readouterr().out
-  assert 'failed: sync-2x1-seed0: config.sharding: not with this' in out
+  command = _command(pretend / 'study', '--nodes=1,2', '--seeds=0,1')
+  assert study_main.main(command) == 0
+  assert _calls(pretend) == ['sync-1x1-seed0', 'sync-1x1-seed1']
+  # A note for both seeds.
+  page = (pretend / 'study' / 'study.md').read_text()
+  assert page.count('left out: ') == 1
+  line = 'left out: sync-2x1-seed0: config.sharding: not with this'
+  assert line in page and line in capsys.readouterr().out
+  with open(pretend / 'study' / 'cells.csv') as f:
+    states = [row['state'] for row in csv.DictReader(f)]
+  assert states == ['finished', 'left out'] * 2
+
+
+def test_a_run_that_refuses_its_config_is_left_out(tmp_path):
+  """Some is known only when its processes have started; status 2 says so."""
+  study = runner.Study(_TINY, {}, str(tmp_path))
+  workdir = tmp_path / 'runs' / _cell().name
+  workdir.mkdir(parents=True)
+  (workdir / 'study.log').write_text('error: too many servers\n')
+  refused = runner.ended(study, _cell(), 2, None)
+  assert refused == 'too many servers' and isinstance(refused, runner.Refusal)
+  assert not isinstance(runner.ended(study, _cell(), 1, None), runner.Refusal)
 
 
 def test_a_run_too_short_to_be_timed_is_shown(pretend, capsys):
@@ -419,9 +439,10 @@ def test_the_command_on_a_cluster(tmp_path):
       ],
       cwd=launching.ROOT, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
-  assert done.returncode == 1, done.stdout + done.stderr
+  assert done.returncode == 0, done.stdout + done.stderr
   with open(tmp_path / 'cells.csv') as f:
     row_one, row_two = csv.DictReader(f)
+  assert row_two['state'] == 'left out'
   assert (
     row_one['state'] == 'finished' and float(row_one['images_per_second']) > 0
   )
