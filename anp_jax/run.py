@@ -298,6 +298,10 @@ class Run:
       self._program.abstract_single, (self._train_source, self._eval_source),
       run_dir.class_sizes(self._workdir, len(self._train_source.vocabulary)),
     )  # fmt: skip
+    clock = strategy_lib.find(self._config).simulated_clock(self._spec)
+    if clock:
+      self._telemetry.simulate(clock.seconds)
+      messages = [*messages, f'workers  {clock.describe()}']
     for line in messages:
       self._telemetry.note(line)
 

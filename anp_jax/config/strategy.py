@@ -219,6 +219,18 @@ class Strategy(Protocol):
     """
     return spec.config, []
 
+  def simulated_clock(self, spec):
+    """What tells the time of a cluster that is simulated.
+
+    Args:
+      spec: `training.run_spec.RunSpec`.
+
+    Returns:
+      `parallel.simulated_clock.SimulatedClock`, or None where none is
+      simulated.
+    """
+    return None
+
   def run(self, job: Job, loop: 'Callable[[Job], dict]') -> dict:
     """Does what a command asks, in this process.
 

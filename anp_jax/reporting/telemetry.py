@@ -129,6 +129,7 @@ class Telemetry:
     self._pauses = 0.0  # seconds of pauses that come back, since the start
     self._intervals = collections.deque(maxlen=_RECENT)  # (steps, seconds)
     self._activity, self._fields = '', {}  # of the progress line
+    self._simulated_seconds = None
     self._file, self._writers = None, []
     if primary:
       os.makedirs(workdir, exist_ok=True)
@@ -141,6 +142,14 @@ class Telemetry:
   def set_flops(self, flops_per_step: float) -> None:
     """Sets the operations of a step on all devices, for the MFU."""
     self._flops_per_step = flops_per_step
+
+  def simulate(self, seconds: Callable[[int], float]) -> None:
+    """Records a simulated time with the metrics of each step.
+
+    Args:
+      seconds: step to the simulated seconds from the run's start to its end.
+    """
+    self._simulated_seconds = seconds
 
   def start_timing(self, step: int) -> None:
     """Counts rates from here: `step` is done, and what it took is no rate."""
@@ -240,6 +249,8 @@ class Telemetry:
 
   def _record(self, kind, step, values):
     values = {name: float(value) for name, value in values.items()}
+    if self._simulated_seconds:
+      values['simulated_seconds'] = self._simulated_seconds(step)
     self._last = step
     line = {'kind': kind, 'step': step, 'time': time.time()}
     line['epoch'] = self._length.epoch(step)

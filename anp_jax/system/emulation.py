@@ -181,25 +181,65 @@ def pass_seconds(settings, images: int, words, process=None) -> float:
     process: that computes; None: this one.
   """
   process = _process.index if process is None else process
-  seconds = settings.step_seconds + settings.image_seconds * images
-  seconds *= dict(settings.slow).get(process, 1.0)
-  if settings.spread:
-    variance = math.log1p(settings.spread**2)
-    normal = np.random.default_rng(np.asarray(words)).standard_normal()
-    seconds *= math.exp(math.sqrt(variance) * normal - variance / 2)
-  return float(seconds)
+  (mean,) = _mean_seconds(settings, images, [process])
+  (draw,) = _draws(settings.spread, words, 1)
+  return mean * draw
 
 
-def describe(settings) -> str:
-  """What of a run is emulated, in one line for people."""
-  parts = ['computing is real']
-  if settings.sleep:
-    parts = [f'a pass is a sleep of {settings.step_seconds:g} s']
+def worker_seconds(settings, images: int, words, workers: int) -> np.ndarray:
+  """The seconds that each of several workers computes for its micro-batch.
+
+  Those of a worker do not depend on how many there are; see `pass_seconds`.
+
+  Args:
+    settings: config.strategy.simulate.
+    images: of each worker's micro-batch.
+    words: integers from which the draws are made.
+    workers: whose times are asked for.
+
+  Returns:
+    (workers,) float64.
+  """
+  means = _mean_seconds(settings, images, range(workers))
+  return np.multiply(means, _draws(settings.spread, words, workers))
+
+
+def _mean_seconds(settings, images, processes):
+  seconds = float(settings.step_seconds + settings.image_seconds * images)
+  slow = dict(settings.slow)
+  return [seconds * slow.get(process, 1.0) for process in processes]
+
+
+def _draws(spread, words, count):
+  """Lognormal factors with mean 1; all 1 without a spread."""
+  if not spread:
+    return [1.0] * count
+  variance = math.log1p(spread**2)
+  normals = np.random.default_rng(np.asarray(words)).standard_normal(count)
+  scale = math.sqrt(variance)
+  return [math.exp(scale * normal - variance / 2) for normal in normals]
+
+
+def describe_pass(settings, who: str) -> list[str]:
+  """What a pass takes, in phrases for people.
+
+  Args:
+    settings: see `pass_seconds`.
+    who: computes, in one word.
+  """
+  parts = [f'a pass of {settings.step_seconds:g} s']
   if settings.image_seconds:
     parts.append(f'{settings.image_seconds:g} s an image')
   if settings.spread:
     parts.append(f'spread {100 * settings.spread:g} %')
-  parts += [f'process {i} x {factor:g}' for i, factor in settings.slow]
+  return parts + [f'{who} {i} x {factor:g}' for i, factor in settings.slow]
+
+
+def describe(settings) -> str:
+  """What of a run is emulated, in one line for people."""
+  parts = ['computing is real', *describe_pass(settings, 'process')[1:]]
+  if settings.sleep:
+    parts[0] = f'a pass is a sleep of {settings.step_seconds:g} s'
   if settings.megabytes:
     parts.append(f'{settings.megabytes:g} MB of gradients')
   if settings.bandwidth:

@@ -102,7 +102,8 @@ def _with_key(key):
     {'data.source': 'folder'}, {'data.source': 'synthetic'},
     {'data.augment': 'scale'}, {'data.cache': 'encoded'},
     {'data.balance': 'weights'}, {'emulate.enabled': True},
-    {'strategy.name': 'server', 'strategy.simulate.workers': 2},
+    *({'strategy.name': name, 'strategy.simulate.workers': 2}
+      for name in ('server', 'local')),
   ):  # fmt: skip
     config = config_lib.replaced(config_lib.base(), changes)
     if key in config_lib.flat(config):

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from anp_jax.parallel import buckets
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
+from anp_jax.parallel.local import exchanges
 from anp_jax.parallel.sync import step as sync
 
 P = mesh_lib.P
-_COIN = 1  # told apart from a step's other random numbers
 
 
 class OptState(NamedTuple):
@@ -53,7 +53,7 @@ class LocalStep(sync.SyncStep):
     """Makes the strategy; see `sync.step.SyncStep`."""
     super().__init__(config, specs, order)
     self._config = config.strategy
-    self._seed = config.seed
+    self._is_due = functools.partial(exchanges.is_due, config)
 
   def init_fn(self, init):
     """(weights) -> a new state, in which all groups are alike."""
@@ -152,14 +152,6 @@ class LocalStep(sync.SyncStep):
       return state_lib.TrainState(state.step, params, stats, (), average)
 
     return eval_state
-
-  def _is_due(self, step):
-    """Whether groups exchange after `step` updates: alike on all devices."""
-    if not self._config.exchange_probability:
-      return step % self._config.period == 0
-    key = jax.random.fold_in(jax.random.key(self._seed), step)
-    key = jax.random.fold_in(key, _COIN)
-    return jax.random.bernoulli(key, self._config.exchange_probability)
 
   def _exchanged(self, state):
     """One device's part of the state after an exchange."""

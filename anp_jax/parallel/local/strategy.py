@@ -2,6 +2,7 @@
 
 from anp_jax import config as config_lib
 from anp_jax.config import keys
+from anp_jax.config import simulation_keys
 from anp_jax.config import strategy
 from anp_jax.parallel.sync import strategy as sync
 
@@ -37,7 +38,15 @@ class Local(sync.Sync):
       'moments': keys.text(
         'keep', "a group's optimizer state in an exchange", ('keep', 'average')
       ),
+      **super().default_config(),
+      'simulate.exchange_seconds': simulation_keys.seconds(
+        'of an exchange of weights between groups'
+      ),
     }  # fmt: skip
+
+  def check(self, config):
+    """Refuses simulated workers that divide neither the batch nor groups."""
+    simulation_keys.check(config, config['strategy.groups'])
 
   def describe_scores(self, config):
     """What evaluation sees of the groups."""
@@ -70,3 +79,16 @@ class Local(sync.Sync):
     from anp_jax.parallel.local import step
 
     return step.LocalStep(config, specs, order)
+
+  def simulated_clock(self, spec):
+    """The clock of groups that wait for each other in exchanges only."""
+    s = spec.config.strategy
+    if not s.simulate.workers:
+      return None
+    from anp_jax.parallel import simulated_clock
+    from anp_jax.parallel.local import exchanges
+
+    return simulated_clock.SimulatedClock(
+      spec.config, s.groups, exchanges.on_host(spec.config),
+      s.simulate.exchange_seconds,
+    )  # fmt: skip

@@ -2,33 +2,23 @@
 
 import dataclasses
 
-from anp_jax.config import emulation_keys
 from anp_jax.config import keys
 from anp_jax.config import rules
+from anp_jax.config import simulation_keys
 from anp_jax.parallel.sync import strategy as sync
 from anp_jax.runtimes import transport_keys
 
-_SIMULATED = {'only_if': ('strategy.simulate.workers', ('[!0]*',))}
 _SIMULATION = {
-  'simulate.workers': keys.integer(
-    0, 'workers that one process computes for, in simulated time; 0: real ones',
-    at_least=0,
-  ),
+  **simulation_keys.KEYS,
   'simulate.log': keys.text(
     '', "workdir of a real run whose order is followed; '': by the times below",
-    **_SIMULATED,
+    **simulation_keys.SIMULATED,
   ),
-  **{
-    f'simulate.{name}': dataclasses.replace(
-      emulation_keys.KEYS[name], **_SIMULATED
-    )
-    for name in ('step_seconds', 'image_seconds', 'spread', 'slow')
-  },
-  'simulate.pull_seconds': keys.number(
-    0, "of a worker's reading of the weights", at_least=0, **_SIMULATED
+  'simulate.pull_seconds': simulation_keys.seconds(
+    "of a worker's reading of the weights"
   ),
-  'simulate.push_seconds': keys.number(
-    0, "of a gradient's way to the servers", at_least=0, **_SIMULATED
+  'simulate.push_seconds': simulation_keys.seconds(
+    "of a gradient's way to the servers"
   ),
 }  # fmt: skip
 

@@ -1,0 +1,56 @@
+"""The keys of config.strategy.simulate, of strategies whose time can be it."""
+
+import dataclasses
+
+from anp_jax.config import emulation_keys
+from anp_jax.config import errors
+from anp_jax.config import keys
+
+_WORKERS = 'strategy.simulate.workers'
+SIMULATED = {'only_if': (_WORKERS, ('[!0]*',))}
+KEYS = {
+  'simulate.workers': keys.integer(
+    0, 'of a cluster whose time is simulated, while this one computes for all '
+    'of them; 0: none', at_least=0,
+  ),
+  **{
+    f'simulate.{name}': dataclasses.replace(
+      emulation_keys.KEYS[name], resumable=False, **SIMULATED
+    )
+    for name in ('step_seconds', 'image_seconds', 'spread', 'slow')
+  },
+}  # fmt: skip
+
+
+def seconds(help: str) -> keys.Key:
+  """Returns the key of a simulated time, 0 by default."""
+  return keys.number(0, help, at_least=0, **SIMULATED)
+
+
+def check(values: dict, groups: int = 1) -> None:
+  """Refuses workers that do not divide a step's batch, or into groups.
+
+  Args:
+    values: by dotted key.
+    groups: of workers that train in step with each other.
+
+  Raises:
+    ConfigError: naming the key, its value and what was expected.
+  """
+  # A strategy that inherits from `sync` may have other keys.
+  workers = values.get(_WORKERS, 0)
+  if not workers:
+    return
+  batch_size = values['batch_size']
+  errors.check(
+    batch_size, 'batch_size', 0, f'a number of images where {_WORKERS} is '
+    'above 0: batch_size_per_device makes the batch depend on the devices',
+  )  # fmt: skip
+  errors.check(
+    workers % groups == 0, _WORKERS, workers,
+    f'a multiple of strategy.groups={groups}',
+  )  # fmt: skip
+  errors.check(
+    batch_size % workers == 0, _WORKERS, workers,
+    f'a number that divides batch_size={batch_size}',
+  )  # fmt: skip
