@@ -6,6 +6,7 @@ the new one.
 
 import os
 
+_LOOK_AHEAD = 'strategy.look_ahead'
 KEYS = {
   'optimizer.beta1': 'optimizer.b1',
   'optimizer.beta2': 'optimizer.b2',
@@ -14,6 +15,7 @@ KEYS = {
   'strategy.ticket_timeout': 'strategy.lease_timeout',
   'strategy.at_once': 'strategy.max_in_ring',
   'strategy.helpers': 'strategy.offload_to',
+  'strategy.weight_prediction': _LOOK_AHEAD,
 }
 VALUES = {'strategy.name': {'kernel_split': 'channel_split'}}
 RECIPES = {'kernel_split_cifar10.py': 'channel_split_cifar10.py'}
@@ -30,7 +32,17 @@ def renamed(values: dict) -> dict:
     value = result.get(key)
     if isinstance(value, str) and value in names:
       result[key] = names[value]
+  if 'strategy.weight_prediction' in values:
+    result[_LOOK_AHEAD] = _look_ahead(result[_LOOK_AHEAD])
   return result
+
+
+def _look_ahead(updates):
+  """The method that has replaced a prediction by times the usual staleness."""
+  try:
+    return 'smega2' if float(updates) else 'none'
+  except ValueError:  # no number was typed: to be refused
+    return updates
 
 
 def renamed_key(key: str) -> str:

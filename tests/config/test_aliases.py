@@ -25,10 +25,13 @@ _OLD = {
     {'strategy.name': 'relay', 'strategy.models': ('seed=1', 'seed=2')}, 1,
   ),
   'strategy.helpers': ({'strategy.name': 'channel_split'}, ('cpu:1',)),
+  'strategy.weight_prediction': ({'strategy.name': 'server'}, 0.5),
 }  # fmt: skip
 
 
 def _is_set(config, key, value):
+  if key == 'strategy.weight_prediction':
+    value = 'smega2'
   return config_lib.flat(config)[aliases.KEYS[key]] == value
 
 
@@ -87,6 +90,18 @@ def test_an_old_key_in_the_config_of_a_run(key):
   )
   expected = new in config_lib.resumable(config)
   assert (text == '') == expected and (expected or f'config.{new} is' in text)
+
+
+@pytest.mark.parametrize('value', [0, 0.0, '0', '0.0'])
+def test_no_prediction_is_no_look_ahead(value):
+  key = 'strategy.weight_prediction'
+  assert aliases.renamed({key: value}) == {'strategy.look_ahead': 'none'}
+
+
+def test_an_old_value_that_is_none_is_refused():
+  keys = {'strategy.name': 'server', 'strategy.weight_prediction': 'much'}
+  with pytest.raises(config_lib.ConfigError, match="look_ahead='much'"):
+    command_line.load(_TINY, keys)
 
 
 def test_an_old_strategy_name():

@@ -61,7 +61,7 @@ _MAY_CHANGE = {
   'strategy.servers', 'strategy.dedicated', 'strategy.mode',
   'strategy.max_staleness',
   'strategy.backup_workers', 'strategy.compensation',
-  'strategy.weight_prediction', 'strategy.wire_dtype', 'strategy.in_flight',
+  'strategy.look_ahead', 'strategy.wire_dtype', 'strategy.in_flight',
   'strategy.lease_timeout', 'strategy.bind', 'strategy.tls_certificate',
   'strategy.tls_key', 'strategy.shares', 'strategy.split_layers',
   'strategy.plan', 'strategy.offload_to', 'strategy.models',

@@ -234,23 +234,3 @@ def test_who_has_given_a_gradient_does_not_stand_in_for_others():
 def test_as_many_backup_workers_as_workers_are_refused():
   with pytest.raises(config_lib.ConfigError, match='backup_workers=2'):
     _scheduler('synchronous', workers=2, backup_workers=2)
-
-
-@pytest.mark.parametrize(
-  'keys, workers, horizon',
-  [
-    ({}, 1, 0.0),
-    ({}, 4, 3.0),
-    ({'in_flight': 2}, 3, 5.0),
-    ({'weight_prediction': 0.5}, 3, 1.0),
-    ({'weight_prediction': 0.0}, 3, 0.0),
-    ({'mode': 'bounded', 'max_staleness': 2}, 4, 2.0),
-    ({'mode': 'synchronous'}, 4, 0.0),
-  ],
-)
-def test_weights_are_ahead_by_the_gradients_of_the_others(
-  keys, workers, horizon
-):
-  keys = {'name': 'server', 'weight_prediction': 1.0, **keys}
-  config = builders.config({f'strategy.{k}': v for k, v in keys.items()})
-  assert scheduler_lib.prediction_horizon(config, workers) == horizon

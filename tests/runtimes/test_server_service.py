@@ -15,6 +15,7 @@ from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import log as log_lib
+from anp_jax.runtimes.server import look_ahead
 from anp_jax.runtimes.server import parameter_store
 from anp_jax.runtimes.server import rendezvous
 from anp_jax.runtimes.server import run as server_run
@@ -40,7 +41,7 @@ class _Server:
   def __init__(self, config, folder):
     participant = serving.participant(config, folder)
     self.process = participant.process
-    self.setup = setup = setup_lib.create(config, 0.0)
+    self.setup = setup = setup_lib.create(config, look_ahead.Settings())
     (optimizer,) = setup.optimizers
     start = optimizer.start(
       jax.tree.map(
@@ -362,7 +363,7 @@ def test_gradients_that_wait_are_bounded(server):
 class _Optimizer:
   """Counts updates; takes any gradient."""
 
-  def apply(self, state, gradients, stats_deltas, weights, staleness):
+  def apply(self, state, gradients, stats_deltas, contributions):
     return types.SimpleNamespace(step=state.step + 1), True
 
 

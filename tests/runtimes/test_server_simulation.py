@@ -39,7 +39,12 @@ def _is_replayed(config, workdir, version):
       marks=pytest.mark.slow,
     ),
     pytest.param(
-      {'strategy.mode': 'bounded', 'strategy.max_staleness': 1},
+      {
+        'strategy.mode': 'bounded',
+        'strategy.max_staleness': 1,
+        'strategy.look_ahead': 'dana',
+        'strategy.in_flight': 2,
+      },
       marks=pytest.mark.slow,
     ),
   ],
@@ -66,13 +71,16 @@ def test_a_replay_of_its_log_has_the_same_bits(tmp_path, config, keys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'workers', [2, pytest.param(3, marks=pytest.mark.soak), 4]
+  'workers, look_ahead',
+  [(2, 'none'), pytest.param(3, 'smega2', marks=pytest.mark.soak), (4, 'dana')],
 )
-def test_it_follows_the_log_of_a_real_run(tmp_path, config, workers):
-  serving.run(
-    serving.config_of(config, **serving.FULL), tmp_path / 'real', workers
-  )
-  keys = {'strategy.simulate.log': str(tmp_path / 'real')}
+def test_it_follows_the_log_of_a_real_run(
+  tmp_path, config, workers, look_ahead
+):  # fmt: skip
+  keys = {'strategy.look_ahead': look_ahead}
+  real = serving.config_of(config, **serving.FULL, **keys)
+  serving.run(real, tmp_path / 'real', workers)
+  keys['strategy.simulate.log'] = str(tmp_path / 'real')
   serving.run(_simulated(config, workers, **keys), tmp_path / 'simulated')
   serving.same_bits(
     launching.weights(tmp_path / 'real'),
@@ -88,7 +96,7 @@ def test_it_follows_the_log_of_a_real_run(tmp_path, config, workers):
 def test_an_interrupted_run_goes_on(tmp_path, config):
   keys = {
     'schedule.name': 'constant', 'schedule.warmup': '0 steps',
-    'duration': '5 steps',
+    'duration': '5 steps', 'strategy.look_ahead': 'smega2',
   }  # fmt: skip
   serving.run(_simulated(config, 3, **keys), tmp_path)
   config = _simulated(config, 3, **keys | {'duration': '12 steps'})
@@ -115,7 +123,7 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
   log = tmp_path / log_lib.NAME
   keys = {'strategy.simulate.log': str(tmp_path)}
   start = {
-    'start': 0, 'workers': 2, 'servers': 1, 'shards': 1, 'ahead': 0.0,
+    'start': 0, 'workers': 2, 'servers': 1, 'shards': 1,
     'batch_size': config.batch_size, 'wire_dtype': 'float32',
     'compensation': 'none',
   }  # fmt: skip
@@ -124,6 +132,7 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
     ({}, 'its workers is 2, expected 3'),
     ({'workers': 3, 'servers': 2}, 'its servers is 2, expected 1'),
     ({'workers': 3}, 'its updates is 1, expected 12'),
+    ({'workers': 3, 'ahead': 2.0}, 'predicted weights 2 updates ahead'),
   ):
     log.write_text(f'{json.dumps(start | changes)}\n{json.dumps(update)}\n')
     with pytest.raises(config_lib.ConfigError, match=word):

@@ -19,6 +19,7 @@ from anp_jax.reporting import telemetry as telemetry_lib
 from anp_jax.reporting.analysis import run as evaluation
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import log as log_lib
+from anp_jax.runtimes.server import look_ahead
 from anp_jax.runtimes.server import parameter_store
 from anp_jax.runtimes.server import rendezvous
 from anp_jax.runtimes.server import scheduler as scheduler_lib
@@ -57,9 +58,9 @@ class Chief:
     self._workers = workers
     self._data_shards = scheduler_lib.data_shards(participant.config, workers)
     self._config = config = self._with_batch_size()
-    self._horizon = scheduler_lib.prediction_horizon(config, workers)
+    self._ahead = look_ahead.settings(config, workers)
     self._simulates = config.strategy.simulate.workers > 0
-    self._setup = setup = setup_lib.create(config, self._horizon)
+    self._setup = setup = setup_lib.create(config, self._ahead)
     self._program = setup.program
     self._total = setup.program.spec.total_steps
     self._eval_source = sources.open_source(config, training=False)
@@ -249,7 +250,7 @@ class Chief:
         'batch_size': config.batch_size,
         'wire_dtype': config.strategy.wire_dtype,
         'compensation': config.strategy.compensation,
-        'ahead': self._horizon,
+        'look_ahead': vars(self._ahead),
         'workers': self._workers,
       },
     )
@@ -305,8 +306,7 @@ class Chief:
     note(
       f'server   {s.mode}: {self._workers} workers, {s.servers} '
       f'{"dedicated servers" if s.dedicated else "of them servers"}, '
-      f'{s.wire_dtype}'
-      f'{f", weights {self._horizon:g} updates ahead" if self._horizon else ""}'
+      f'{s.wire_dtype}{look_ahead.describe(self._ahead)}'
     )
     if self._simulates:
       note(f'workers  {simulation_lib.describe(self._config, setup.layout)}')

@@ -12,6 +12,7 @@ import collections
 import json
 import os
 
+from anp_jax import config as config_lib
 from anp_jax.system import files
 
 NAME = 'server.jsonl'
@@ -66,6 +67,21 @@ def used_steps(records: list[dict], version: int) -> set[int]:
     r['order']: r['parts'][0]['ticket'][0] for r in records if 'order' in r
   }
   return {steps.get(n, n) for n in range(version)}
+
+
+def look_ahead(session: dict) -> dict:
+  """Returns the `look_ahead.Settings` of a session, as JSON values.
+
+  Raises:
+    ConfigError: if an earlier version has predicted its weights.
+  """
+  if session.get('ahead'):
+    raise config_lib.ConfigError(
+      f'{NAME}: its session from update {session["start"]} predicted weights '
+      f'{session["ahead"]:g} updates ahead; expected one without '
+      'strategy.weight_prediction, which is gone'
+    )
+  return session.get('look_ahead', {})
 
 
 def simulated_seconds(records: list[dict], version: int) -> float:

@@ -171,11 +171,7 @@ class ParameterStore:
     with self._changed:
       gradients, stats_deltas = zip(*(self._pending[key] for key in keys))
     state, finite = self.optimizer.apply(
-      self._state,
-      gradients,
-      stats_deltas,
-      [c['weight'] for c in contributions],
-      order - contributions[0]['reads'][0],
+      self._state, gradients, stats_deltas, contributions
     )
     if not finite:
       return f'update {order} is not finite; nothing of it was saved'

@@ -35,6 +35,7 @@ def replay(config, records: list[dict], version: int):
     ConfigError: if the log has not all of these updates.
   """
   # Heavy: only once the input is known to be good.
+  from anp_jax.runtimes.server import look_ahead
   from anp_jax.runtimes.server import setup as setup_lib
 
   updates = {r['order']: r for r in records if 'order' in r}
@@ -46,9 +47,9 @@ def replay(config, records: list[dict], version: int):
     )
   state = None
   for session, stop in _sessions(records, version):
-    # Logs of earlier versions do not say: there was none.
-    horizon = session.get('ahead', 0.0)
-    setup = setup_lib.create(_session_config(config, session), horizon)
+    # The log counts: keys may have changed since.
+    ahead = look_ahead.Settings(**log_lib.look_ahead(session))
+    setup = setup_lib.create(_session_config(config, session), ahead)
     if state is None:
       state = jax.device_get(setup.initial_state()[0])
     first = int(state.step)
@@ -106,13 +107,7 @@ def _replay_session(setup, session, state, updates):
           )
         )
       gradients, stats_deltas, _ = zip(*results)
-      state, _ = optimizer.apply(
-        state,
-        gradients,
-        stats_deltas,
-        [c['weight'] for c in contributions],
-        version - contributions[0]['reads'][0],
-      )
+      state, _ = optimizer.apply(state, gradients, stats_deltas, contributions)
       version += 1
       sent[version] = _sent(optimizer, state)
       sent = {v: s for v, s in sent.items() if last_reads.get(v, 0) >= version}

@@ -12,8 +12,8 @@ from anp_jax import config as config_lib
 from anp_jax.cluster import process_info
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import chief as chief_lib
+from anp_jax.runtimes.server import look_ahead
 from anp_jax.runtimes.server import rendezvous
-from anp_jax.runtimes.server import scheduler
 from anp_jax.runtimes.server import secondary
 from anp_jax.runtimes.server import setup as setup_lib
 from anp_jax.runtimes.server import worker as worker_lib
@@ -64,9 +64,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     def prepare(settings):
       batch_size = settings['batch_size']
       chosen = config_lib.replaced(config, {'batch_size': batch_size})
-      return setup_lib.create(
-        chosen, scheduler.prediction_horizon(config, workers)
-      )
+      return setup_lib.create(chosen, look_ahead.settings(config, workers))
 
     worker = None
     trains = index >= s.servers or not s.dedicated

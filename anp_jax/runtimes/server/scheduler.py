@@ -189,19 +189,6 @@ class TicketScheduler:
     )
 
 
-def prediction_horizon(config, workers: int) -> float:
-  """Returns by how many updates the weights that workers get are ahead.
-
-  As many as come between the reading of a worker and the use of its gradient
-  where all are equally quick, config.strategy.weight_prediction times.
-  """
-  s = config.strategy
-  stale = workers * s.in_flight - 1
-  if s.mode == 'bounded':
-    stale = min(stale, s.max_staleness)
-  return s.weight_prediction * (0 if s.mode == 'synchronous' else stale)
-
-
 def data_shards(config, workers: int) -> int:
   """Returns the number of parts of a batch that an update is made of.
 

@@ -14,6 +14,7 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.runtimes.server import gradient as gradient_lib
 from anp_jax.runtimes.server import layout as layout_lib
+from anp_jax.runtimes.server import look_ahead as look_ahead_lib
 from anp_jax.runtimes.server import slice_optimizer
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
@@ -84,12 +85,12 @@ class Setup:
     return self.stream().tickets(self.source, size, size // data_shards, where)
 
 
-def create(config, horizon: float) -> Setup:
+def create(config, ahead: look_ahead_lib.Settings) -> Setup:
   """Returns the setup; nothing is compiled and no array made yet.
 
   Args:
     config: the run's config, with its batch size.
-    horizon: see `scheduler.prediction_horizon`.
+    ahead: how far workers look ahead, see `look_ahead.settings`.
 
   Raises:
     ConfigError: for what a config alone does not show.
@@ -106,9 +107,14 @@ def create(config, horizon: float) -> Setup:
   spec = run_spec.RunSpec(config, mesh, objective, size, examples)
   program = build.create(spec)
   layout = layout_lib.Layout(config, program.abstract_state)
-  optimizer = optimizer_lib.create(
-    config, size, examples, spec.total_steps, whole_leaves=False
+  schedule = optimizer_lib.schedule(config, size, examples, spec.total_steps)
+  chained = config
+  if ahead.method != 'none':  # which makes Nesterov's step itself
+    chained = config_lib.replaced(config, {'optimizer.name': 'momentum'})
+  chain = optimizer_lib.create(
+    chained, size, examples, spec.total_steps, whole_leaves=False
   )
+  look_ahead = look_ahead_lib.LookAhead(ahead, config, chain, schedule)
   return Setup(
     config=config,
     mesh=mesh,
@@ -117,8 +123,8 @@ def create(config, horizon: float) -> Setup:
     program=program,
     layout=layout,
     optimizers=[
-      slice_optimizer.SliceOptimizer(config, optimizer, layout, index, horizon)
+      slice_optimizer.SliceOptimizer(config, look_ahead, layout, index)
       for index in range(config.strategy.servers)
     ],
-    schedule=optimizer_lib.schedule(config, size, examples, spec.total_steps),
+    schedule=schedule,
   )

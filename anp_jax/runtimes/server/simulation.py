@@ -12,6 +12,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.runtimes.server import log as log_lib
+from anp_jax.runtimes.server import look_ahead
 from anp_jax.runtimes.server import scheduler
 from anp_jax.runtimes.server import timeline as timeline_lib
 
@@ -222,13 +223,13 @@ def _read_log(config, total):
     **starts[0],
     'updates': sum(n in updates for n in range(total)),
     'devices': sorted({r['devices'] for r in updates.values()}),
-    'ahead': starts[0].get('ahead', 0.0),
+    'look_ahead': look_ahead.Settings(**log_lib.look_ahead(starts[0])),
   }
   workers = settings.simulate.workers
   expected = {
     'workers': workers, 'servers': settings.servers, 'updates': total,
     'devices': [jax.local_device_count()],
-    'ahead': scheduler.prediction_horizon(config, workers),
+    'look_ahead': look_ahead.settings(config, workers),
     'batch_size': config.batch_size, 'wire_dtype': settings.wire_dtype,
     'compensation': settings.compensation,
     'shards': scheduler.data_shards(config, workers),

@@ -28,13 +28,16 @@ class BlockState:
     params: (_BLOCK,) weights, or (_BLOCK, 1) of matrices.
     opt_state: of the optax chain.
     average: like params, averaged over steps; None without config.ema.
-    wire: like params: the weights that are sent, current or predicted.
+    wire: like params: the weights that are sent, current or ahead.
+    momentum: `look_ahead.Cycle`; within an update of dana, its worker's
+      momentum; else None.
   """
 
   params: Any
   opt_state: Any
   average: Any
   wire: Any
+  momentum: Any
 
 
 @struct.dataclass
@@ -46,12 +49,15 @@ class SliceState:
     stats: (m,) the network's running statistics; (0,) but on server 0.
     average: (m,) the same averaged over steps; None without config.ema.
     blocks: tuple of BlockState.
+    momenta: tuple of `look_ahead.WorkerMomentum`, of dana; (): all are as the
+      trace. No part of the pytree, so neither sent nor saved.
   """
 
   step: Any
   stats: Any
   average: Any
   blocks: Any
+  momenta: tuple = struct.field(pytree_node=False, default=())
 
 
 class SliceOptimizer:
@@ -68,23 +74,18 @@ class SliceOptimizer:
     device: that it computes on.
   """
 
-  def __init__(self, config, optimizer, layout, index: int, horizon: float):
+  def __init__(self, config, look_ahead, layout, index: int):
     """Prepares the update; nothing is compiled yet.
 
     Args:
       config: the run's config.
-      optimizer: the chain, from `optimizer.create` with whole_leaves=False.
+      look_ahead: `look_ahead.LookAhead`, with the optax chain.
       layout: `layout.Layout`.
       index: of the server.
-      horizon: updates by which the weights that are sent are ahead, predicted
-        as if all were like the last one. A gradient then is of about the
-        weights that it will meet (Chen et al., "SpecTrain", 2018, arXiv
-        1809.02839; Kosson et al., MLSys 2021, arXiv 2003.11666).
     """
     self._config = config
-    self._horizon = horizon
+    self._look_ahead = look_ahead
     self._layout = layout
-    self._optimizer = optimizer
     self.slice = layout.slices[index]
     self.blocks = layout.params.blocks(self.slice, _BLOCK)
     self.stats_size = layout.stats.size if index == 0 else 0
@@ -98,6 +99,7 @@ class SliceOptimizer:
     )
     self._update = jax.jit(self._updated)
     self._update_stats = jax.jit(self._updated_stats)
+    self._wire = jax.jit(self._sent)
 
   @functools.cached_property
   def abstract_state(self) -> SliceState:
@@ -117,7 +119,12 @@ class SliceOptimizer:
     Args:
       state: TrainState of NumPy arrays.
     """
-    return jax.device_put(self._start(state, np), self.device)
+    start = jax.device_put(self._start(state, np), self.device)
+    blocks = [
+      block.replace(wire=self._wire(start.step, block, factors, 1.0))
+      for block, factors in zip(start.blocks, self._factors, strict=True)
+    ]
+    return start.replace(blocks=tuple(blocks))
 
   def weights(self, state: SliceState) -> list[np.ndarray]:
     """Returns the slice's (n,) weights as they are sent, block by block."""
@@ -126,26 +133,33 @@ class SliceOptimizer:
       for block, b in zip(self.blocks, state.blocks, strict=True)
     ]
 
-  def apply(self, state, gradients, stats_deltas, weights, staleness: int):
+  def saved(self, state: SliceState) -> list[BlockState]:
+    """Returns the blocks' states as a checkpoint keeps them."""
+    return [self._look_ahead.saved(block) for block in state.blocks]
+
+  def apply(self, state, gradients, stats_deltas, contributions):
     """Returns the state after an update.
 
     Args:
       state: SliceState.
       gradients: (n,) arrays, of the data shards of one batch in order.
       stats_deltas: (m,) arrays, of the same data shards.
-      weights: examples in each data shard.
-      staleness: updates between the gradients' reading and this one.
+      contributions: of the log, of the same data shards.
 
     Returns:
       SliceState, and whether all of it is finite.
     """
     divisor = 1.0
     if self._config.strategy.compensation == 'staleness':
+      staleness = int(state.step) - contributions[0]['reads'][0]
       divisor = float(max(staleness, 1))
+    weights = [c['weight'] for c in contributions]
     dtype = self._layout.params.dtype
     shares = np.asarray(weights, dtype) / max(sum(weights), 1)
     if len(gradients) == 1:  # a mean already
       shares = np.ones(1, dtype)
+    worker = contributions[0]['worker']
+    state, index = self._look_ahead.claim(state, worker)
     step, shares, divisor = jax.device_put(
       (state.step, shares, np.asarray(divisor, dtype)), self.device
     )
@@ -163,8 +177,9 @@ class SliceOptimizer:
       )
       blocks.append(new)
       checks.append(finite)
-    state = SliceState(step + 1, stats, average, tuple(blocks))
-    return state, all(bool(check) for check in checks)
+    state = SliceState(step + 1, stats, average, tuple(blocks), state.momenta)
+    finite = all(bool(check) for check in checks)
+    return self._look_ahead.release(state, index), finite
 
   @functools.cached_property
   def _factors(self):
@@ -191,11 +206,13 @@ class SliceOptimizer:
           block.cut(leaf[self.slice], _BLOCK, xp) if xp.ndim(leaf) else leaf
         )
 
+      block_opt_state = jax.tree.map(cut, opt_state)
       return BlockState(
         params=cut(weights),
-        opt_state=jax.tree.map(cut, opt_state),
+        opt_state=block_opt_state,
         average=cut(averages) if ema else None,
         wire=cut(weights).astype(self._layout.wire_dtype),
+        momentum=self._look_ahead.start(block_opt_state, xp),
       )
 
     return SliceState(
@@ -209,23 +226,31 @@ class SliceOptimizer:
     """A block's update, and whether it is finite."""
     dtype = state.params.dtype
     gradient = sum(s * g.astype(dtype) for s, g in zip(shares, gradients))
-    updates, opt_state = self._optimizer.update(
-      gradient, state.opt_state, state.params
+    updates, opt_state, momentum = self._look_ahead.update(
+      step, gradient, state
     )
-    if factors is not None:
-      updates = jnp.where(factors > 0, updates * factors, 0)
-    updates = updates / divisor
+    updates = _scaled(updates, factors, divisor)
     params = state.params + updates
     if factors is not None:  # to the bit, also the sign of a zero
       params = jnp.where(factors > 0, params, state.params)
-    wire = params + self._horizon * updates if self._horizon else params
     state = BlockState(
       params=params,
       opt_state=opt_state,
       average=self._averaged(step, state.average, params),
-      wire=wire.astype(self._layout.wire_dtype),
+      wire=None,
+      momentum=momentum,
     )
-    return state, jnp.isfinite(updates).all()
+    wire = self._sent(step + 1, state, factors, divisor)
+    return state.replace(wire=wire), jnp.isfinite(updates).all()
+
+  def _sent(self, step, state, factors, divisor):
+    """A block's weights as workers read them before update `step`."""
+    weights, look_ahead = state.params, self._look_ahead
+    if not look_ahead.keeps_read:
+      expected = look_ahead.expected(state.opt_state, state.momentum)
+      move = look_ahead.move(step, expected)
+      weights = weights + _scaled(move, factors, divisor)
+    return weights.astype(self._layout.wire_dtype)
 
   def _updated_stats(self, step, stats, average, deltas):
     # A network without batch norm has neither the key nor statistics.
@@ -256,6 +281,11 @@ def join(
     states: of each server, with the same step.
   """
   blocks = [block for optimizer in optimizers for block in optimizer.blocks]
+  saved = [
+    block
+    for optimizer, state in zip(optimizers, states, strict=True)
+    for block in optimizer.saved(state)
+  ]
 
   def join_leaf(*leaves):
     if not leaves[0].ndim:
@@ -263,9 +293,7 @@ def join(
     trimmed = [block.trim(leaf) for block, leaf in zip(blocks, leaves)]
     return layout.params.unflatten(np.concatenate(trimmed))
 
-  params = jax.tree.map(
-    join_leaf, *(b.replace(wire=None) for state in states for b in state.blocks)
-  )
+  params = jax.tree.map(join_leaf, *saved)
   first, average = states[0], {}
   if first.average is not None:
     stats_average = layout.stats.unflatten(np.asarray(first.average))
@@ -277,6 +305,13 @@ def join(
     opt_state=params.opt_state,
     average=average,
   )
+
+
+def _scaled(updates, factors, divisor):
+  """What is added to weights, with multipliers and compensation."""
+  if factors is not None:
+    updates = jnp.where(factors > 0, updates * factors, 0)
+  return updates / divisor
 
 
 def _cpu():

@@ -50,8 +50,9 @@ class Server(sync.Sync):
       'compensation': keys.text(
         'none', 'staleness: updates are divided by it', ('none', 'staleness')
       ),
-      'weight_prediction': keys.number(
-        0, "1: workers' weights are ahead by the staleness", at_least=0
+      'look_ahead': keys.text(
+        'none', 'how workers read weights that momentum has moved already',
+        ('none', 'smega2', 'dana'),
       ),
       'wire_dtype': keys.text(
         'float32', 'of weights and gradients on their way',
@@ -92,6 +93,17 @@ class Server(sync.Sync):
     rules.check(
       not backups or mode == 'synchronous', 'strategy.backup_workers', backups,
       f"0 where strategy.mode is '{mode}': nobody is waited for there",
+    )  # fmt: skip
+    look_ahead = config['strategy.look_ahead']
+    rules.check(
+      look_ahead == 'none' or mode != 'synchronous', 'strategy.look_ahead',
+      look_ahead, "'none' where strategy.mode is 'synchronous': no gradient is "
+      'stale there',
+    )  # fmt: skip
+    rules.check(
+      look_ahead == 'none' or optimizer in ('momentum', 'nesterov'),
+      'strategy.look_ahead', look_ahead, f"'none' where optimizer.name is "
+      f'{optimizer!r}: only momentum and nesterov have the momentum for it',
     )  # fmt: skip
     rules.check_replicated(
       config, 'strategy.name is server: the servers divide the state'
