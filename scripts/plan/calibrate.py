@@ -1,11 +1,14 @@
 """Times the training step of a config on the device at hand.
 
 T(b) = a + c b, the seconds of a step of b images, explains most of strong
-scaling; two batch sizes give a and c.
+scaling; two batch sizes give a and c. A CPU's steps are timed together with
+their input, since the same cores compute both.
 """
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
+import math
 import os
 import re
 import statistics
@@ -14,6 +17,7 @@ import jax
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
+from anp_jax.data.input import stream
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.calibration import timing
 from anp_jax.runtimes.calibration import workloads
@@ -26,8 +30,8 @@ from anp_jax.training import run_spec
 from scripts.plan import sizes
 from scripts.plan import tables
 
-_STEPS = 5
-_MOST_SECONDS = 10.0  # of the steps of one batch size
+_TURNS = 5
+_MOST_SECONDS = 10.0  # of the turns of one batch size
 # (pattern in JAX's device_kind, entry of the table); the first match wins, as
 # in `device_peaks`. '': known not to be in the table, so that no shorter name
 # of another card is taken for it.
@@ -96,7 +100,8 @@ def measure(config, workload, batches: Sequence[int] = ()) -> Measurement:
   """Times a few real steps of two batch sizes on JAX's first device.
 
   Args:
-    config: resolved; data are made up, of the workload's classes.
+    config: resolved; a joint head's data are made up, of the workload's
+      classes.
     workload: of the config.
     batches: images of the two; (): the fewest that the config can have, and
       four times as many.
@@ -114,10 +119,12 @@ def measure(config, workload, batches: Sequence[int] = ()) -> Measurement:
       f'multiples of {unit}'
     )
   results, jitter = [], 0.0
+  turn = _steps_a_turn(config, device)
   for images in batches:
     seconds = _seconds(config, workload, device, images)
     results.append((images, statistics.median(seconds)))
-    jitter = statistics.pstdev(seconds) / statistics.mean(seconds)
+    spread = statistics.pstdev(seconds) / statistics.mean(seconds)
+    jitter = spread * math.sqrt(turn)  # of a step, from the mean of a turn
   fixed, per_image = line(results)
   return Measurement(
     fixed, per_image, jitter, tuple(results), device.device_kind,
@@ -178,18 +185,35 @@ def _memory(device) -> float:
   return limit / float(shares[0] if shares else _SHARE)
 
 
+def _steps_a_turn(config, device) -> int:
+  """Steps that are timed together: some of a CPU wait for a batch."""
+  return config.data.prefetch + 1 if device.platform == 'cpu' else 1
+
+
 def _seconds(config, workload, device, images) -> list[float]:
-  """Seconds of some steps, the first ones left out."""
-  spec = _spec(config, workload, device, images)
-  with jax.default_device(device):
-    run = workloads.step(build.create(spec), spec, images)
-  run()
-  first = timing.timed(run)
-  steps = max(3, min(_STEPS, int(_MOST_SECONDS / first)))
-  return [timing.timed(run) for _ in range(steps)]
+  """Seconds of a step, by turn, the first ones left out."""
+  spec, source = _spec_and_source(config, workload, device, images)
+  with contextlib.ExitStack() as stack, jax.default_device(device):
+    batches, count = None, _steps_a_turn(config, device)
+    if device.platform == 'cpu':
+      # The cores that compute also make the batches, some of them ahead.
+      sharding = mesh_lib.batch_sharding(spec.mesh)
+      batches = stream.Stream(spec.config, sharding).train(source, images, 0)
+      stack.callback(batches.close)
+    run = workloads.step(build.create(spec), spec, images, batches)
+
+    def turn():
+      for _ in range(count):
+        run()
+
+    run()
+    first = timing.timed(turn)
+    turns = max(3, min(_TURNS, int(_MOST_SECONDS / first)))
+    return [timing.timed(turn) / count for _ in range(turns)]
 
 
-def _spec(config, workload, device, images) -> run_spec.RunSpec:
+def _spec_and_source(config, workload, device, images):
+  """A run on one device, and the training examples."""
   changes = {
     'strategy.name': 'sync', 'mesh.data': 1, 'mesh.model': 1,
     'batch_size': images,
@@ -205,4 +229,5 @@ def _spec(config, workload, device, images) -> run_spec.RunSpec:
   mesh = mesh_lib.create(single, [device])
   source = sources.open_source(single, training=True)
   objective = objective_lib.create(source.vocabulary, single)
-  return run_spec.RunSpec(single, mesh, objective, images, len(source))
+  spec = run_spec.RunSpec(single, mesh, objective, images, len(source))
+  return spec, source

@@ -152,8 +152,8 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
     )
   if flags.plan is not None and flags.vary:
     raise config_lib.ConfigError(
-      f'--plan with --vary={flags.vary[0]}: expected one of them; one config is '
-      'planned'
+      f'--plan with --vary={flags.vary[0]}: expected one of them; one config '
+      'is planned'
     )
   strategies = grid.strategies(flags.strategies)
   overrides = emulate.overrides(flags.emulate, overrides)

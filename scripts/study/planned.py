@@ -1,7 +1,8 @@
 """The flag --plan of a study: what `scripts.plan` predicts for each run.
 
 Where computing is a sleep, its seconds are those of config.emulate; otherwise
-`scripts.plan --measure` times steps on one core of this machine first.
+`scripts.plan --measure` first times steps on the cores of this machine, on as
+many at once as a run uses.
 """
 
 from collections.abc import Mapping
@@ -164,26 +165,47 @@ class _Timer:
   """What is planned for cells that compute, each device on a core."""
 
   def __init__(self, study, configs):
-    """Times steps of the smallest and the largest batch of a device."""
-    self._cores = len(os.sched_getaffinity(0))
+    """Times steps of the smallest and the largest batch of a device.
+
+    As many devices as a cell has take their steps at the same time, each on a
+    core of its own: those of one machine share its memory.
+    """
+    self._cores = sorted(os.sched_getaffinity(0))
     counts = {
       sizes.images_per_device(config, _cluster(cell, ''), 'strong')
       for cell, config in configs.items()
     }
     few, many = min(counts), max(counts)
-    measured = _measured(study, (few, many if many > few else 2 * few))
-    self._seconds = measured['fixed'], measured['per_image']
-    self._jitter = measured['jitter']
+    batches = few, many if many > few else 2 * few
+    self._measured = {
+      count: _measured(study, batches, self._cores[:count])
+      for count in sorted({self._busy(cell) for cell in configs})
+    }
 
   def __call__(self, cell, config, cluster, workload) -> strategies.Setting:
+    measured = self._measured[self._busy(cell)]
     return strategies.Setting(
       config, workload, tables.load().device(_DEVICE), cluster, _COMPUTING,
-      self._jitter, self._seconds, sharing=max(1, cell.workers / self._cores),
+      measured['jitter'], (measured['fixed'], measured['per_image']),
+      sharing=max(1, cell.workers / len(self._cores)),
     )  # fmt: skip
 
+  def _busy(self, cell):
+    """Cores that compute at the same time."""
+    return min(cell.workers, len(self._cores))
 
-def _measured(study, batches) -> dict:
-  """What `scripts.plan --measure` says of two batches on one core."""
+
+def _measured(study, batches, cores) -> dict:
+  """What `scripts.plan --measure` says of two batches.
+
+  Args:
+    study: the study.
+    batches: images of the two.
+    cores: of the processes that measure, all of them at once.
+
+  Returns:
+    The median over processes of `fixed`, `per_image` and `jitter`.
+  """
   cell = grid.Cell('sync', 1, 1, 0)
   command = [
     sys.executable, '-m', 'scripts.plan', f'--config={study.spec}',
@@ -191,19 +213,26 @@ def _measured(study, batches) -> dict:
     f'--measure_batches={",".join(map(str, batches))}',
     f'--images_per_device={batches[0]}',
   ]  # fmt: skip
-  if shutil.which('taskset'):
-    core = min(os.sched_getaffinity(0))
-    command = ['taskset', '-c', str(core), *command]
-  done = subprocess.run(
-    command, env=runner.environment(cell) | {'JAX_PLATFORMS': 'cpu'},
-    capture_output=True, text=True, check=False,
-  )  # fmt: skip
-  if done.returncode:
-    lines = done.stderr.strip().splitlines()
-    raise config_lib.ConfigError(
-      f'--plan: {(lines or ["scripts.plan failed"])[-1]}'
-    )
-  return json.loads(done.stdout.splitlines()[-1])['measured']
+  processes = []
+  for core in cores:
+    bound = ['taskset', '-c', str(core)] if shutil.which('taskset') else []
+    processes.append(subprocess.Popen(
+      [*bound, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+      env=runner.environment(cell) | {'JAX_PLATFORMS': 'cpu'}, text=True,
+    ))  # fmt: skip
+  outputs = [process.communicate() for process in processes]
+  measurements = []
+  for process, (output, errors) in zip(processes, outputs):
+    if process.returncode:
+      lines = errors.strip().splitlines()
+      raise config_lib.ConfigError(
+        f'--plan: {(lines or ["scripts.plan failed"])[-1]}'
+      )
+    measurements.append(json.loads(output.splitlines()[-1])['measured'])
+  return {
+    name: statistics.median(r[name] for r in measurements)
+    for name in measurements[0]
+  }
 
 
 def _passes(config, cluster) -> int:

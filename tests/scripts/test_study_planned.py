@@ -76,24 +76,30 @@ def test_the_links_bandwidth_is_that_of_the_emulation():
   assert rate == pytest.approx(64 / (1 + 10 / 12.5), rel=1e-3)
 
 
-def test_steps_are_timed_at_the_smallest_and_the_largest_batch(monkeypatch):
+def test_as_many_cores_are_timed_at_once_as_a_run_uses(monkeypatch):
   calls = []
 
-  def measured(study, batches):
-    calls.append(batches)
-    return {'fixed': 0.5, 'per_image': 0.25, 'jitter': 0.0}
+  def measured(study, batches, cores):
+    calls.append((batches, cores))
+    slower = 1 + 0.5 * (len(cores) - 1)  # by the others' use of the memory
+    return {
+      'fixed': 0.5 * slower, 'per_image': 0.25 * slower, 'jitter': 0.0
+    }  # fmt: skip
 
   monkeypatch.setattr(planned, '_measured', measured)
   monkeypatch.setattr(planned.os, 'sched_getaffinity', lambda _: {3, 5})
   study = _study('sleep=False,bandwidth=100mbit', sleeps=False)
   cells = grid.expand(('sync', 'server'), (1, 4), (1,), (0,))
   rates = planned.rates(study, cells, '')
-  assert calls == [(16, 64)]
+  assert calls == [((16, 64), [3]), ((16, 64), [3, 5])]
   assert rates[cells[0]] == pytest.approx(64 / (0.5 + 64 * 0.25), rel=1e-3)
   # Four devices share two cores, and sum LeNet's 0.43 M numbers.
   megabytes = 1.5 * 4 * 431080 / 1e6
-  seconds = 2 * (0.5 + 16 * 0.25) + megabytes / 12.5
+  seconds = 2 * 1.5 * (0.5 + 16 * 0.25) + megabytes / 12.5
   assert rates[cells[2]] == pytest.approx(64 / seconds, rel=1e-3)
+  # Four workers, and the two of a core take turns to compute.
+  seconds = 2 * 1.5 * (0.5 + 64 * 0.25)
+  assert rates[cells[3]] == pytest.approx(4 * 64 / seconds, rel=1e-3)
 
 
 def _run(rate, plan):

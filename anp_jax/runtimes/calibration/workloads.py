@@ -5,7 +5,9 @@ returns a function without arguments that ends when its results exist.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import dataclasses
+import itertools
 
 import jax
 from jax import lax
@@ -36,20 +38,26 @@ def unsplit_step(spec: run_spec.RunSpec, device: jax.Device) -> Callable:
     return step(build.create(single), single, spec.batch_size)
 
 
-def step(program, spec: run_spec.RunSpec, rows: int) -> Callable:
+def step(
+  program,
+  spec: run_spec.RunSpec,
+  rows: int,
+  batches: Iterator[dict[str, jax.Array]] | None = None,
+) -> Callable:
   """A train step.
 
   Args:
     program: of the run, see `build.create`.
     spec: of the run.
     rows: images of the batch.
+    batches: what the steps train on; None: noise, the same in all of them.
   """
   state = [state_lib.create(program.init_fn, program.abstract_state)]
-  batch = images(spec, rows)
-  compiled = program.train_step.lower(state[0], batch).compile()
+  batches = batches or itertools.repeat(images(spec, rows))
+  compiled = program.train_step.lower(state[0], next(batches)).compile()
 
   def run():
-    state[0], values = compiled(state[0], batch)
+    state[0], values = compiled(state[0], next(batches))
     jax.block_until_ready(values)
 
   return run
