@@ -13,7 +13,8 @@ trains every combination, as processes of this machine (a core for each device)
 or, with --slurm, as jobs; then writes a table, figures and CSV files to the
 workdir. The same command goes on where it was stopped; what is finished is not
 run again. --config.KEY=VALUE is for all runs; --vary=KEY=V1,V2 makes any other
-key an axis of the grid. docs/strategies.md tells more.
+key an axis of the grid; with --simulate one process computes for all of
+--workers=1,8,64. docs/strategies.md tells more.
 
 Status 0: all runs that can be came to their end; 1: one did not; 2: bad input.
 """
@@ -41,10 +42,13 @@ from scripts.study import planned
 from scripts.study import relay
 from scripts.study import results
 from scripts.study import runner
+from scripts.study import simulate
 from scripts.study import slurm
 from scripts.study import traffic
 from scripts.study.papers import command as papers
 
+_NODES = '1,2'
+_STRATEGIES = 'sync,invariant,local,server'  # those that divide the batch
 _OTHER_STUDIES = {
   'relay': relay,
   'channel_split': channel_split,
@@ -93,12 +97,12 @@ def _flags(arguments):
   )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')
-  parser.add_argument('--nodes', default='1,2', help='processes, as in 1,2,4')
+  parser.add_argument('--nodes', help='processes, as in 1,2,4 (default: 1,2)')
   parser.add_argument('--devices_per_node', default='1', help='as in 1,2')
   parser.add_argument(
     '--strategies',
-    default='sync,invariant,local,server',  # those that divide the batch
-    help='of config.strategy.name (default: %(default)s)',
+    help=f'of config.strategy.name (default: {_STRATEGIES}; with --simulate '
+    f'{simulate.STRATEGIES})',
   )
   parser.add_argument('--seeds', default='0', help='as in 0,1,2')
   parser.add_argument(
@@ -121,6 +125,16 @@ def _flags(arguments):
     'of config.emulate',
   )  # fmt: skip
   parser.add_argument(
+    '--simulate', nargs='?', const='', metavar='KEY=VALUE,...',
+    help='a run is one process of this machine, which computes for --workers '
+    'in simulated time; keys of config.strategy.simulate, such as '
+    '--simulate=step_seconds=0.2,spread=0.3',
+  )  # fmt: skip
+  parser.add_argument(
+    '--workers', metavar='N,...',
+    help=f'simulated ones (default: {simulate.NODES})',
+  )  # fmt: skip
+  parser.add_argument(
     '--plan', nargs='?', const='', metavar='BANDWIDTH',
     help='show what scripts.plan predicts for each run; BANDWIDTH, '
     "such as 1gbit, is that of the nodes' links, unless --emulate sets it",
@@ -131,11 +145,54 @@ def _flags(arguments):
 
 def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
   """What the flags ask for; ConfigError for whatever is wrong with them."""
+  rates = grid.learning_rates(flags.learning_rates)
+  _check_flags(flags, overrides, rates)
+  emulated, simulated = flags.emulate is not None, flags.simulate is not None
+  default = simulate.STRATEGIES if simulated else _STRATEGIES
+  strategies = grid.strategies(flags.strategies or default)
+  overrides = emulate.overrides(flags.emulate, overrides)
+  overrides = simulate.overrides(flags.simulate, overrides, strategies)
+  flag, nodes = '--nodes', flags.nodes or _NODES
+  of_flags = dict(grid.AXES)
+  if simulated:
+    flag, nodes = '--workers', flags.workers or simulate.NODES
+    of_flags[grid.WORKERS] = flag
+  varied = axes.parse(flags.vary, strategies, overrides, of_flags)
+
+  def combinations(strategy, nodes):
+    chosen = overrides | {'strategy.name': strategy}
+    if simulated:
+      chosen[grid.WORKERS] = str(nodes)
+    return axes.combinations(flags.config, chosen, varied, nodes)
+
+  cells = grid.expand(
+    strategies,
+    grid.numbers(flag, nodes, 1),
+    grid.numbers('--devices_per_node', flags.devices_per_node, 1),
+    grid.numbers('--seeds', flags.seeds, 0),
+    rates,
+    combinations,
+  )
+  study = runner.Study(
+    flags.config, overrides, flags.workdir, emulated, simulated=simulated
+  )
+  if simulated:
+    cells = simulate.cells(study, cells)
+  _check_keys(study, cells, varied)
+  if emulated:
+    emulate.check(study, cells)
+    sleeps = emulation_keys.sleeps(study.first_config(cells))
+    study = dataclasses.replace(study, sleeps=sleeps)
+  planned.check(study, cells, flags.plan, flags.slurm)
+  return study, cells
+
+
+def _check_flags(flags, overrides, rates):
+  """Refuses flags that are missing, or do not go together."""
   for flag in ('config', 'workdir'):
     if not getattr(flags, flag):
       raise config_lib.ConfigError(f'--{flag} is missing')
   command_line.check_folder('--workdir', flags.workdir)
-  rates = grid.learning_rates(flags.learning_rates)
   for key, flag in grid.AXES.items():
     if key in overrides and (key != grid.RATE or rates != (None,)):
       raise config_lib.ConfigError(
@@ -155,31 +212,7 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
       f'--plan with --vary={flags.vary[0]}: expected one of them; one config '
       'is planned'
     )
-  strategies = grid.strategies(flags.strategies)
-  overrides = emulate.overrides(flags.emulate, overrides)
-  varied = axes.parse(flags.vary, strategies, overrides, grid.AXES)
-
-  def combinations(strategy, nodes):
-    chosen = overrides | {'strategy.name': strategy}
-    return axes.combinations(flags.config, chosen, varied, nodes)
-
-  cells = grid.expand(
-    strategies,
-    grid.numbers('--nodes', flags.nodes, 1),
-    grid.numbers('--devices_per_node', flags.devices_per_node, 1),
-    grid.numbers('--seeds', flags.seeds, 0),
-    rates,
-    combinations,
-  )
-  emulated = flags.emulate is not None
-  study = runner.Study(flags.config, overrides, flags.workdir, emulated)
-  _check_keys(study, cells, varied)
-  if emulated:
-    emulate.check(study, cells)
-    sleeps = emulation_keys.sleeps(study.first_config(cells))
-    study = dataclasses.replace(study, sleeps=sleeps)
-  planned.check(study, cells, flags.plan, flags.slurm)
-  return study, cells
+  simulate.check(flags)
 
 
 def _check_keys(study, cells, varied):
@@ -239,9 +272,10 @@ def _written(study, cells, runs, failures, flags, arguments) -> str:
   from scripts.study import page  # matplotlib, once there is something to draw
 
   cores = [runner.record(study, c)['cores'] for c in runs]
+  how = 'emulated, ' * study.emulated + 'simulated, ' * study.simulated
   return page.write(
     study.folder,
-    f'Strategies, {"emulated, " * study.emulated}{flags.config}',
+    f'Strategies, {how}{flags.config}',
     shlex.join(['python', '-m', 'scripts.study', *arguments]),
     page.Outcome(
       cells,
@@ -249,6 +283,7 @@ def _written(study, cells, runs, failures, flags, arguments) -> str:
       failures,
       min((n for n in cores if n), default=None),
       _emulation(study, cells),
+      simulate.describe(study.overrides) if study.simulated else '',
     ),
     flags.target_accuracy,
   )
@@ -270,15 +305,15 @@ def _runs(study, cells, failures, plans):
     record = runner.record(study, cell)
     crowded = (
       bool(record['cores'])
-      and cell.workers > record['cores']
+      and cell.processes * cell.devices > record['cores']
       and not study.sleeps
     )
     try:
-      run = results.read(study.workdir(cell), crowded)
+      run = results.read(study.workdir(cell), crowded, study.simulated)
     except config_lib.ConfigError as e:
       failures[cell] = str(e)
       continue
-    if run.megabytes is None:
+    if run.megabytes is None and not cell.simulated:
       if 'megabytes' not in record:
         # It takes seconds: once for all seeds, and kept.
         key = cell.strategy, cell.workers, cell.varied

@@ -8,6 +8,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
 from scripts.study import grid
 from scripts.study import runner
+from scripts.study import settings
 
 _GROUP = 'emulate.'
 _KEYS = tuple(k for k in emulation_keys.KEYS if k != 'enabled')
@@ -48,27 +49,12 @@ def overrides(text: str | None, typed: dict[str, str]) -> dict[str, str]:
           '--emulate=step_seconds=0.1'
         )
     return typed
-  keys = {f'{_GROUP}enabled': 'True'}
-  for part in filter(None, map(str.strip, text.split(','))):
-    name, equals, value = map(str.strip, part.partition('='))
-    if name not in _KEYS:
-      raise config_lib.ConfigError(
-        f'--emulate: no key {name!r} (have: {", ".join(_KEYS)})'
-        f'{config_lib.nearest(name, _KEYS)}'
-      )
-    if not equals or not value:
-      raise config_lib.ConfigError(
-        f'--emulate: {part!r}: expected {name}=VALUE'
-      )
-    key = _GROUP + name
-    if key in keys or key in typed:
-      raise config_lib.ConfigError(f'--emulate: {name} is set twice')
-    keys[key] = _slow(value) if name == 'slow' else value
+  keys = settings.parse('--emulate', text, _GROUP, _KEYS, typed)
   if f'{_GROUP}enabled' in typed:
     raise config_lib.ConfigError(
       f'--config.{_GROUP}enabled: the study sets it; --emulate is enough'
     )
-  return _DEFAULTS | typed | keys
+  return _DEFAULTS | typed | {f'{_GROUP}enabled': 'True'} | keys
 
 
 def check(study: runner.Study, cells: list[grid.Cell]) -> None:
@@ -91,18 +77,3 @@ def environment(study: runner.Study) -> dict[str, str]:
   if not study.sleeps:
     return {}
   return dict.fromkeys(_ONE_THREAD, '1')
-
-
-def _slow(text):
-  """'3:2+5:1.5' as the pairs of config.emulate.slow."""
-  pairs = []
-  for part in text.split('+'):
-    process, _, factor = part.partition(':')
-    try:
-      pairs.append((int(process), float(factor)))
-    except ValueError:
-      raise config_lib.ConfigError(
-        f'--emulate: slow={text!r}: expected PROCESS:FACTOR, or several with '
-        '+, such as 3:2+5:1.5'
-      ) from None
-  return repr(tuple(pairs))

@@ -20,6 +20,7 @@ AXES = {
   'seed': '--seeds',
   RATE: '--learning_rates',
 }
+WORKERS = 'strategy.simulate.workers'
 # A ring's runs are of many models each.
 _RING = 'relay'
 _STRATEGIES = tuple(s for s in strategy_lib.BUILT_IN if s != _RING)
@@ -32,11 +33,12 @@ class Cell:
 
   Attributes:
     strategy: config.strategy.name.
-    nodes: processes.
+    nodes: processes, or the workers for whom one process computes.
     devices: of each node.
     seed: config.seed.
     learning_rate: config.optimizer.learning_rate; None: the config's own.
     varied: (key, text) of the keys of --vary that it has.
+    simulated: whether its nodes are workers that one process simulates.
   """
 
   strategy: str
@@ -45,6 +47,7 @@ class Cell:
   seed: int
   learning_rate: float | None = None
   varied: axes.Varied = ()
+  simulated: bool = False
 
   @property
   def name(self) -> str:
@@ -53,7 +56,13 @@ class Cell:
     keys = ''.join(f'{key}={_plain(text)}-' for key, text in self.varied)
     keys += '' if rate is None else f'rate{rate!r}-'
     strategy = re.sub(r'[^\w.]+', '-', self.strategy)
-    return f'{strategy}-{self.nodes}x{self.devices}-{keys}seed{self.seed}'
+    mark = 'simulated-' if self.simulated else ''
+    return f'{strategy}-{mark}{self.nodes}x{self.devices}-{keys}seed{self.seed}'
+
+  @property
+  def processes(self) -> int:
+    """Processes of the run."""
+    return 1 if self.simulated else self.nodes
 
   @property
   def workers(self) -> int:
@@ -61,9 +70,16 @@ class Cell:
     return self.nodes * self.devices
 
   @property
+  def defaults(self) -> dict[str, str]:
+    """What its config says unless it is said for all cells, by dotted key."""
+    return {'strategy.groups': str(self.nodes)} if self.simulated else {}
+
+  @property
   def overrides(self) -> dict[str, str]:
     """What its config says of its own, by dotted key."""
     keys = {'strategy.name': self.strategy, 'seed': str(self.seed)}
+    if self.simulated:
+      keys[WORKERS] = str(self.nodes)
     keys |= self.varied
     if self.learning_rate is not None:
       keys[RATE] = repr(self.learning_rate)
@@ -82,7 +98,7 @@ def expand(
 
   Args:
     strategies: names.
-    nodes: processes.
+    nodes: processes, or the workers for whom one process computes.
     devices: of each node.
     seeds: of the runs.
     learning_rates: see `Cell`.

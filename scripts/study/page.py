@@ -7,9 +7,11 @@ from scripts.study import grid
 from scripts.study import plots
 from scripts.study import results
 from scripts.study import runner
+from scripts.study import scores
 from scripts.study import table
 
 PAGE = 'study.md'
+_SCORES = 'Scores of the validation set:'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Outcome:
       of one that cannot be.
     cores: of the one machine where all ran; None: of hosts of their own.
     emulation: what was emulated, in a line; '': nothing was.
+    simulation: the times of simulated workers, in a line; '': none were.
   """
 
   cells: list[grid.Cell]
@@ -30,6 +33,7 @@ class Outcome:
   failures: dict[grid.Cell, str]
   cores: int | None
   emulation: str = ''
+  simulation: str = ''
 
   @property
   def left_out(self) -> dict[grid.Cell, str]:
@@ -56,38 +60,56 @@ def write(
   Returns:
     The table and its notes, as text for the terminal.
   """
-  cells, runs = outcome.cells, outcome.runs
-  left_out, emulation = outcome.left_out, outcome.emulation
+  runs, left_out = outcome.runs, outcome.left_out
   points = results.points(
-    [c for c in cells if c not in left_out], runs, outcome.failures
+    [c for c in outcome.cells if c not in left_out], runs, outcome.failures
   )
-  rows = table.rows(points, target, bool(emulation))
-  notes = table.notes(points, outcome.cores, emulation, left_out)
-  figures = {}
-  if runs:
-    figures = {
-      'speed': plots.speed(points),
-      'accuracy': None if emulation else plots.accuracy(points, target),
-      'staleness': plots.staleness(points),
-      'traffic': plots.traffic(points),
-    }
-  parts = [f'# {title}', f'    {command}', '\n'.join(table.markdown(rows))]
-  tried = table.by_learning_rate(points)
-  if tried:
-    parts += ['Accuracy by learning rate:', '\n'.join(table.markdown(tried))]
+  notes = table.notes(
+    points, outcome.cores, outcome.emulation, left_out, outcome.simulation
+  )
+  tables = _tables(points, outcome, target)
+  parts = [f'# {title}', f'    {command}']
+  for heading, rows in tables.items():
+    parts += [heading, '\n'.join(table.markdown(rows))]
   parts += ['\n'.join(f'- {n}'.replace('*', '\\*') for n in notes)]
-  for name, figure in figures.items():
-    if figure:
-      plots.save(figure, os.path.join(folder, f'{name}.png'))
-      parts.append(f'![{name}]({name}.png)')
+  for name, figure in _figures(points, outcome, target).items():
+    plots.save(figure, os.path.join(folder, f'{name}.png'))
+    parts.append(f'![{name}]({name}.png)')
   parts.append('Every run: `cells.csv`; every evaluation: `curves.csv`.')
   with open(os.path.join(folder, PAGE), 'w', encoding='utf-8') as f:
     f.write('\n\n'.join(p for p in parts if p) + '\n')
   table.write_cells(
-    os.path.join(folder, 'cells.csv'), cells, runs, outcome.failures, target
-  )
+    os.path.join(folder, 'cells.csv'), outcome.cells, runs, outcome.failures,
+    target,
+  )  # fmt: skip
   table.write_curves(os.path.join(folder, 'curves.csv'), runs)
-  lines = [*table.lines(rows), '']
-  if tried:
-    lines += [*table.lines(tried), '']
+  lines = []
+  for heading, rows in tables.items():
+    lines += [heading, *table.lines(rows), ''] if heading else [
+      *table.lines(rows), ''
+    ]  # fmt: skip
   return '\n'.join([*lines, *notes]).rstrip()
+
+
+def _tables(points, outcome, target):
+  """The tables of a study that have something to show, by their headings."""
+  tables = {}
+  if not outcome.simulation:
+    tables[''] = table.rows(points, target, bool(outcome.emulation))
+  if not outcome.emulation:
+    tables[_SCORES] = scores.rows(points, target)
+    tables['Accuracy by learning rate:'] = table.by_learning_rate(points)
+  return {heading: rows for heading, rows in tables.items() if rows}
+
+
+def _figures(points, outcome, target):
+  """The figures of a study that have something to show, by name."""
+  if not outcome.runs:
+    return {}
+  figures = {
+    'speed': None if outcome.simulation else plots.speed(points),
+    'accuracy': None if outcome.emulation else plots.accuracy(points, target),
+    'staleness': plots.staleness(points),
+    'traffic': plots.traffic(points),
+  }
+  return {name: figure for name, figure in figures.items() if figure}

@@ -53,10 +53,15 @@ def accuracy(
 ) -> matplotlib.figure.Figure:
   """Accuracy against samples and time, and the time to a target accuracy.
 
+  Of simulated workers, time is theirs, and a panel has the accuracy by their
+  number.
+
   Curves are of each series' largest cell, and of the smallest cell of all in
   grey; bands reach from the lowest seed to the highest.
   """
-  figure, axes = _figure(2 if target is None else 3)
+  simulated = any(p.simulated for p in points)
+  panels = _size_panels(points, target, simulated)
+  figure, axes = _figure(2 + len(panels))
   done = [p for p in points if p.runs]
   largest = {p.series: p for p in sorted(done, key=lambda p: p.workers)}
   first = min(done, key=lambda p: p.workers)
@@ -64,28 +69,44 @@ def accuracy(
   chosen = [(p, looks[p.series][0]) for p in largest.values()]
   if first not in largest.values():
     chosen.append((first, drawing.GREY))
+  time = 'simulated seconds' if simulated else 'seconds of training'
   for axis, title, label in (
     (axes[0], 'Accuracy against samples', 'images trained on'),
-    (axes[1], 'Accuracy against time', 'seconds of training'),
+    (axes[1], 'Accuracy against time', time),
   ):
     axis.set(title=title, xlabel=label)
     drawing.percent(axis.yaxis)
   for point, colour in chosen:
     samples, seconds, scores = results.curve(point)
-    label = f'{point.series}, {point.nodes} x {point.devices}'
     for axis, x in zip(axes, (samples, seconds)):
-      axis.plot(x, scores.mean(0), color=colour, label=label)
+      axis.plot(x, scores.mean(0), color=colour, label=point.label)
       axis.fill_between(
         x, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0
       )
-  if target is not None:
-    axes[2].set(title=f'Seconds to {100 * target:g} %', xlabel='devices in all')
-    _series(
-      axes[2], _both_levels(points), _workers, lambda p: p.seconds_to(target)
-    )
+  for axis, (title, value) in zip(axes[2:], panels):
+    axis.set(title=title, xlabel=_size(simulated))
+    _series(axis, _both_levels(points), _workers, value)
+  if simulated and panels:
+    drawing.percent(axes[2].yaxis)
   for axis in axes[:2]:
     axis.legend()
   return figure
+
+
+def _size_panels(points, target, simulated):
+  """(title, value of a point) of the panels against the number of workers."""
+  panels = []
+  if simulated and len({p.workers for p in points}) > 1:
+    panels.append(('Accuracy at the end', lambda p: p.accuracy))
+  if target is not None:
+    panels.append(
+      (f'Seconds to {100 * target:g} %', lambda p: p.seconds_to(target))
+    )
+  return panels
+
+
+def _size(simulated):
+  return 'workers' if simulated else 'devices in all'
 
 
 @matplotlib.rc_context(_STYLE)
@@ -115,7 +136,7 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
     axis.bar(
       keys + (i - (len(series) - 1) / 2) * width, shares, width,
       color=looks[p.series][0], alpha=(i + 1) / len(series),
-      label=f'{p.series}, {p.nodes} x {p.devices}',
+      label=p.label,
     )  # fmt: skip
   # Of many cells the names are more than the panel has room for.
   columns = -(-len(series) // 12)
@@ -130,7 +151,8 @@ def traffic(points: list[results.Point]) -> matplotlib.figure.Figure | None:
   if not any(p.megabytes for p in points):
     return None
   figure, (axis,) = _figure(1)
-  axis.set(title='Traffic', xlabel='devices in all', ylabel='MB sent a step')
+  simulated = any(p.simulated for p in points)
+  axis.set(title='Traffic', xlabel=_size(simulated), ylabel='MB sent a step')
   _series(axis, _both_levels(points), _workers, lambda p: p.megabytes)
   return figure
 

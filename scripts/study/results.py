@@ -5,15 +5,20 @@ import itertools
 import statistics
 
 import numpy as np
+from scipy import stats
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.reporting import telemetry
+from anp_jax.runtimes.server import log as server_log
 from scripts.study import axes
 from scripts.study import grid
 
 _STALENESS = 'staleness_'
 _SENT = 'megabytes_per_update'
+_SIMULATED = 'simulated_seconds'
+# Beyond the accuracy: of the validation set.
+SCORES = ('anp_top5', 'adjective_top1', 'noun_top1')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,12 +30,14 @@ class Run:
       left out.
     steps: (n,) int, at which the validation set was scored.
     samples: (n,) images trained on until then.
-    seconds: (n,) trained until then, without pauses.
+    seconds: (n,) trained until then, without pauses; those of the simulated
+      workers in a study of such, NaN where a run simulates none.
     accuracy: (n,) of the validation set, 0 to 1.
     megabytes: sent in a step, by all devices (1e6 bytes); None: not known.
     staleness: updates by staleness; {} where the run does not say.
     crowded: whether its devices had to share cores.
     planned: images a second that `scripts.plan` predicts; None: not asked.
+    scores: of the validation set at the end, 0 to 1, by metric.
   """
 
   images_per_second: float
@@ -42,14 +49,36 @@ class Run:
   staleness: dict[int, float] = dataclasses.field(default_factory=dict)
   crowded: bool = False
   planned: float | None = None
+  scores: dict[str, float] = dataclasses.field(default_factory=dict)
+
+  @property
+  def end(self) -> float | None:
+    """Seconds until the last evaluation; None where they are not known."""
+    return _number(self.seconds[-1])
+
+  @property
+  def mean_staleness(self) -> float | None:
+    """Mean staleness of gradients; None where the run does not say."""
+    count = sum(self.staleness.values())
+    total = sum(key * n for key, n in self.staleness.items())
+    return total / count if count else None
+
+  @property
+  def max_staleness(self) -> int | None:
+    """Staleness of the stalest gradient; None where the run does not say."""
+    return max(self.staleness, default=None)
+
+  def reaches(self, accuracy: float) -> bool:
+    """Whether an evaluation is as good."""
+    return bool(np.any(self.accuracy >= accuracy))
 
   def seconds_to(self, accuracy: float) -> float | None:
     """Until the first evaluation that is as good; None if there is none."""
     reached = np.flatnonzero(self.accuracy >= accuracy)
-    return float(self.seconds[reached[0]]) if len(reached) else None
+    return _number(self.seconds[reached[0]]) if len(reached) else None
 
 
-def read(workdir: str, crowded: bool = False) -> Run:
+def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
   """The numbers of a finished run.
 
   The first interval of the log is left out of the rate where there are more:
@@ -57,6 +86,11 @@ def read(workdir: str, crowded: bool = False) -> Run:
   numbers are read at once, those of the others a step late, and it is a step
   shorter. A step's time is that of the interval it is
   in, so a run that was stopped and continued has no gap.
+
+  Args:
+    workdir: of the run.
+    crowded: whether its devices had to share cores.
+    simulated: whether seconds are those of simulated workers.
 
   Raises:
     ConfigError: if none of its steps was timed.
@@ -82,17 +116,23 @@ def read(workdir: str, crowded: bool = False) -> Run:
   each = [batch_size / r['images_per_second'] for r in timed]
   clock = np.concatenate([[0], np.cumsum(np.diff(ends) * each)])
   steps = np.array(sorted(lines['validation']), int)
-  scores = [lines['validation'][s]['anp_top1'] for s in steps]
+  validation = [lines['validation'][s] for s in steps]
+  trained = np.interp(steps, ends, clock)
+  if simulated:
+    trained = np.array([r.get(_SIMULATED, np.nan) for r in validation])
   return Run(
     images_per_second=images / seconds,
     steps=steps,
     samples=steps * batch_size,
-    seconds=np.interp(steps, ends, clock),
-    accuracy=np.array(scores),
+    seconds=trained,
+    accuracy=np.array([r['anp_top1'] for r in validation]),
     megabytes=_sent(train),
-    staleness=_staleness(train),
+    # The histograms of the metrics count the stalest together.
+    staleness=_logged_staleness(workdir) or _staleness(train),
     crowded=crowded,
-  )
+    scores={name: validation[-1][name] for name in SCORES
+            if validation and name in validation[-1]},
+  )  # fmt: skip
 
 
 def _sent(train):
@@ -105,6 +145,16 @@ def _sent(train):
   ]
   steps = sum(n for n, _ in parts)
   return sum(n * size for n, size in parts) / steps if parts else None
+
+
+def _number(value):
+  """A float; None of NaN."""
+  return None if np.isnan(value) else float(value)
+
+
+def _logged_staleness(workdir):
+  """Gradients by staleness, from the log of an asynchronous run."""
+  return dict(sorted(server_log.staleness(server_log.read(workdir)).items()))
 
 
 def _staleness(train):
@@ -130,6 +180,14 @@ class Spread:
   mean: float
   deviation: float
   count: int
+
+  @property
+  def interval(self) -> float | None:
+    """Half of the mean's 95 % interval (Student's t); None of one value."""
+    if self.count < 2:
+      return None
+    quantile = stats.t.ppf(0.975, self.count - 1)
+    return float(quantile * self.deviation / self.count**0.5)
 
 
 def spread(values) -> Spread | None:
@@ -161,6 +219,7 @@ class Point:
     learning_rate: of the runs; None: the config's own.
     tried: accuracy at the end by learning rate; None where no run ended.
     varied: texts of the varied keys that the runs have, by short name.
+    simulated: whether its nodes are simulated workers.
   """
 
   strategy: str
@@ -175,6 +234,14 @@ class Point:
   learning_rate: float | None
   tried: dict[float | None, Spread | None]
   varied: dict[str, str] = dataclasses.field(default_factory=dict)
+  simulated: bool = False
+
+  @property
+  def label(self) -> str:
+    """What it is called in a figure."""
+    if not self.simulated:
+      return f'{self.series}, {self.nodes} x {self.devices}'
+    return f'{self.series}, {self.nodes} workers'
 
   @property
   def series(self) -> str:
@@ -210,6 +277,10 @@ class Point:
   def megabytes(self) -> Spread | None:
     """That a step sends, of the seeds for which it is known."""
     return spread(r.megabytes for r in self.runs.values())
+
+  def over_runs(self, value) -> Spread | None:
+    """The spread of what `value` says of a run, of those it says it of."""
+    return spread(value(r) for r in self.runs.values())
 
   def seconds_to(self, accuracy: float) -> Spread | None:
     """Training time to it, of the seeds that reached it."""
@@ -280,6 +351,7 @@ def _point(cells, runs, failures, names):
     learning_rate=best,
     tried=tried,
     varied={names[key]: text for key, text in first.varied},
+    simulated=first.simulated,
   )
 
 

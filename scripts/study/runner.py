@@ -37,6 +37,8 @@ class Study:
     folder: of the study.
     emulated: whether the processes emulate nodes; see `emulate`.
     sleeps: whether a sleep takes the place of computing.
+    simulated: whether one process computes for all workers of a run, whose
+      times are simulated.
   """
 
   spec: str
@@ -44,6 +46,7 @@ class Study:
   folder: str
   emulated: bool = False
   sleeps: bool = False
+  simulated: bool = False
 
   def workdir(self, cell: grid.Cell) -> str:
     """The workdir of a cell's run."""
@@ -86,7 +89,7 @@ class Study:
 
   def _overrides(self, cell):
     """Those of the study and the cell that its strategy has."""
-    overrides = self.overrides | cell.overrides
+    overrides = cell.defaults | self.overrides | cell.overrides
     return command_line.applying(self.spec, overrides)
 
 

@@ -136,8 +136,9 @@ def script(strategy: str) -> str:
 def _submit(study, cell, options):
   log = os.path.abspath(os.path.join(study.workdir(cell), runner.LOG))
   return _slurm(
-    'sbatch', '--parsable', f'--job-name={cell.name}', f'--nodes={cell.nodes}',
-    f'--output={log}', *(o.format(devices=cell.devices) for o in options),
+    'sbatch', '--parsable', f'--job-name={cell.name}',
+    f'--nodes={cell.processes}', f'--output={log}',
+    *(o.format(devices=cell.devices) for o in options),
     script(cell.strategy), *study.arguments(cell),
     environment=runner.environment(cell),
   ).partition(';')[0]  # fmt: skip

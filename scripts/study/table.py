@@ -10,17 +10,19 @@ from scripts.study import runner
 
 _CROWDED = '*'
 _BEST = ' best'
+_HOUR = 3600  # seconds
 _CELL_COLUMNS = (
   'strategy', 'nodes', 'devices_per_node', 'seed', 'learning_rate', 'state',
   'images_per_second', 'accuracy', 'best_accuracy', 'seconds',
   'seconds_to_target', 'megabytes_per_step', 'crowded', 'planned', 'error',
+  'simulated', 'mean_staleness', 'max_staleness', *results.SCORES,
 )  # fmt: skip
 
 
 def rows(
   points: list[results.Point], target: float | None, emulated: bool = False
 ) -> list[tuple[str, ...]]:
-  """One point a row, after a head; columns that no point fills are left out.
+  """How fast each point is, a row each after a head; see `filled`.
 
   Args:
     points: of the study.
@@ -28,31 +30,36 @@ def rows(
     emulated: whether computing was, and so nothing was learnt.
   """
   rate = 'images/s, emulated' if emulated else 'images/s'
-  places = _places(points)
-  head = [*places[0], rate, 'planned', 'error', 'over one device',
-          'over one node', 'learning rate', 'accuracy']  # fmt: skip
+  heads = places(points)
+  head = [*heads[0], rate, 'planned', 'error', 'over one device',
+          'over one node', 'learning rate']  # fmt: skip
   if target is not None:
     head.append(f'time to {100 * target:g} %')
-  head += ['MB sent a step', 'seeds']
-  table = []
-  for p, place in zip(points, places[1:]):
+  table = [(*head, 'MB sent a step', 'seeds')]
+  for p, place in zip(points, heads[1:]):
     mark = _CROWDED if p.crowded else ''
-    accuracy = None if emulated else p.accuracy
-    row = [*place, _text(p.rate, '.0f'), _text(p.planned, '.0f'),
-           _text(p.plan_error, '+.1f', ' %', 100),
-           _text(p.over_device, '.2f', mark), _text(p.over_node, '.2f', mark),
-           _number(p.learning_rate),
-           _text(accuracy, '.1f', ' %', 100)]  # fmt: skip
+    row = [*place, text(p.rate, '.0f'), text(p.planned, '.0f'),
+           text(p.plan_error, '+.1f', ' %', 100),
+           text(p.over_device, '.2f', mark), text(p.over_node, '.2f', mark),
+           number(p.learning_rate)]  # fmt: skip
     if target is not None:
-      row.append(_reached(p, target))
-    row.append(_text(p.megabytes, '.2f'))
-    failed = f', {len(p.failures)} failed' if p.failures else ''
-    table.append((*row, f'{len(p.runs)}{failed}'))
+      row.append(reached(p, target))
+    table.append((*row, text(p.megabytes, '.2f'), seeds(p)))
+  return filled(table, len(heads[0]))
+
+
+def filled(table: list[tuple[str, ...]], first: int) -> list[tuple[str, ...]]:
+  """Returns a table without the columns that no row but the head fills.
+
+  Args:
+    table: rows after a head.
+    first: columns that stay, from the left.
+  """
   columns = [
-    i for i, name in enumerate(head)
-    if name in places[0] or any(row[i] != '-' for row in table)
+    i for i in range(len(table[0]))
+    if i < first or any(row[i] != '-' for row in table[1:])
   ]  # fmt: skip
-  return [tuple(row[i] for i in columns) for row in (head, *table)]
+  return [tuple(row[i] for i in columns) for row in table]
 
 
 def by_learning_rate(points: list[results.Point]) -> list[tuple[str, ...]]:
@@ -67,11 +74,11 @@ def by_learning_rate(points: list[results.Point]) -> list[tuple[str, ...]]:
   rates = sorted({r for p in points for r in p.tried if r is not None})
   if len(rates) < 2:
     return []
-  places = _places(points)
-  table = [(*places[0], *map(_number, rates))]
-  for p, place in zip(points, places[1:]):
+  heads = places(points)
+  table = [(*heads[0], *map(number, rates))]
+  for p, place in zip(points, heads[1:]):
     texts = [
-      _text(p.tried[r], '.1f', ' %' + _BEST * (r == p.learning_rate), 100)
+      text(p.tried[r], '.1f', ' %' + _BEST * (r == p.learning_rate), 100)
       for r in rates
     ]
     table.append((*place, *texts))
@@ -83,6 +90,7 @@ def notes(
   cores: int | None,
   emulation: str = '',
   left_out: dict[grid.Cell, str] | None = None,
+  simulation: str = '',
 ) -> list[str]:
   """The notes below the table, one line each.
 
@@ -91,6 +99,7 @@ def notes(
     cores: of the one machine where all ran; None: of hosts of their own.
     emulation: what was emulated, in a line; '': nothing was.
     left_out: cells that cannot be, with the line that says why.
+    simulation: the times of simulated workers, in a line; '': none were.
   """
   notes = []
   if emulation:
@@ -98,6 +107,11 @@ def notes(
     notes.append(
       f'Emulated: {emulation}. Processes, collectives, requests and updates '
       f'are real{shared}.'
+    )
+  elif simulation:
+    notes.append(
+      f'Simulated workers, {simulation}: one process of this machine computed '
+      'for all of a run, and times are theirs.'
     )
   elif cores is not None:
     notes.append(
@@ -114,7 +128,10 @@ def notes(
       'Of several learning rates the one with the best mean accuracy.'
     )
   if any(len(p.runs) > 1 for p in points):
-    notes.append('Mean and standard deviation over seeds.')
+    notes.append(
+      'Mean and standard deviation over seeds; of scores, the 95 % interval of '
+      'the mean (Student t).'
+    )
   for p in points:
     notes += [f'failed: {name}: {error}' for name, error in p.failures.items()]
   # A line for all seeds and learning rates that are refused for one reason.
@@ -167,6 +184,7 @@ def write_cells(
         'learning_rate': c.learning_rate,
         'state': 'finished' if c in runs else lost,
         'error': error,
+        'simulated': c.simulated,
       }
       if c in runs:
         r = runs[c]
@@ -174,11 +192,14 @@ def write_cells(
           'images_per_second': r.images_per_second,
           'accuracy': r.accuracy[-1],
           'best_accuracy': r.accuracy.max(),
-          'seconds': r.seconds[-1],
+          'seconds': r.end,
           'seconds_to_target': target and r.seconds_to(target),
           'megabytes_per_step': r.megabytes,
           'crowded': r.crowded,
           'planned': r.planned,
+          'mean_staleness': r.mean_staleness,
+          'max_staleness': r.max_staleness,
+          **r.scores,
         }
       writer.writerow(row)
 
@@ -206,34 +227,55 @@ def _keys(cells):
   return tuple(dict.fromkeys(key for c in cells for key, _ in c.varied))
 
 
-def _places(points):
+def places(points: list[results.Point]) -> list[tuple[str, ...]]:
   """A head, and a row a point: its strategy, varied keys, nodes, devices."""
   names = tuple(dict.fromkeys(name for p in points for name in p.varied))
-  return [('strategy', *names, 'nodes', 'devices a node')] + [
-    (p.strategy, *(p.varied.get(name, '-') for name in names), str(p.nodes),
-     str(p.devices))
-    for p in points
-  ]  # fmt: skip
+  simulated = any(p.simulated for p in points)
+  devices = not simulated or any(p.devices > 1 for p in points)
+  sizes = ('workers' if simulated else 'nodes', 'devices a node')[: 1 + devices]
+  table = [('strategy', *names, *sizes)]
+  for p in points:
+    varied = (p.varied.get(name, '-') for name in names)
+    table.append(
+      (p.strategy, *varied, *map(str, (p.nodes, p.devices)[: len(sizes)]))
+    )
+  return table
 
 
-def _text(spread, form, unit='', scale=1):
+def text(
+  spread: results.Spread | None, form: str, unit: str = '', scale: float = 1
+) -> str:
   """'mean ± deviation' with its unit; '-' for no number."""
   if spread is None:
     return '-'
-  text = f'{scale * spread.mean:{form}}'
+  words = f'{scale * spread.mean:{form}}'
   if spread.count > 1:
-    text += f' ± {scale * spread.deviation:{form}}'
-  return text + unit
+    words += f' ± {scale * spread.deviation:{form}}'
+  return words + unit
 
 
-def _number(value):
+def duration(spread: results.Spread | None) -> str:
+  """Seconds, or hours where they are many; '-' for no number."""
+  if spread and spread.mean >= _HOUR:
+    return text(spread, '.2f', ' h', 1 / _HOUR)
+  return text(spread, '.1f', ' s')
+
+
+def reached(point: results.Point, target: float) -> str:
+  """The time to an accuracy, and how many runs did not come so far."""
+  missed = sum(not r.reaches(target) for r in point.runs.values())
+  if missed == len(point.runs):
+    return 'not reached' if missed else '-'
+  words = duration(point.seconds_to(target))
+  return words + (f' ({missed} not)' if missed else '')
+
+
+def number(value: float | None) -> str:
+  """A number in its shortest form; '-' for none."""
   return '-' if value is None else repr(value)
 
 
-def _reached(point, target):
-  spread = point.seconds_to(target)
-  if spread is None:
-    return 'not reached' if point.runs else '-'
-  text = _text(spread, '.1f', ' s')
-  missed = len(point.runs) - spread.count
-  return text + (f' ({missed} not)' if missed else '')
+def seeds(point: results.Point) -> str:
+  """How many seeds came to their end, and how many runs did not."""
+  failed = f', {len(point.failures)} failed' if point.failures else ''
+  return f'{len(point.runs)}{failed}'

@@ -8,6 +8,7 @@ import pytest
 from scripts.study import grid
 from scripts.study import plots
 from scripts.study import results
+from scripts.study import scores as score_table
 from scripts.study import table
 
 _TINY = 'configs/resnet_anp.py:tiny'
@@ -138,10 +139,17 @@ def test_a_strategy_is_shown_with_its_best_learning_rate():
   assert local_point.tried[0.4] == results.Spread(0.9, 0.0, 1)
   assert local_point.failures == {'local-1x1-rate0.4-seed1': 'not finite'}
   rows = table.rows([sync, local_point], None)
-  assert rows[0][-3:] == ('learning rate', 'accuracy', 'seeds')
-  # Deviations of 0.8 and 0.6, and of 0.3 and 0.5: 0.2 / sqrt(2).
-  assert rows[1][-3:] == ('0.2', '70.0 ± 14.1 %', '2')
-  assert rows[2][-3:] == ('0.1', '40.0 ± 14.1 %', '2, 1 failed')
+  assert rows[0][-2:] == ('learning rate', 'seeds')
+  assert [row[-2:] for row in rows[1:]] == [
+    ('0.2', '2'),
+    ('0.1', '2, 1 failed'),
+  ]
+  score_rows = score_table.rows([sync, local_point], None)
+  assert score_rows[0][-3:] == ('learning rate', 'top-1', 'seeds')
+  # Of two seeds half the interval is t = tan(0.475 pi) times half of their
+  # distance, 0.2.
+  assert score_rows[1][-3:] == ('0.2', '70.0 ± 127.1 %', '2')
+  assert score_rows[2][-3:] == ('0.1', '40.0 ± 127.1 %', '2, 1 failed')
   tried = table.by_learning_rate([sync, local_point])
   assert tried[0][3:] == ('0.1', '0.2', '0.4')
   assert tried[2][3:] == ('40.0 ± 14.1 % best', '20.0 ± 0.0 %', '90.0 %')
@@ -178,15 +186,13 @@ def test_table_says_what_means_nothing():
   rows = table.rows(points, 0.7)
   assert rows[0] == (
     'strategy', 'nodes', 'devices a node', 'images/s', 'over one device',
-    'over one node', 'accuracy', 'time to 70 %', 'MB sent a step', 'seeds',
+    'over one node', 'time to 70 %', 'MB sent a step', 'seeds',
   )  # fmt: skip
   by_place = {row[1:3]: row for row in rows[1:]}
-  # Rates 200 and 201, baselines 100 and 101; the accuracies 0.4 and 0.8.
-  assert by_place['1', '2'][3:7] == (
-    '200 ± 1', '2.00 ± 0.01', '1.00 ± 0.00', '60.0 ± 28.3 %',
-  )  # fmt: skip
+  # Rates 200 and 201, baselines 100 and 101.
+  assert by_place['1', '2'][3:6] == ('200 ± 1', '2.00 ± 0.01', '1.00 ± 0.00')
   # Only one seed reached 0.7, at its second evaluation: 2 / 201 s.
-  assert by_place['1', '2'][7:] == ('0.0 s (1 not)', '2.50 ± 0.00', '2')
+  assert by_place['1', '2'][6:] == ('0.0 s (1 not)', '2.50 ± 0.00', '2')
   assert '*' not in ''.join(by_place['1', '2'])
   assert by_place['2', '2'][4].endswith('*')
   notes = '\n'.join(table.notes(points, 2))

@@ -1,0 +1,59 @@
+"""Flags of a study that set keys of one group of the config."""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from anp_jax import config as config_lib
+
+
+def parse(
+  flag: str,
+  text: str,
+  group: str,
+  names: Iterable[str],
+  typed: Mapping[str, str],
+) -> dict[str, str]:
+  """Returns the config's overrides that a flag asks for, by dotted key.
+
+  Args:
+    flag: such as '--emulate'.
+    text: of it, such as 'step_seconds=0.1,slow=3:2+5:1.5'.
+    group: of the config, with its dot: 'emulate.'.
+    names: of the group's keys that the flag takes.
+    typed: overrides by dotted key that the user gave in other ways.
+
+  Raises:
+    ConfigError: for a key that there is not, with the nearest, and for one that
+      is set twice.
+  """
+  names = tuple(names)
+  keys = {}
+  for part in filter(None, map(str.strip, text.split(','))):
+    name, equals, value = map(str.strip, part.partition('='))
+    if name not in names:
+      raise config_lib.ConfigError(
+        f'{flag}: no key {name!r} (have: {", ".join(names)})'
+        f'{config_lib.nearest(name, names)}'
+      )
+    if not equals or not value:
+      raise config_lib.ConfigError(f'{flag}: {part!r}: expected {name}=VALUE')
+    key = group + name
+    if key in keys or key in typed:
+      raise config_lib.ConfigError(f'{flag}: {name} is set twice')
+    keys[key] = _slow(flag, value) if name == 'slow' else value
+  return keys
+
+
+def _slow(flag, text):
+  """'3:2+5:1.5' as the pairs of the key `slow`."""
+  pairs = []
+  for part in text.split('+'):
+    process, _, factor = part.partition(':')
+    try:
+      pairs.append((int(process), float(factor)))
+    except ValueError:
+      raise config_lib.ConfigError(
+        f'{flag}: slow={text!r}: expected PROCESS:FACTOR, or several with '
+        '+, such as 3:2+5:1.5'
+      ) from None
+  return repr(tuple(pairs))
