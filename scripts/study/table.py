@@ -130,7 +130,7 @@ def notes(
   if any(len(p.runs) > 1 for p in points):
     notes.append(
       'Mean and standard deviation over seeds; of scores, the 95 % interval of '
-      'the mean (Student t).'
+      'the mean (Student t). Differences are paired by seed.'
     )
   for p in points:
     notes += [f'failed: {name}: {error}' for name, error in p.failures.items()]

@@ -145,11 +145,16 @@ def test_a_strategy_is_shown_with_its_best_learning_rate():
     ('0.1', '2, 1 failed'),
   ]
   score_rows = score_table.rows([sync, local_point], None)
-  assert score_rows[0][-3:] == ('learning rate', 'top-1', 'seeds')
+  assert score_rows[0][3:] == (
+    'learning rate', 'top-1', 'points over sync', 'seeds',
+  )  # fmt: skip
   # Of two seeds half the interval is t = tan(0.475 pi) times half of their
-  # distance, 0.2.
-  assert score_rows[1][-3:] == ('0.2', '70.0 ± 127.1 %', '2')
-  assert score_rows[2][-3:] == ('0.1', '40.0 ± 127.1 %', '2, 1 failed')
+  # distance: 0.2, and 0.4 of the differences -0.5 and -0.1.
+  assert score_rows[1][3:] == ('0.2', '70.0 ± 127.1 %', '-', '2')
+  assert score_rows[2][3:] == (
+    '0.1', '40.0 ± 127.1 %', '-30.0 ± 254.1, not distinguishable',
+    '2, 1 failed',
+  )  # fmt: skip
   tried = table.by_learning_rate([sync, local_point])
   assert tried[0][3:] == ('0.1', '0.2', '0.4')
   assert tried[2][3:] == ('40.0 ± 14.1 % best', '20.0 ± 0.0 %', '90.0 %')
