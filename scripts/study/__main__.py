@@ -42,6 +42,7 @@ from scripts.study import planned
 from scripts.study import relay
 from scripts.study import results
 from scripts.study import runner
+from scripts.study import scaling
 from scripts.study import simulate
 from scripts.study import slurm
 from scripts.study import traffic
@@ -135,6 +136,10 @@ def _flags(arguments):
     help=f'simulated ones (default: {simulate.NODES})',
   )  # fmt: skip
   parser.add_argument(
+    '--scaling', default='strong', metavar='KIND,...',
+    help="strong: batch_size is that of all nodes; weak: each node's",
+  )  # fmt: skip
+  parser.add_argument(
     '--plan', nargs='?', const='', metavar='BANDWIDTH',
     help='show what scripts.plan predicts for each run; BANDWIDTH, '
     "such as 1gbit, is that of the nodes' links, unless --emulate sets it",
@@ -178,6 +183,7 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
   )
   if simulated:
     cells = simulate.cells(study, cells)
+  cells = scaling.cells(study, cells, scaling.parse(flags.scaling))
   _check_keys(study, cells, varied)
   if emulated:
     emulate.check(study, cells)

@@ -39,6 +39,7 @@ class Cell:
     learning_rate: config.optimizer.learning_rate; None: the config's own.
     varied: (key, text) of the keys of --vary that it has.
     simulated: whether its nodes are workers that one process simulates.
+    weak: whether config.batch_size is that of each node.
   """
 
   strategy: str
@@ -48,12 +49,14 @@ class Cell:
   learning_rate: float | None = None
   varied: axes.Varied = ()
   simulated: bool = False
+  weak: bool = False
 
   @property
   def name(self) -> str:
     """The name of its folder."""
     rate = self.learning_rate
     keys = ''.join(f'{key}={_plain(text)}-' for key, text in self.varied)
+    keys += 'weak-' * self.weak
     keys += '' if rate is None else f'rate{rate!r}-'
     strategy = re.sub(r'[^\w.]+', '-', self.strategy)
     mark = 'simulated-' if self.simulated else ''

@@ -218,7 +218,8 @@ class Point:
     accuracy: at the end.
     learning_rate: of the runs; None: the config's own.
     tried: accuracy at the end by learning rate; None where no run ended.
-    varied: texts of the varied keys that the runs have, by short name.
+    varied: texts of the varied keys that the runs have, by short name, and
+      `scaling` where that is weak.
     simulated: whether its nodes are simulated workers.
   """
 
@@ -300,14 +301,18 @@ def points(
     failures: of the others.
   """
   # Strategies in their order; `sorted` keeps it.
-  kinds = dict.fromkeys((c.strategy, c.varied) for c in cells)
+  kinds = dict.fromkeys((c.strategy, c.varied, c.weak) for c in cells)
   order = {kind: place for place, kind in enumerate(kinds)}
   names = axes.short_names(
-    dict.fromkeys(key for _, varied in kinds for key, _ in varied)
+    dict.fromkeys(key for _, varied, _ in kinds for key, _ in varied)
   )
 
   def place(cell):
-    return order[cell.strategy, cell.varied], cell.nodes, cell.devices
+    return (
+      order[cell.strategy, cell.varied, cell.weak],
+      cell.nodes,
+      cell.devices,
+    )
 
   return [
     _point(list(group), runs, failures, names)
@@ -325,6 +330,7 @@ def _point(cells, runs, failures, names):
     )
     for rate in dict.fromkeys(c.learning_rate for c in cells)
   }
+  varied = {'scaling': 'weak'} if cells[0].weak else {}
   best = max(tried, key=lambda rate: _standing(tried[rate]))
   chosen_cells = [c for c in cells if c.learning_rate == best and c in runs]
   first = cells[0]
@@ -350,7 +356,7 @@ def _point(cells, runs, failures, names):
     accuracy=tried[best],
     learning_rate=best,
     tried=tried,
-    varied={names[key]: text for key, text in first.varied},
+    varied={names[key]: text for key, text in first.varied} | varied,
     simulated=first.simulated,
   )
 

@@ -16,6 +16,7 @@ from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.config import command_line
 from anp_jax.system import files
 from scripts.study import grid
+from scripts.study import scaling
 
 ENDED = 'study.json'
 LOG = 'study.log'
@@ -85,9 +86,16 @@ class Study:
 
   def keys(self, cell: grid.Cell) -> set[str]:
     """The keys that the study and the cell set, and that its strategy has."""
-    return set(self._overrides(cell))
+    return set(self._applying(cell))
 
   def _overrides(self, cell):
+    """Those of the study and the cell that its strategy has, with the batch."""
+    overrides = self._applying(cell)
+    if not cell.weak:
+      return overrides
+    return overrides | scaling.batch_overrides(self.spec, overrides, cell.nodes)
+
+  def _applying(self, cell):
     """Those of the study and the cell that its strategy has."""
     overrides = cell.defaults | self.overrides | cell.overrides
     return command_line.applying(self.spec, overrides)

@@ -15,7 +15,7 @@ _CELL_COLUMNS = (
   'strategy', 'nodes', 'devices_per_node', 'seed', 'learning_rate', 'state',
   'images_per_second', 'accuracy', 'best_accuracy', 'seconds',
   'seconds_to_target', 'megabytes_per_step', 'crowded', 'planned', 'error',
-  'simulated', 'mean_staleness', 'max_staleness', *results.SCORES,
+  'simulated', 'weak', 'mean_staleness', 'max_staleness', *results.SCORES,
 )  # fmt: skip
 
 
@@ -185,6 +185,7 @@ def write_cells(
         'state': 'finished' if c in runs else lost,
         'error': error,
         'simulated': c.simulated,
+        'weak': c.weak,
       }
       if c in runs:
         r = runs[c]
