@@ -207,6 +207,11 @@ _OPTIMIZER = {
 _SCHEDULE = {
   'name': text('cosine', 'of the learning rate', tuple(SCHEDULES)),
   'warmup': duration('0 steps', 'linear, from 0', zero=True),
+  'warmup_start': number(
+    0, 'first learning rate of the warm-up over the peak; of n asynchronous '
+    'workers 1 / n', at_least=0, at_most=1,
+    only_if=('strategy.name', ('server',)),
+  ),
   'every': duration('30 epochs', 'between decays', only_if=_schedule('every')),
   'factor': number(
     0.1, 'of each decay', above=0, only_if=_schedule('factor')

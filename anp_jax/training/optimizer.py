@@ -47,7 +47,8 @@ def schedule(
     polynomial:  p (end + (1 - end) (1 - d)^power)
     step, exponential: p factor^floor(s / every), one staircase under the two
       names it is known by; decays are counted from step 0, not from w.
-  Each is multiplied by min(1, s / w).
+  Each is multiplied by a + (1 - a) min(1, s / w), where a is
+    schedule.warmup_start of the strategy `server`, else 0.
 
   Args:
     config: the resolved config; `optimizer.learning_rate` and `schedule.*`.
@@ -73,6 +74,7 @@ def schedule(
       f'config.schedule.warmup={s.warmup!r} is {warmup} steps, but the whole '
       f'run is {total_steps}: shorten schedule.warmup or lengthen duration'
     )
+  start = s.get('warmup_start', 0.0)  # a key of `server`
   if 'every' in s:
     every = config_lib.steps(s.every, batch_size, examples)
   # A run that is all warm-up has nothing left to decay over.
@@ -92,7 +94,8 @@ def schedule(
       # The quotient is of integers: a float could miss a boundary by a step.
       share = xp.power(float(s.factor), step // every)
     if warmup:
-      share = share * xp.minimum(now / warmup, 1.0)
+      rise = xp.minimum(now / warmup, 1.0)
+      share = share * (start + (1 - start) * rise)
     return peak * share
 
   return rate
