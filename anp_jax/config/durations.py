@@ -5,6 +5,7 @@ import re
 
 from anp_jax.config import errors
 
+_POSITIVE = re.compile(r'0*[1-9][0-9]{0,8}')
 _UNITS = ('steps', 'epochs', 'examples')
 _WINDOW = re.compile(r'([0-9]{1,18}):([0-9]{1,18})')
 _DURATION = re.compile(r'\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z]+)\s*')
@@ -34,6 +35,36 @@ def steps(text: str, batch_size: int, examples: int) -> int:
   images = {'steps': batch_size, 'epochs': examples, 'examples': 1}[unit]
   # Rounded first: 0.1 x 30 must not become 4 steps by its last bit.
   return math.ceil(round(number * images / batch_size, 6))
+
+
+def staircase(
+  text: str, batch_size: int, examples: int
+) -> list[tuple[int, int]]:
+  """Returns from which step on which whole number holds.
+
+  Args:
+    text: the first number, then more, each with the duration after which it
+      holds ('1,8@1000 steps,32@5 epochs').
+    batch_size: images a step.
+    examples: images an epoch.
+
+  Returns:
+    [(0, number), (step, number), ...], in the text's order.
+
+  Raises:
+    ConfigError: if the text is not of that form.
+  """
+  first, *later = (part.strip() for part in str(text).split(','))
+  pairs = [part.partition('@')[::2] for part in later]
+  numbers = [first, *(number.strip() for number, _ in pairs)]
+  are_numbers = all(_POSITIVE.fullmatch(number) for number in numbers)
+  if not are_numbers or not all('@' in part for part in later):
+    raise errors.ConfigError(
+      f"{text!r}: expected a whole number above 0, such as '8', or several, "
+      "each with what precedes it, such as '1,8@1000 steps,32@5 epochs'"
+    )
+  starts = [0, *(steps(start, batch_size, examples) for _, start in pairs)]
+  return list(zip(starts, map(int, numbers)))
 
 
 def window(text: str) -> range:

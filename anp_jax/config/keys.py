@@ -35,6 +35,8 @@ class Key:
     only_if: another key, and values of it (as fnmatch patterns) with which this
       key has a meaning; (): it always has.
     resumable: whether it may differ when a run is resumed.
+    was_integer: whether a whole number stands for its text: what the key was
+      before it became a text.
   """
 
   default: Any
@@ -43,6 +45,11 @@ class Key:
   check: Callable[[str, Any], None] | None = None
   only_if: tuple = ()
   resumable: bool = False
+  was_integer: bool = False
+
+  def renewed(self, value):
+    """Returns a value of the type that the key has now."""
+    return str(value) if self.was_integer and type(value) is int else value
 
   def validate(self, name: str, value) -> None:
     """Refuses a value of another type, NaN, and what is out of range.
@@ -205,6 +212,18 @@ def duration(default: str, help: str, zero: bool = False, **more) -> Key:
     errors.check(count > 0 or zero, name, value, 'more than nothing')
 
   return Key(default, help, '', check, **more)
+
+
+def staircase(default: str, help: str, **more) -> Key:
+  """Returns the key of whole numbers over time; see `durations.staircase`."""
+
+  def check(name, value):
+    try:
+      durations.staircase(value, 1, 1)
+    except errors.ConfigError as e:
+      raise errors.ConfigError(f'config.{name}={e}') from None
+
+  return Key(default, help, '', check, was_integer=True, **more)
 
 
 def numbers(

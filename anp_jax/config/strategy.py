@@ -190,11 +190,19 @@ class Strategy(Protocol):
 
   # What it does inside a step, and around the loop.
 
+  def in_steps(self, spec):
+    """The config of a run, with durations of its own keys in steps.
+
+    Args:
+      spec: `training.run_spec.RunSpec`.
+    """
+    return spec.config
+
   def build(self, config, specs, order=(), offload_devices=()):
     """What the strategy does inside a step.
 
     Args:
-      config: of the run.
+      config: of the run, from `in_steps`.
       specs: PartitionSpec of each parameter.
       order: paths of the parameters in the order in which the network uses
         them.

@@ -97,7 +97,7 @@ def create(spec: run_spec.RunSpec) -> Program:
   multipliers.check_that_some_train(config.optimizer.multipliers, single.params)
   specs = jax.tree.map(lambda s: s.sharding.spec, single.params)
   strategy_step = strategy.build(
-    config, specs, init.order, spec.offload_devices
+    strategy.in_steps(spec), specs, init.order, spec.offload_devices
   )
   shared = {
     'config': config, 'mesh': mesh, 'model': model, 'objective': objective,

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from anp_jax import config as config_lib
+from anp_jax.parallel.local import exchanges
 from scripts.plan import collectives
 from scripts.plan import model
 from scripts.plan import order_statistics
@@ -194,7 +195,9 @@ def _local(setting: Setting, images: int) -> Step:
   size = setting.workload.param_bytes + 4 * setting.workload.statistics
   if s.moments == 'average':
     size += setting.workload.state_bytes - setting.workload.param_bytes
-  share = s.exchange_probability or 1 / s.period
+  share = exchanges.share(
+    setting.config, images * cluster.size, setting.workload.examples
+  )
   exchange = share * collectives.all_reduce(peers, size)
   # Groups exchange numbers of each step, so that all wait for the last device.
   late = setting.lateness(inner.compute + inner.fixed, cluster.size)

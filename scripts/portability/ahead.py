@@ -36,9 +36,10 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     folder: where the programs' texts are written; '': nowhere.
 
   Returns:
-    `device`, the kind's name; `devices`; `parameters`, how many; `named_dtype`
-    of the gradients' sums; and for 'train' and 'eval' what `_compile` gives,
-    for 'train' with `gradients_asked` and `gradients_compiled`: dtypes.
+    `device`, the kind's name; `devices`; `examples` of an epoch; `parameters`,
+    how many; `named_dtype` of the gradients' sums; and for 'train' and 'eval'
+    what `_compile` gives, for 'train' with `gradients_asked` and
+    `gradients_compiled`: dtypes.
 
   Raises:
     ConfigError: if the config does not fit the devices.
@@ -59,6 +60,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   report = {
     'device': mesh.devices.flat[0].device_kind,
     'devices': mesh.size,
+    'examples': len(source),
     'parameters': sum(
       s.size for s in jax.tree.leaves(parts.abstract_single.params)
     ),

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 
+from anp_jax.parallel.local import exchanges
 from scripts.study import grid
 from scripts.study import runner
 
@@ -38,11 +39,12 @@ def megabytes(study: runner.Study, cell: grid.Cell) -> float | None:
   rows = report.get('train', {}).get('compiled')
   if rows is None:
     return None
-  s = study.config(cell).strategy
-  if s.name != 'local':
+  config = study.config(cell)
+  if config.strategy.name != 'local':
     return sent(rows, cell.workers)
-  exchanges = s.exchange_probability or 1 / s.period
-  return sent(rows, cell.workers, min(s.groups, cell.workers), exchanges)
+  groups = min(config.strategy.groups, cell.workers)
+  share = exchanges.share(config, report['train']['images'], report['examples'])
+  return sent(rows, cell.workers, groups, share)
 
 
 def sent(

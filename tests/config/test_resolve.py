@@ -158,7 +158,7 @@ def test_a_copy_of_another_strategy_is_whole():
   assert _strategy_keys(copy) == {'simulate.workers'}
   assert config.strategy.name == 'relay' and config.seed == 0
   copy = config_lib.replaced(copy, {'strategy.name': 'local'})
-  assert copy.strategy.period == 8
+  assert copy.strategy.period == '8'
 
 
 def test_a_ring_has_the_keys_of_all_its_models():

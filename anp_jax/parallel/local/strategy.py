@@ -21,19 +21,22 @@ class Local(sync.Sync):
         2, 'groups of neighbouring devices; one device may also have several',
         above=0,
       ),
-      'period': keys.integer(8, 'steps between exchanges', above=0),
+      'period': keys.staircase(
+        '8', "steps between exchanges; '1,8@1000 steps': 8 after 1000 steps"
+      ),
       'exchange_probability': keys.number(
         0, 'of an exchange after a step; 0: by period', at_least=0, at_most=1
       ),
       'outer': keys.text(
-        'average', "what groups go on from; nesterov: DiLoCo's momentum",
-        ('average', 'nesterov'),
+        'average', "what groups go on from; nesterov: DiLoCo's momentum, "
+        "momentum: SlowMo's", ('average', 'nesterov', 'momentum'),
       ),
       'outer_learning_rate': keys.number(
-        0.7, 'for nesterov; 1 without momentum is the average', above=0
+        0.7, 'for nesterov and momentum; 1 without momentum is the average',
+        above=0,
       ),
       'outer_momentum': keys.number(
-        0.9, 'for nesterov', at_least=0, below=1
+        0.9, 'for nesterov and momentum', at_least=0, below=1
       ),
       'moments': keys.text(
         'keep', "a group's optimizer state in an exchange", ('keep', 'average')
@@ -74,6 +77,12 @@ class Local(sync.Sync):
       f'{config.accumulate}',
     )  # fmt: skip
 
+  def in_steps(self, spec):
+    """The config, with the starts of its periods in steps."""
+    from anp_jax.parallel.local import exchanges
+
+    return exchanges.in_steps(spec.config, spec.batch_size, spec.examples)
+
   def build(self, config, specs, order=(), offload_devices=()):
     """Sums inside a group, and exchanges between groups."""
     from anp_jax.parallel.local import step
@@ -89,6 +98,6 @@ class Local(sync.Sync):
     from anp_jax.parallel.local import exchanges
 
     return simulated_clock.SimulatedClock(
-      spec.config, s.groups, exchanges.on_host(spec.config),
+      spec.config, s.groups, exchanges.on_host(self.in_steps(spec)),
       s.simulate.exchange_seconds,
     )  # fmt: skip
