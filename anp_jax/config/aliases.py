@@ -7,6 +7,7 @@ the new one.
 import os
 
 _LOOK_AHEAD = 'strategy.look_ahead'
+_WITH_MOMENTUM = 'momentum', 'nesterov'
 KEYS = {
   'optimizer.beta1': 'optimizer.b1',
   'optimizer.beta2': 'optimizer.b2',
@@ -33,16 +34,21 @@ def renamed(values: dict) -> dict:
     if isinstance(value, str) and value in names:
       result[key] = names[value]
   if 'strategy.weight_prediction' in values:
-    result[_LOOK_AHEAD] = _look_ahead(result[_LOOK_AHEAD])
+    result[_LOOK_AHEAD] = _look_ahead(result[_LOOK_AHEAD], result)
   return result
 
 
-def _look_ahead(updates):
+def _look_ahead(updates, values):
   """The method that has replaced a prediction by times the usual staleness."""
   try:
-    return 'smega2' if float(updates) else 'none'
+    is_ahead = float(updates) != 0
   except ValueError:  # no number was typed: to be refused
     return updates
+  # Runs that are saved have all keys; some predicted without momentum, or
+  # where nothing is stale.
+  has_momentum = values.get('optimizer.name', 'momentum') in _WITH_MOMENTUM
+  is_stale = values.get('strategy.mode') != 'synchronous'
+  return 'smega2' if is_ahead and has_momentum and is_stale else 'none'
 
 
 def renamed_key(key: str) -> str:

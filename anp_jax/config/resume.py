@@ -9,6 +9,7 @@ from anp_jax.config import table
 _NAME = 'strategy.name'
 # Of this key alone, runs that are old wrote nothing down: any number may be.
 _UNRECORDED = 'strategy.threads'
+_SIMULATED = 'strategy.simulate.'
 
 
 def resumable(config) -> tuple[str, ...]:
@@ -54,6 +55,8 @@ def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
     ):
       continue
     declared = keys.get(key)
+    if key.startswith(_SIMULATED) and saved[_NAME] != now[_NAME]:
+      continue  # the times of a cluster that another strategy has simulated
     if declared and (declared.resumable or key not in saved or key not in now):
       # What applies in one of them only follows from a key that differs.
       continue

@@ -98,6 +98,19 @@ def test_no_prediction_is_no_look_ahead(value):
   assert aliases.renamed({key: value}) == {'strategy.look_ahead': 'none'}
 
 
+@pytest.mark.parametrize('key, value', [
+  ('optimizer.name', 'adam'), ('strategy.mode', 'synchronous'),
+])  # fmt: skip
+def test_a_saved_run_that_look_ahead_cannot_have_is_read(key, value):
+  """Prediction was there with any optimizer, and did nothing in that mode."""
+  keys = {'strategy.name': 'server', key: value}
+  saved = json.loads(config_lib.to_json(builders.config(keys)))
+  del saved['strategy.look_ahead']
+  old = saved | {'strategy.weight_prediction': 1.0}
+  config = config_lib.resolved(config_lib.from_flat(old))
+  assert config.strategy.look_ahead == 'none'
+
+
 def test_an_old_value_that_is_none_is_refused():
   keys = {'strategy.name': 'server', 'strategy.weight_prediction': 'much'}
   with pytest.raises(config_lib.ConfigError, match="look_ahead='much'"):

@@ -176,6 +176,20 @@ def test_strategies_of_one_state_go_on_with_each_other():
   assert 'strategy.name' in config_lib.difference(saved, other)
 
 
+def test_a_simulated_run_goes_on_with_another_strategy():
+  simulated = {
+    'strategy.name': 'server', 'strategy.simulate.workers': 4,
+    'strategy.simulate.step_seconds': 2.0,
+  }  # fmt: skip
+  server = config_lib.replaced(config_lib.base(), simulated)
+  assert config_lib.difference(_saved(server), config_lib.base()) == ''
+  assert config_lib.difference(_saved(config_lib.base()), server) == ''
+  # The clock of a strategy begins at step 0.
+  sync = config_lib.replaced(server, {'strategy.name': 'sync'})
+  other = config_lib.replaced(sync, {'strategy.simulate.workers': 8})
+  assert 'simulate.workers is 8' in config_lib.difference(_saved(sync), other)
+
+
 @pytest.mark.parametrize('change', [
   {'optimizer.name': 'adam'}, {'schedule.name': 'step'},
   {'model.name': 'lenet'}, {'data.augment': 'none'},

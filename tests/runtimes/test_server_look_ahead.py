@@ -382,3 +382,14 @@ def test_what_is_refused(keys, text):
     config_lib.ConfigError, match=f'config.strategy.look_ahead=.*{text}'
   ):
     config_lib.resolved(builders.config(keys))
+
+
+def test_compensation_by_staleness_is_refused():
+  keys = {
+    'strategy.name': 'server', 'strategy.look_ahead': 'smega2',
+    'strategy.compensation': 'staleness',
+  }  # fmt: skip
+  with pytest.raises(
+    config_lib.ConfigError, match="'none' where strategy.look_ahead is 'smega2'"
+  ):
+    config_lib.resolved(builders.config(keys))

@@ -56,8 +56,8 @@ class LocalStep(sync.SyncStep):
   def __init__(self, config, specs, order=()):
     """Makes the strategy; see `sync.step.SyncStep`."""
     super().__init__(config, specs, order)
+    self._run_config = config
     self._config = config.strategy
-    self._is_due = functools.partial(exchanges.is_due, config)
 
   def init_fn(self, init):
     """(weights) -> a new state, in which all groups are alike."""
@@ -163,6 +163,10 @@ class LocalStep(sync.SyncStep):
 
     return eval_state
 
+  def _is_due(self, step):
+    """Whether groups exchange after `step` updates: alike on all devices."""
+    return exchanges.is_due(self._run_config, step)
+
   def _exchanged(self, state, rate):
     """One device's part of the state after an exchange at a learning rate."""
     groups, outer = state.opt_state
@@ -188,7 +192,7 @@ class LocalStep(sync.SyncStep):
     keep = self._config.outer_momentum
     moved = jax.tree.map(jnp.subtract, outer['weights'], mean)
     if self._config.outer == 'momentum':
-      # A warm-up begins with a rate of 0, at which nothing moves.
+      # A rate may begin, or end, with 0.
       inverse = jnp.where(rate > 0, 1 / rate, 0)
       moved = jax.tree.map(lambda g: inverse.astype(g.dtype) * g, moved)
     momentum = jax.tree.map(lambda m, g: keep * m + g, outer['momentum'], moved)
@@ -200,6 +204,10 @@ class LocalStep(sync.SyncStep):
       lambda w, c: w - self._config.outer_learning_rate * c,
       outer['weights'], change,
     )  # fmt: skip
+    if self._config.outer == 'momentum':  # else steps before would be lost
+      weights = jax.tree.map(
+        lambda w, m: jnp.where(rate > 0, w, m), weights, mean
+      )
     return weights, {'weights': weights, 'momentum': momentum}
 
   def _mean(self, tree):

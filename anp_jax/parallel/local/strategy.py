@@ -49,7 +49,7 @@ class Local(sync.Sync):
 
   def check(self, config):
     """Refuses simulated workers that divide neither the batch nor groups."""
-    simulation_keys.check(config, config['strategy.groups'])
+    simulation_keys.check(config, config.get('strategy.groups', 1))
 
   def describe_scores(self, config):
     """What evaluation sees of the groups."""

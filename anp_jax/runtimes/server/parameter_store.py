@@ -123,7 +123,7 @@ class ParameterStore:
         state = self._state if is_newest else self._snapshots.get(version)
         if state is None:
           raise InvalidMessage(f'version {version} is not kept here')
-        self._fetched = version, state
+        self._fetched = version, state.replace(momenta=())
         self._snapshots = {
           v: s for v, s in self._snapshots.items() if v > version
         }
@@ -178,7 +178,8 @@ class ParameterStore:
     with self._changed:
       self._state, self._version = state, order + 1
       if self._is_snapshot(self._version):
-        self._snapshots[self._version] = state
+        # Not saved: momenta that are kept nowhere else are as large as weights.
+        self._snapshots[self._version] = state.replace(momenta=())
       self._used.update(ticket for ticket, _ in keys)
       for key in [k for k in self._pending if k[0] in self._used]:
         del self._pending[key]

@@ -105,6 +105,12 @@ class Server(sync.Sync):
       'strategy.look_ahead', look_ahead, f"'none' where optimizer.name is "
       f'{optimizer!r}: only momentum and nesterov have the momentum for it',
     )  # fmt: skip
+    compensation = config['strategy.compensation']
+    rules.check(
+      look_ahead == 'none' or compensation == 'none', 'strategy.compensation',
+      compensation, f"'none' where strategy.look_ahead is {look_ahead!r}: how "
+      'far workers look ahead would depend on the staleness of one gradient',
+    )  # fmt: skip
     rules.check_replicated(
       config, 'strategy.name is server: the servers divide the state'
     )
@@ -117,6 +123,10 @@ class Server(sync.Sync):
     """A process that only serves may do so on the CPU."""
     s = config.strategy
     return not s.dedicated or index >= s.servers
+
+  def simulated_clock(self, spec):
+    """None: the order of the updates tells the time; see `timeline`."""
+    return None
 
   def run(self, job, loop):
     """Serves, trains, or both."""
