@@ -14,6 +14,12 @@ from anp_jax.config import resolve
 
 # What a run's config says of the varied keys that it has: (key, text) pairs.
 Varied = tuple[tuple[str, str], ...]
+# There are at the most as many of them as nodes.
+_COUNTS = (
+  'strategy.backup_workers', 'strategy.groups', 'strategy.max_staleness',
+  'strategy.servers',
+)  # fmt: skip
+_BRACKETS = re.compile(r'\((.*)\)')  # around a text with commas of its own
 _PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
 
@@ -49,7 +55,7 @@ def parse(
 
   Args:
     texts: of the flag, such as 'strategy.mode=async,bounded'. A comma in
-      brackets does not separate values.
+      brackets does not separate values; those around a text are no part of it.
     strategies: of the study.
     overrides: of all its runs, by dotted key.
     flags: of keys that a flag of their own varies, by dotted key.
@@ -79,7 +85,7 @@ def parse(
       )
     if key in axes or key in overridden:
       raise config_lib.ConfigError(f'--vary={text}: {key} is set twice')
-    is_count = type(keys[key].default) is int
+    is_count = key in _COUNTS
     parts = [_value(key, keys[key], part, is_count) for part in _split(values)]
     axes[key] = Axis(key, tuple(dict.fromkeys(parts)), is_count)
   return tuple(axes.values())
@@ -134,6 +140,8 @@ def _value(key, declared, text, is_count):
         'most 100'
       )
     return text
+  if isinstance(declared.default, str):
+    text = _BRACKETS.sub(r'\1', text)
   value = declared.parse(key, text)
   declared.validate(key, value)
   return value if isinstance(value, str) else repr(value)

@@ -115,7 +115,8 @@ def summary(runs: Mapping[grid.Cell, results.Run]) -> dict:
   rows = [
     {
       'strategy': cell.strategy, 'nodes': cell.nodes, 'devices': cell.workers,
-      'seed': cell.seed, 'images_per_second': round(run.images_per_second, 2),
+      'weak': cell.weak, 'seed': cell.seed,
+      'images_per_second': round(run.images_per_second, 2),
       'planned': round(run.planned, 2),
       'error': round(run.planned / run.images_per_second - 1, 4),
     }

@@ -19,6 +19,7 @@ _SENT = 'megabytes_per_update'
 _SIMULATED = 'simulated_seconds'
 # Beyond the accuracy: of the validation set.
 SCORES = ('anp_top5', 'adjective_top1', 'noun_top1')
+SCALING = 'scaling'  # a column like those of varied keys
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -221,6 +222,7 @@ class Point:
     varied: texts of the varied keys that the runs have, by short name, and
       `scaling` where that is weak.
     simulated: whether its nodes are simulated workers.
+    weak: whether each worker has a batch of its own; `varied` says so, too.
   """
 
   strategy: str
@@ -236,6 +238,7 @@ class Point:
   tried: dict[float | None, Spread | None]
   varied: dict[str, str] = dataclasses.field(default_factory=dict)
   simulated: bool = False
+  weak: bool = False
 
   @property
   def label(self) -> str:
@@ -330,7 +333,7 @@ def _point(cells, runs, failures, names):
     )
     for rate in dict.fromkeys(c.learning_rate for c in cells)
   }
-  varied = {'scaling': 'weak'} if cells[0].weak else {}
+  varied = {SCALING: 'weak'} if cells[0].weak else {}
   best = max(tried, key=lambda rate: _standing(tried[rate]))
   chosen_cells = [c for c in cells if c.learning_rate == best and c in runs]
   first = cells[0]
@@ -338,6 +341,10 @@ def _point(cells, runs, failures, names):
   def ratios(nodes, devices):
     baselines = (dataclasses.replace(c, nodes=nodes, devices=devices)
                  for c in chosen_cells)  # fmt: skip
+    # Of one worker, both kinds of scaling are one run.
+    baselines = [
+      b if b in runs else dataclasses.replace(b, weak=False) for b in baselines
+    ]
     return spread(
       runs[c].images_per_second / runs[b].images_per_second
       for c, b in zip(chosen_cells, baselines)
@@ -358,6 +365,7 @@ def _point(cells, runs, failures, names):
     tried=tried,
     varied={names[key]: text for key, text in first.varied} | varied,
     simulated=first.simulated,
+    weak=first.weak,
   )
 
 

@@ -14,13 +14,15 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.config import command_line
+from anp_jax.reporting import telemetry
 from anp_jax.system import files
 from scripts.study import grid
 from scripts.study import scaling
 
 ENDED = 'study.json'
 LOG = 'study.log'
-_REFUSED = 2  # status of main.py for a config that it cannot run
+_REFUSED = 2  # status of main.py for bad input
+_OF_CONFIG = 'config.'  # begins the line of a config that it cannot run
 _LABEL = re.compile(r'^\[\d+ [^\]]*\] ')
 
 
@@ -141,7 +143,11 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
   if status:
     error = first_error(os.path.join(workdir, LOG))
     error = error or f'ended with status {status}'
-    return Refusal(error) if status == _REFUSED else error
+    if status != _REFUSED or not error.startswith(_OF_CONFIG):
+      return error
+    # What had begun could be once: now something else is wrong.
+    has_begun = os.path.exists(os.path.join(workdir, telemetry.METRICS))
+    return error if has_begun else Refusal(error)
   stopped = files.read_json(os.path.join(workdir, workdir_lib.MARKER))
   if stopped:
     return (

@@ -75,14 +75,16 @@ def over_sync(
   candidates = [
     p
     for p in points
-    if p.strategy == _BASELINE and p.varied.items() <= point.varied.items()
+    if p.strategy == _BASELINE and _keys(p).items() <= _keys(point).items()
   ]
   if point.strategy == _BASELINE or not candidates:
     return None
-  size = point.nodes, point.devices
-  best = max(
-    candidates, key=lambda p: ((p.nodes, p.devices) == size, p.runs != {})
-  )
+
+  def nearness(p):
+    same_size = (p.nodes, p.devices) == (point.nodes, point.devices)
+    return same_size, p.weak == point.weak, p.runs != {}
+
+  best = max(candidates, key=nearness)
   return results.spread(
     run.accuracy[-1] - best.runs[seed].accuracy[-1]
     for seed, run in point.runs.items()
@@ -103,6 +105,11 @@ def difference(spread: results.Spread | None) -> str:
   text += f' ± {100 * spread.interval:.1f}'
   same = abs(spread.mean) <= spread.interval
   return text + ', not distinguishable' * same
+
+
+def _keys(point):
+  """Its varied keys, without how its batch scales."""
+  return {k: v for k, v in point.varied.items() if k != results.SCALING}
 
 
 def _score(point, name):

@@ -100,7 +100,7 @@ def cells(
   if not any(cell.simulated for cell in simulated_cells):
     raise config_lib.ConfigError(
       '--simulate: no strategy of the study simulates workers; expected '
-      '--strategies=server with it'
+      'sync, local or server in --strategies'
     )
   return list(simulated_cells)
 

@@ -78,7 +78,7 @@ def by_learning_rate(points: list[results.Point]) -> list[tuple[str, ...]]:
   table = [(*heads[0], *map(number, rates))]
   for p, place in zip(points, heads[1:]):
     texts = [
-      text(p.tried[r], '.1f', ' %' + _BEST * (r == p.learning_rate), 100)
+      text(p.tried.get(r), '.1f', ' %' + _BEST * (r == p.learning_rate), 100)
       for r in rates
     ]
     table.append((*place, *texts))
@@ -129,8 +129,8 @@ def notes(
     )
   if any(len(p.runs) > 1 for p in points):
     notes.append(
-      'Mean and standard deviation over seeds; of scores, the 95 % interval of '
-      'the mean (Student t). Differences are paired by seed.'
+      'Mean and standard deviation over seeds; in the table of scores, the '
+      '95 % interval of the mean (Student t). Differences are paired by seed.'
     )
   for p in points:
     notes += [f'failed: {name}: {error}' for name, error in p.failures.items()]
@@ -212,14 +212,14 @@ def write_curves(path: str, runs: dict[grid.Cell, results.Run]) -> None:
     writer = csv.writer(f)
     writer.writerow(
       ('strategy', 'nodes', 'devices_per_node', 'seed', 'step', 'samples',
-       'seconds', 'accuracy', 'learning_rate', *keys)
+       'seconds', 'accuracy', 'learning_rate', *keys, 'simulated', 'weak')
     )  # fmt: skip
     for c, r in runs.items():
       varied = dict(c.varied)
       for values in zip(r.steps, r.samples, r.seconds, r.accuracy):
         writer.writerow((
           c.strategy, c.nodes, c.devices, c.seed, *values, c.learning_rate,
-          *(varied.get(key) for key in keys),
+          *(varied.get(key) for key in keys), c.simulated, c.weak,
         ))  # fmt: skip
 
 

@@ -206,10 +206,17 @@ def test_a_run_that_refuses_its_config_is_left_out(tmp_path):
   study = runner.Study(_TINY, {}, str(tmp_path))
   workdir = tmp_path / 'runs' / _cell().name
   workdir.mkdir(parents=True)
-  (workdir / 'study.log').write_text('error: too many servers\n')
+  log, line = workdir / 'study.log', 'config.strategy.servers=4: too many'
+  log.write_text(f'error: {line}\n')
   refused = runner.ended(study, _cell(), 2, None)
-  assert refused == 'too many servers' and isinstance(refused, runner.Refusal)
+  assert refused == line and isinstance(refused, runner.Refusal)
   assert not isinstance(runner.ended(study, _cell(), 1, None), runner.Refusal)
+  # It has trained before: the study's config is another one now.
+  (workdir / 'metrics.jsonl').write_text('')
+  assert not isinstance(runner.ended(study, _cell(), 2, None), runner.Refusal)
+  (workdir / 'metrics.jsonl').unlink()
+  log.write_text('error: no Python here\n')  # of a job's set-up
+  assert not isinstance(runner.ended(study, _cell(), 2, None), runner.Refusal)
 
 
 def test_a_run_too_short_to_be_timed_is_shown(pretend, capsys):

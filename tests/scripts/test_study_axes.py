@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 
+from anp_jax import config as config_lib
 from scripts.study import __main__ as study_main
 from scripts.study import axes
 from scripts.study import grid
@@ -66,9 +67,18 @@ def test_percentages_are_of_the_nodes(nodes, servers):
   assert [dict(c)['strategy.servers'] for c in combined] == servers
 
 
-def test_a_percentage_of_what_is_no_count_stays():
+def test_a_percentage_of_what_is_no_count_stays_or_is_refused():
   (path,) = _parsed('data.path=25%,images')
   assert path.on(64) == ('25%', 'images')
+  with pytest.raises(config_lib.ConfigError, match="batch_size='25%'"):
+    _parsed('batch_size=64,25%')
+
+
+def test_brackets_around_a_text_with_commas_are_no_part_of_it():
+  (period,) = _parsed(
+    'strategy.period=8,(1,8@1000 steps)', strategies=('local',)
+  )
+  assert period.values == ('8', '1,8@1000 steps')
 
 
 def test_folders_of_varied_cells():

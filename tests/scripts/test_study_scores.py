@@ -1,5 +1,7 @@
 """Tests of study: differences between strategies, and their intervals."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -7,6 +9,7 @@ from scipy import stats
 from scripts.study import grid
 from scripts.study import results
 from scripts.study import scores
+from scripts.study import table
 
 _SYNC = (0.90, 0.92, 0.91)
 
@@ -87,3 +90,39 @@ def test_the_baseline_has_the_same_keys_and_size():
   points = results.points(list(fewer), fewer, {})
   spread = scores.over_sync(points[-1], points)
   assert spread.mean == pytest.approx(0.7, abs=1e-12)
+
+
+def test_weak_scaling_is_compared_with_weak_scaling():
+  runs = {
+    grid.Cell(strategy, 4, 1, 0, weak=weak): _run(accuracy)
+    for strategy, weak, accuracy in (
+      ('sync', False, 0.9), ('sync', True, 0.7), ('local', True, 0.6),
+    )
+  }  # fmt: skip
+  points = results.points(list(runs), runs, {})
+  spread = scores.over_sync(points[-1], points)
+  assert spread.mean == pytest.approx(-0.1, abs=1e-12)
+  # An asynchronous gradient is of a whole batch in both: `sync` of its size.
+  runs = {cell: run for cell, run in runs.items() if cell.weak}
+  runs[grid.Cell('sync', 1, 1, 0)] = _run(0.8)
+  runs[grid.Cell('server', 4, 1, 0)] = _run(0.65)
+  points = results.points(list(runs), runs, {})
+  spread = scores.over_sync(points[-1], points)
+  assert spread.mean == pytest.approx(-0.05, abs=1e-12)
+
+
+def test_speed_ups_of_weak_scaling_are_over_one_worker():
+  """Its run is that of strong scaling: both give it the same batch."""
+  runs = {grid.Cell('sync', 1, 1, 0): _run(0.5)}
+  fast = grid.Cell('sync', 4, 1, 0, weak=True)
+  runs[fast] = dataclasses.replace(_run(0.5), images_per_second=3.0)
+  point = results.points(list(runs), runs, {})[-1]
+  assert point.over_device.mean == 3 and point.over_node.mean == 3
+
+
+def test_a_learning_rate_without_any_run_has_a_dash():
+  cells = [grid.Cell('sync', n, 1, 0, rate) for n, rate in
+           ((1, 0.1), (1, 0.2), (2, 0.1))]  # fmt: skip
+  runs = {cell: _run(0.5) for cell in cells}
+  rows = table.by_learning_rate(results.points(cells, runs, {}))
+  assert rows[-1][-1] == '-'
