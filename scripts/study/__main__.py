@@ -162,6 +162,7 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
   if simulated:
     flag, nodes = '--workers', flags.workers or simulate.NODES
     of_flags[grid.WORKERS] = flag
+  of_flags |= emulate.not_varied(emulated)
   varied = axes.parse(flags.vary, strategies, overrides, of_flags)
 
   def combinations(strategy, nodes):

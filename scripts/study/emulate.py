@@ -57,6 +57,17 @@ def overrides(text: str | None, typed: dict[str, str]) -> dict[str, str]:
   return _DEFAULTS | typed | {f'{_GROUP}enabled': 'True'} | keys
 
 
+def not_varied(emulated: bool) -> dict[str, str]:
+  """Returns the keys of config.emulate that --vary cannot have, and their flag.
+
+  Args:
+    emulated: whether the study has the flag.
+  """
+  # All runs are launched alike, and their page says how.
+  names = ('enabled', 'sleep') if emulated else emulation_keys.KEYS
+  return {_GROUP + name: '--emulate' for name in names}
+
+
 def check(study: runner.Study, cells: list[grid.Cell]) -> None:
   """Refuses a slow process that no cell of the study has.
 

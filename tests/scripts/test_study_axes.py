@@ -120,6 +120,14 @@ def test_short_names_tell_keys_apart():
     (['--vary=batch_size'], '--vary=batch_size: expected KEY=VALUE,VALUE,...'),
     (['--vary=seed=1,2'], '--vary=seed=1,2: the study sets it; use --seeds'),
     (
+      ['--vary=emulate.step_seconds=1,2'],
+      '--vary=emulate.step_seconds=1,2: the study sets it; use --emulate',
+    ),
+    (
+      ['--vary=emulate.sleep=True,False', '--emulate'],
+      'the study sets it; use --emulate',
+    ),
+    (
       ['--vary=optimizer.learning_rate=1'],
       'the study sets it; use --learning_rates',
     ),
