@@ -44,11 +44,14 @@ def _look_ahead(updates, values):
     is_ahead = float(updates) != 0
   except ValueError:  # no number was typed: to be refused
     return updates
-  # Runs that are saved have all keys; some predicted without momentum, or
-  # where nothing is stale.
-  has_momentum = values.get('optimizer.name', 'momentum') in _WITH_MOMENTUM
-  is_stale = values.get('strategy.mode') != 'synchronous'
-  return 'smega2' if is_ahead and has_momentum and is_stale else 'none'
+  # Runs that are saved have all keys; some predicted where `Server.check`
+  # refuses to look ahead.
+  can_look_ahead = (
+    values.get('optimizer.name', 'momentum') in _WITH_MOMENTUM
+    and values.get('strategy.mode') != 'synchronous'
+    and values.get('strategy.compensation') != 'staleness'
+  )
+  return 'smega2' if is_ahead and can_look_ahead else 'none'
 
 
 def renamed_key(key: str) -> str:

@@ -9,7 +9,6 @@ from anp_jax.config import table
 _NAME = 'strategy.name'
 # Of this key alone, runs that are old wrote nothing down: any number may be.
 _UNRECORDED = 'strategy.threads'
-_SIMULATED = 'strategy.simulate.'
 
 
 def resumable(config) -> tuple[str, ...]:
@@ -45,19 +44,19 @@ def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
     free = (*free, _UNRECORDED)
   # A key that came after the run began had its default there.
   saved = resolve.completed(saved)
-  keys = resolve.known_keys(now[_NAME])
-  for key, declared in resolve.strategy_keys(saved[_NAME]).items():
-    keys.setdefault(key, declared)
+  of_now = resolve.known_keys(now[_NAME])
+  of_saved = resolve.known_keys(saved[_NAME])
   # Other keys follow from the weights that a run begins with.
   for key in sorted({*saved, *now}, key=lambda k: (k != 'init.from', k)):
     if saved.get(key) == now.get(key) or any(
       key == f or key.startswith(f + '.') for f in free
     ):
       continue
-    declared = keys.get(key)
-    if key.startswith(_SIMULATED) and saved[_NAME] != now[_NAME]:
-      continue  # the times of a cluster that another strategy has simulated
-    if declared and (declared.resumable or key not in saved or key not in now):
+    # A key may belong to both strategies and be free in one only.
+    declared = [keys[key] for keys in (of_now, of_saved) if key in keys]
+    if declared and (
+      any(d.resumable for d in declared) or key not in saved or key not in now
+    ):
       # What applies in one of them only follows from a key that differs.
       continue
     if not _is_equivalent(key, saved.get(key), now.get(key)):

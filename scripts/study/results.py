@@ -222,7 +222,6 @@ class Point:
     varied: texts of the varied keys that the runs have, by short name, and
       `scaling` where that is weak.
     simulated: whether its nodes are simulated workers.
-    weak: whether each worker has a batch of its own; `varied` says so, too.
   """
 
   strategy: str
@@ -238,7 +237,6 @@ class Point:
   tried: dict[float | None, Spread | None]
   varied: dict[str, str] = dataclasses.field(default_factory=dict)
   simulated: bool = False
-  weak: bool = False
 
   @property
   def label(self) -> str:
@@ -365,7 +363,6 @@ def _point(cells, runs, failures, names):
     tried=tried,
     varied={names[key]: text for key, text in first.varied} | varied,
     simulated=first.simulated,
-    weak=first.weak,
   )
 
 

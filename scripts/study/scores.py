@@ -82,7 +82,10 @@ def over_sync(
 
   def nearness(p):
     same_size = (p.nodes, p.devices) == (point.nodes, point.devices)
-    return same_size, p.weak == point.weak, p.runs != {}
+    same_scaling = (results.SCALING in p.varied) == (
+      results.SCALING in point.varied
+    )
+    return same_size, same_scaling, p.runs != {}
 
   best = max(candidates, key=nearness)
   return results.spread(

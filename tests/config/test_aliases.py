@@ -100,9 +100,10 @@ def test_no_prediction_is_no_look_ahead(value):
 
 @pytest.mark.parametrize('key, value', [
   ('optimizer.name', 'adam'), ('strategy.mode', 'synchronous'),
+  ('strategy.compensation', 'staleness'),
 ])  # fmt: skip
 def test_a_saved_run_that_look_ahead_cannot_have_is_read(key, value):
-  """Prediction was there with any optimizer, and did nothing in that mode."""
+  """Prediction was there with all of them."""
   keys = {'strategy.name': 'server', key: value}
   saved = json.loads(config_lib.to_json(builders.config(keys)))
   del saved['strategy.look_ahead']

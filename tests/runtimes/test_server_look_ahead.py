@@ -1,12 +1,16 @@
 """Look-ahead by momentum: stability on a parabola, and the same iterates."""
 
+import types
+
 import jax
 import numpy as np
 import optax
 import pytest
 
 from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.runtimes.server import look_ahead
+from anp_jax.runtimes.server import parameter_store
 from anp_jax.runtimes.server import setup as setup_lib
 from anp_jax.runtimes.server import slice_optimizer
 from tests import builders
@@ -382,6 +386,37 @@ def test_what_is_refused(keys, text):
     config_lib.ConfigError, match=f'config.strategy.look_ahead=.*{text}'
   ):
     config_lib.resolved(builders.config(keys))
+
+
+def test_what_is_kept_to_be_saved_has_no_momenta_of_workers(config):
+  """They are as large as the weights of all workers, and never saved."""
+  setup = _setup(config, look_ahead.Settings('dana', 2, 2, 1))
+  (optimizer,) = setup.optimizers
+  zeros = jax.tree.map(
+    lambda s: np.zeros(s.shape, s.dtype), setup.program.abstract_state
+  )
+  store = parameter_store.ParameterStore(
+    optimizer, optimizer.start(zeros), lambda version: version == 1, 9
+  )
+  layout = setup.layout
+  arrays = [np.ones(x.size, np.float32) for x in (layout.params, layout.stats)]
+  for order, worker in enumerate('ab'):
+    store.enqueue_gradient((order, 0), worker, *arrays)
+    store.submit(order, [
+      {'ticket': (order, 0), 'worker': worker, 'reads': [order], 'weight': 1.0}
+    ])  # fmt: skip
+  assert len(store.read(2, 10)[1].momenta) == 2
+  assert store.snapshot(1, 10).momenta == ()  # kept when it was made
+  assert store.snapshot(2, 10).momenta == ()  # the newest
+  assert len(store.read(2, 10)[1].momenta) == 2
+  store.close()
+
+
+def test_a_server_has_no_clock_of_steps(config):
+  """The order of its updates tells the time."""
+  simulated = {'strategy.name': 'server', 'strategy.simulate.workers': 2}
+  spec = types.SimpleNamespace(config=builders.config(simulated))
+  assert strategy_lib.find(spec.config).simulated_clock(spec) is None
 
 
 def test_compensation_by_staleness_is_refused():

@@ -190,24 +190,26 @@ class LocalStep(sync.SyncStep):
     and does not outlast a rate that falls.
     """
     keep = self._config.outer_momentum
-    moved = jax.tree.map(jnp.subtract, outer['weights'], mean)
-    if self._config.outer == 'momentum':
-      # A rate may begin, or end, with 0.
-      inverse = jnp.where(rate > 0, 1 / rate, 0)
-      moved = jax.tree.map(lambda g: inverse.astype(g.dtype) * g, moved)
-    momentum = jax.tree.map(lambda m, g: keep * m + g, outer['momentum'], moved)
-    if self._config.outer == 'momentum':
-      change = jax.tree.map(lambda m: rate.astype(m.dtype) * m, momentum)
-    else:
-      change = jax.tree.map(lambda m, g: keep * m + g, momentum, moved)
-    weights = jax.tree.map(
-      lambda w, c: w - self._config.outer_learning_rate * c,
-      outer['weights'], change,
-    )  # fmt: skip
-    if self._config.outer == 'momentum':  # else steps before would be lost
+    outer_rate = self._config.outer_learning_rate
+    old, momentum = outer['weights'], outer['momentum']
+    moved = jax.tree.map(jnp.subtract, old, mean)
+    if self._config.outer == 'nesterov':
+      momentum = jax.tree.map(lambda m, g: keep * m + g, momentum, moved)
       weights = jax.tree.map(
-        lambda w, m: jnp.where(rate > 0, w, m), weights, mean
+        lambda w, m, g: w - outer_rate * (keep * m + g), old, momentum, moved
       )
+    else:
+      inverse = jnp.where(rate > 0, 1 / rate, 0)
+      momentum = jax.tree.map(
+        lambda m, g: keep * m + inverse.astype(g.dtype) * g, momentum, moved
+      )
+      # With a rate of 0 the steps before it would be lost.
+      weights = jax.tree.map(
+        lambda w, m, x: jnp.where(
+          rate > 0, w - outer_rate * (rate.astype(m.dtype) * m), x
+        ),
+        old, momentum, mean,
+      )  # fmt: skip
     return weights, {'weights': weights, 'momentum': momentum}
 
   def _mean(self, tree):

@@ -121,7 +121,7 @@ class SliceOptimizer:
     """
     start = jax.device_put(self._start(state, np), self.device)
     blocks = [
-      block.replace(wire=self._wire(start.step, block, factors, 1.0))
+      block.replace(wire=self._wire(start.step, block, factors))
       for block, factors in zip(start.blocks, self._factors, strict=True)
     ]
     return start.replace(blocks=tuple(blocks))
@@ -229,7 +229,7 @@ class SliceOptimizer:
     updates, opt_state, momentum = self._look_ahead.update(
       step, gradient, state
     )
-    updates = _scaled(updates, factors, divisor)
+    updates = _scaled(updates, factors) / divisor
     params = state.params + updates
     if factors is not None:  # to the bit, also the sign of a zero
       params = jnp.where(factors > 0, params, state.params)
@@ -240,16 +240,16 @@ class SliceOptimizer:
       wire=None,
       momentum=momentum,
     )
-    wire = self._sent(step + 1, state, factors, divisor)
+    wire = self._sent(step + 1, state, factors)
     return state.replace(wire=wire), jnp.isfinite(updates).all()
 
-  def _sent(self, step, state, factors, divisor):
+  def _sent(self, step, state, factors):
     """A block's weights as workers read them before update `step`."""
     weights, look_ahead = state.params, self._look_ahead
     if not look_ahead.keeps_read:
       expected = look_ahead.expected(state.opt_state, state.momentum)
       move = look_ahead.move(step, expected)
-      weights = weights + _scaled(move, factors, divisor)
+      weights = weights + _scaled(move, factors)
     return weights.astype(self._layout.wire_dtype)
 
   def _updated_stats(self, step, stats, average, deltas):
@@ -307,11 +307,11 @@ def join(
   )
 
 
-def _scaled(updates, factors, divisor):
-  """What is added to weights, with multipliers and compensation."""
-  if factors is not None:
-    updates = jnp.where(factors > 0, updates * factors, 0)
-  return updates / divisor
+def _scaled(updates, factors):
+  """What is added to weights, with multipliers."""
+  if factors is None:
+    return updates
+  return jnp.where(factors > 0, updates * factors, 0)
 
 
 def _cpu():
