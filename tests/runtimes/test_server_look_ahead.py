@@ -406,7 +406,8 @@ def test_what_is_kept_to_be_saved_has_no_momenta_of_workers(config):
       {'ticket': (order, 0), 'worker': worker, 'reads': [order], 'weight': 1.0}
     ])  # fmt: skip
   assert len(store.read(2, 10)[1].momenta) == 2
-  assert store.snapshot(1, 10).momenta == ()  # kept when it was made
+  (waiting,) = store._snapshots.values()  # until it is fetched
+  assert waiting.momenta == () and store.snapshot(1, 10).momenta == ()
   assert store.snapshot(2, 10).momenta == ()  # the newest
   assert len(store.read(2, 10)[1].momenta) == 2
   store.close()
