@@ -3,9 +3,11 @@
 python -m anp_jax.export --checkpoint=runs/demo --output=demo
 
 For a ResNet it writes what `ResNetForImageClassification.from_pretrained`
-loads: model.safetensors, config.json, preprocessor_config.json. For every
-network it writes model.stablehlo, which JAX runs without this package, with
-labels.json and preprocessing.json.
+loads: model.safetensors, config.json, preprocessor_config.json. For one
+that timm has and transformers has not, it writes what
+`timm.create_model('local-dir:FOLDER')` loads. For every network it writes
+model.stablehlo, which JAX runs without this package, with labels.json and
+preprocessing.json.
 """
 
 from anp_jax.system import interrupts
@@ -63,6 +65,7 @@ def export(checkpoint: str, folder: str, which: str, platforms):
   from anp_jax.checkpoint import trained as trained_lib
   from anp_jax.checkpoint.weights import huggingface
   from anp_jax.checkpoint.weights import program
+  from anp_jax.checkpoint.weights import timm_folder
   from anp_jax.data import vocabulary
 
   trained = trained_lib.load(checkpoint, which)
@@ -72,14 +75,19 @@ def export(checkpoint: str, folder: str, which: str, platforms):
   os.makedirs(folder, exist_ok=True)
   refusal = huggingface.refusal(trained.config)
   if refusal:
-    stale = [f for f in huggingface.FILES if os.path.exists(
-      os.path.join(folder, f))]  # fmt: skip
+    missing = timm_folder.refusal(trained.config)
+    written = () if missing else timm_folder.FILES
+    stale = [f for f in huggingface.FILES if f not in written and
+      os.path.exists(os.path.join(folder, f))]  # fmt: skip
     if stale:
       raise config_lib.ConfigError(
         f'--output={folder!r} holds {stale[0]} of another network, and this '
         f'one has none ({refusal}); choose another folder'
       )
     yield f'nothing for transformers: {refusal}'
+    if not missing:
+      yield from _sizes(folder, timm_folder.write(trained, folder))
+      yield f"timm.create_model('local-dir:{folder}') loads them"
   else:
     yield from _sizes(folder, huggingface.write(trained, folder))
     if huggingface.is_approximate(trained.config):

@@ -25,7 +25,8 @@ class Clock:
 
 def editable(config) -> ml_collections.ConfigDict:
   """Returns a copy of a resolved config that a test may write to."""
-  return ml_collections.ConfigDict(config)
+  # The constructor shares the groups of a config that is not frozen.
+  return ml_collections.ConfigDict(config).copy_and_resolve_references()
 
 
 def config(changes: dict | None = None) -> ml_collections.ConfigDict:

@@ -58,7 +58,7 @@ class _ResNet(nn.Module):
 
 def torchvision(stages, bottleneck, width, classes=CLASSES):
   """A random network; called on pixels, it gives logits."""
-  return _random(_ResNet(stages, bottleneck, width, classes))
+  return randomised(_ResNet(stages, bottleneck, width, classes))
 
 
 def transformers(stages, bottleneck, width, classes=CLASSES, **settings):
@@ -74,7 +74,7 @@ def transformers(stages, bottleneck, width, classes=CLASSES, **settings):
     num_labels=classes,
     **settings,
   )
-  return _random(library.ResNetForImageClassification(config))
+  return randomised(library.ResNetForImageClassification(config))
 
 
 def tensors(network, dtype=None):
@@ -98,7 +98,7 @@ def pixels(images):
   return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
 
 
-def _random(network):
+def randomised(network):
   """Random scales and statistics: at 1 and 0 a swap would not show.
 
   Scales are low, so that 50 blocks leave logits of order one to ten.

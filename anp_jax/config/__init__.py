@@ -9,6 +9,7 @@ import os
 
 from anp_jax.config.aliases import renamed_key
 from anp_jax.config.data_keys import MOST_MEGAPIXELS
+from anp_jax.config.durations import milestones
 from anp_jax.config.durations import steps
 from anp_jax.config.durations import window
 from anp_jax.config.errors import ConfigError
@@ -29,8 +30,8 @@ from anp_jax.config.resume import resumable
 __all__ = [
   'MOST_MEGAPIXELS', 'ConfigError', 'base', 'cache_dir', 'data_dir',
   'completed', 'difference', 'flat', 'from_flat', 'golden', 'known_keys',
-  'nearest', 'renamed_key', 'replaced', 'resolved', 'resumable', 'steps',
-  'to_json', 'variant', 'window',
+  'milestones', 'nearest', 'renamed_key', 'replaced', 'resolved', 'resumable',
+  'steps', 'to_json', 'variant', 'window',
 ]  # fmt: skip
 
 

@@ -43,8 +43,9 @@ KEYS = {
     72, 'pixels of the shorter side before the crop in evaluation', above=0
   ),
   'augment': text(
-    'crop', 'crop: random area and aspect; scale: random shorter side',
-    ('crop', 'scale', 'none'),
+    'crop', 'crop: random area and aspect; scale: random shorter side; pad: '
+    'moved by up to an eighth of image_size, black beyond',
+    ('crop', 'scale', 'pad', 'none'),
   ),
   'crop_area': numbers(
     (0.35, 1.0), 'shares of the image', above=0, at_most=1, increasing=True,

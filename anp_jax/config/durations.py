@@ -1,5 +1,6 @@
 """Durations and windows of steps, as texts of a config."""
 
+import itertools
 import math
 import re
 
@@ -35,6 +36,26 @@ def steps(text: str, batch_size: int, examples: int) -> int:
   images = {'steps': batch_size, 'epochs': examples, 'examples': 1}[unit]
   # Rounded first: 0.1 x 30 must not become 4 steps by its last bit.
   return math.ceil(round(number * images / batch_size, 6))
+
+
+def milestones(text: str, batch_size: int, examples: int) -> list[int]:
+  """Returns the steps of a text of durations ('32000 steps, 48000 steps').
+
+  Args:
+    text: durations, divided by commas, each longer than the one before.
+    batch_size: images a step.
+    examples: images an epoch.
+
+  Raises:
+    ConfigError: if the text is not of that form.
+  """
+  counts = [steps(part, batch_size, examples) for part in str(text).split(',')]
+  if any(late <= early for early, late in itertools.pairwise([0, *counts])):
+    raise errors.ConfigError(
+      f'{text!r}: expected more than nothing, and each duration longer than '
+      'the one before'
+    )
+  return counts
 
 
 def staircase(

@@ -214,6 +214,18 @@ def duration(default: str, help: str, zero: bool = False, **more) -> Key:
   return Key(default, help, '', check, **more)
 
 
+def milestones(default: str, help: str, **more) -> Key:
+  """Returns the key of durations, divided by commas; of one, each repeats."""
+
+  def check(name, value):
+    try:
+      durations.milestones(value, 1, 1)
+    except errors.ConfigError as e:
+      raise errors.ConfigError(f'config.{name}={e}') from None
+
+  return Key(default, help, '', check, **more)
+
+
 def staircase(default: str, help: str, **more) -> Key:
   """Returns the key of whole numbers over time; see `durations.staircase`."""
 

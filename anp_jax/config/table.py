@@ -17,14 +17,28 @@ from anp_jax.config.keys import Key
 from anp_jax.config.keys import duration
 from anp_jax.config.keys import flag
 from anp_jax.config.keys import integer
+from anp_jax.config.keys import milestones
 from anp_jax.config.keys import number
 from anp_jax.config.keys import numbers
 from anp_jax.config.keys import text
 from anp_jax.config.keys import value
 
-RESNETS = ('resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152')
+RESNETS = (
+  'resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152',
+  'resnet20', 'resnet32', 'resnet56',
+  'resnet18d', 'resnet34d', 'resnet50d', 'resnet101d', 'resnet152d',
+  'seresnet18', 'seresnet34', 'seresnet50', 'seresnet101', 'seresnet152',
+  'resnext50_32x4d', 'resnext101_32x4d', 'resnext101_32x8d',
+  'resnext101_64x4d', 'seresnext50_32x4d', 'seresnext101_32x4d',
+  'seresnext101_32x8d', 'wide_resnet50_2', 'wide_resnet101_2',
+)  # fmt: skip
 CONVNETS = ('lenet', 'cifar10_full', 'two_convolutions')
-MODELS = (*RESNETS, *CONVNETS)
+CONVNEXTS = (
+  'convnext_tiny', 'convnext_small', 'convnext_base', 'convnextv2_atto',
+  'convnextv2_femto', 'convnextv2_pico', 'convnextv2_nano', 'convnextv2_tiny',
+  'convnextv2_base',
+)  # fmt: skip
+MODELS = (*RESNETS, *CONVNETS, *CONVNEXTS)
 # The keys that each takes, by optax's names for them.
 OPTIMIZERS = {
   'sgd': ('decay_multipliers',),
@@ -108,6 +122,7 @@ _ALL = {
 _RESNET = ('model.name', RESNETS)
 # A user's network may have batch norm too; its fields are its own.
 _NORMALISED = ('model.name', (*RESNETS, '*:*'))
+_DROPS_PATHS = ('model.name', CONVNEXTS)
 _MODEL = {
   'name': text(
     'resnet50', 'network; a class of your own is called (images, train)',
@@ -130,7 +145,10 @@ _MODEL = {
     (500, 1500), 'channels of the two layers', above=0, integers=True,
     only_if=('model.name', ('two_convolutions',)),
   ),
-  'width': integer(64, 'channels of the first stage', above=0, only_if=_RESNET),
+  'width': integer(
+    64, 'channels of the first stage; of resnet20, 32 and 56 usually 16',
+    above=0, only_if=_RESNET,
+  ),
   'dtype': text(
     'float32', 'of the computation; auto: bfloat16 where it is fast',
     ('auto', 'float32', 'bfloat16', 'float64'),
@@ -152,6 +170,10 @@ _MODEL = {
   ),
   'zero_init': flag(
     True, 'last scale of each block starts at zero', only_if=_RESNET
+  ),
+  'drop_path': number(
+    0, 'probability that the last block is left out of an example; that of '
+    'others rises to it', at_least=0, below=1, only_if=_DROPS_PATHS,
   ),
 }  # fmt: skip
 _INIT = {
@@ -212,7 +234,10 @@ _SCHEDULE = {
     'workers 1 / n', at_least=0, at_most=1,
     only_if=('strategy.name', ('server',)),
   ),
-  'every': duration('30 epochs', 'between decays', only_if=_schedule('every')),
+  'every': milestones(
+    '30 epochs', "between decays; '32000 steps, 48000 steps': those two only",
+    only_if=_schedule('every'),
+  ),
   'factor': number(
     0.1, 'of each decay', above=0, only_if=_schedule('factor')
   ),

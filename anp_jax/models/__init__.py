@@ -6,6 +6,7 @@ import inspect
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import table
 from anp_jax.models.layers import onednn
 from anp_jax.system import cores
 from anp_jax.system.onednn import library
@@ -19,13 +20,13 @@ _CONVNETS = {
 
 def has_batch_norm(config) -> bool:
   """Whether the network may normalise over groups of examples."""
-  return config.model.name not in _CONVNETS
+  name = config.model.name
+  return name not in (*_CONVNETS, *table.CONVNEXTS)
 
 
 def is_resnet(config) -> bool:
   """Whether the network is a ResNet, whose tensors have published names."""
-  name = config.model.name
-  return name.startswith('resnet') and ':' not in name
+  return config.model.name in table.RESNETS
 
 
 def target(config, platform: str, devices: int = 1) -> str:
@@ -105,17 +106,28 @@ def _network(config, num_classes, platform, axis_name):
   if ':' in m.name:
     return _user_module(m.name, common)
   from anp_jax.models import convnets
+  from anp_jax.models import convnext
   from anp_jax.models import resnet
 
   if not has_batch_norm(config):
     del common['axis_name']  # there are no statistics to share
+    if m.name in convnext.SIZES:
+      version, stages, width = convnext.SIZES[m.name]
+      return convnext.ConvNeXt(
+        version=version, stages=stages, width=width, drop_path=m.drop_path,
+        **common,
+      )  # fmt: skip
     if m.name == 'two_convolutions':
       common['kernels'] = tuple(m.kernels)
     return getattr(convnets, _CONVNETS[m.name])(**common)
-  stages, bottleneck = resnet.DEPTHS[int(m.name.removeprefix('resnet'))]
+  fields = resnet.NETWORKS[m.name]
+  if m.width < resnet.least_width(fields):
+    raise config_lib.ConfigError(
+      f'config.model.width={m.width}: expected at least '
+      f'{resnet.least_width(fields)} for {m.name}'
+    )
   return resnet.ResNet(
-    stages=stages,
-    bottleneck=bottleneck,
+    **fields,
     width=m.width,
     version=m.version,
     zero_init=m.zero_init,

@@ -46,7 +46,8 @@ def schedule(
     cosine:      p (end + (1 - end) (1 + cos(pi d)) / 2)
     polynomial:  p (end + (1 - end) (1 - d)^power)
     step, exponential: p factor^floor(s / every), one staircase under the two
-      names it is known by; decays are counted from step 0, not from w.
+      names it is known by; decays are counted from step 0, not from w. Where
+      schedule.every has several durations, p factor^n from the n-th on.
   Each is multiplied by a + (1 - a) min(1, s / w), where a is
     schedule.warmup_start of the strategy `server`, else 0.
 
@@ -76,7 +77,7 @@ def schedule(
     )
   start = s.get('warmup_start', 0.0)  # a key of `server`
   if 'every' in s:
-    every = config_lib.steps(s.every, batch_size, examples)
+    decays = config_lib.milestones(s.every, batch_size, examples)
   # A run that is all warm-up has nothing left to decay over.
   span = max(total_steps - warmup, 1)
 
@@ -91,8 +92,10 @@ def schedule(
     elif s.name == 'polynomial':
       share = s.end + (1 - s.end) * (1 - done) ** s.power
     else:
-      # The quotient is of integers: a float could miss a boundary by a step.
-      share = xp.power(float(s.factor), step // every)
+      # Of integers: a float could miss a boundary by a step.
+      first, *later = decays
+      count = sum(step >= m for m in decays) if later else step // first
+      share = xp.power(float(s.factor), count)
     if warmup:
       rise = xp.minimum(now / warmup, 1.0)
       share = share * (start + (1 - start) * rise)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from anp_jax.cluster import preemption
+from anp_jax.models.layers import per_example
 from anp_jax.models.layers import sums as sums_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
@@ -226,11 +227,18 @@ class TrainStep:
     )  # fmt: skip
     with self.strategy_step.convolution_context(), self._frozen.applied():
       outputs, new_stats = self.model.apply(
-        {'params': self._frozen.stop_gradients(params), **stats},
+        {
+          'params': self._frozen.stop_gradients(params),
+          per_example.EXAMPLE: {'row': batch['row']},
+          **stats,
+        },
         images,
         True,
         mutable=list(stats),
-        rngs={'dropout': jax.random.fold_in(dropout_key, batch['row'][0])},
+        rngs={
+          'dropout': jax.random.fold_in(dropout_key, batch['row'][0]),
+          per_example.EXAMPLE: dropout_key,
+        },
       )
     outputs = outputs.astype(wide)
     losses = self.objective.loss(outputs, targets)

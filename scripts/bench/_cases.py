@@ -68,6 +68,13 @@ CASES = {
   'resnet50_gpu': Case(
     'resnet50', 224, 256, 'bfloat16', goals={'torch': 1.0}
   ),
+  # Peers are timm's.
+  **{
+    f'{name}_64': Case(name, 64, 32, goals={'torch': 1.0})
+    for name in (
+      'resnet50d', 'seresnet50', 'resnext50_32x4d', 'wide_resnet50_2'
+    )
+  },
   'tiny': Case('lenet', 16, 4, classes=10),  # for tests
 }  # fmt: skip
 

@@ -70,6 +70,10 @@ def network(case) -> Any:
 
   if case.model in _cases.BLOCKS:
     return _resnet(case)
+  if case.model not in ('lenet', 'cifar10_full'):
+    import _timm_networks
+
+    return _timm_networks.create(case.model, num_classes=case.classes)
   if case.model == 'lenet':
     side = case.side
     for _ in range(2):

@@ -180,6 +180,8 @@ def _local(setting: Setting, images: int) -> Step:
   """Synchronous within groups, which exchange weights now and then."""
   s, cluster = setting.config.strategy, setting.cluster
   groups = min(s.groups, cluster.size)
+  # A device of several groups makes a pass and an update for each.
+  passes = max(1, s.groups // cluster.size)
   size = cluster.size // groups
   devices = min(size, cluster.devices)
   group = dataclasses.replace(
@@ -187,6 +189,7 @@ def _local(setting: Setting, images: int) -> Step:
   )
   punctual = dataclasses.replace(setting, jitter=0.0, slow=())
   inner = _synchronous(punctual, images, cluster=group)
+  inner = dataclasses.replace(inner, fixed=passes * inner.fixed)
   # A group that is smaller than a node exchanges within it, too.
   within = max(1, cluster.devices // devices) if size <= cluster.devices else 1
   peers = dataclasses.replace(

@@ -10,11 +10,13 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.config import emulation_keys
 from anp_jax.data import sources
+from anp_jax.models.layers import per_example
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.parallel.channel_split import convolutions
@@ -223,9 +225,15 @@ def _gradient(config, model, state):
   shape = _IMAGES, side, side, 3
   images = jax.ShapeDtypeStruct(shape, config.model.dtype)
 
+  rows, key = np.arange(_IMAGES), jax.random.key(0)
+
   def loss(params, stats, x):
     outputs, new = model.apply(
-      {'params': params, **stats}, x, True, mutable=list(stats)
+      {'params': params, per_example.EXAMPLE: {'row': rows}, **stats},
+      x,
+      True,
+      mutable=list(stats),
+      rngs={per_example.EXAMPLE: key},
     )
     # As a cross entropy does, it reads the outputs twice.
     return jax.nn.logsumexp(outputs.astype(jnp.float32)), new

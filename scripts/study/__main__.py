@@ -13,13 +13,15 @@ trains every combination, as processes of this machine (a core for each device)
 or, with --slurm, as jobs; then writes a table, figures and CSV files to the
 workdir. The same command goes on where it was stopped; what is finished is not
 run again. --config.KEY=VALUE is for all runs; --vary=KEY=V1,V2 makes any other
-key an axis of the grid; with --simulate one process computes for all of
---workers=1,8,64. docs/strategies.md tells more.
+key an axis of the grid; --tune=KEY=V1,V2 finds the best value of one for each
+cell; with --simulate one process computes for all of --workers=1,8,64.
+docs/strategies.md tells more.
 
 Status 0: all runs that can be came to their end; 1: one did not; 2: bad input.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import shlex
@@ -46,6 +48,7 @@ from scripts.study import scaling
 from scripts.study import simulate
 from scripts.study import slurm
 from scripts.study import traffic
+from scripts.study import tune
 from scripts.study.papers import command as papers
 
 _NODES = '1,2'
@@ -65,21 +68,31 @@ def main(arguments: list[str]) -> int:
   try:
     overrides, rest = command_line.split_overrides(arguments)
     flags = _flags(rest)
-    study, cells = _study(flags, overrides)
-    progress = _Progress(study, cells)
+    study, cells, plan = _study(flags, overrides)
+    progress = _Progress(study)
     plans = {}
     if flags.plan is not None:
       plans = planned.rates(study, cells, flags.plan)
-    failures = _train(study, cells, flags.slurm, progress)
+    lost, contests = {}, []
+    if plan:
+      train = functools.partial(
+        _train, study, options=flags.slurm, progress=progress
+      )
+      cells, lost, contests = tune.run(study, cells, plan, train)
+      progress.note(*tune.notes(plan, contests))
+    left = [cell for cell in cells if cell not in lost]
+    failures = _train(study, left, flags.slurm, progress) | lost
+    runs = _runs(study, cells, failures, plans)
+    tuned = plan, contests
+    table = _written(study, cells, (runs, failures, tuned), flags, arguments)
   except config_lib.ConfigError as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
   except KeyboardInterrupt:
     print('\ninterrupted; run the same command to resume')
     return 130
-  runs = _runs(study, cells, failures, plans)
   left_out = all(isinstance(e, runner.Refusal) for e in failures.values())
-  print(f'\n{_written(study, cells, runs, failures, flags, arguments)}')
+  print(f'\n{table}')
   print(f'\nstudy: {os.path.join(study.folder, "study.md")}')
   if plans:
     print(json.dumps(planned.summary(runs)))
@@ -111,11 +124,7 @@ def _flags(arguments):
     help='as in 0.01,0.02: each strategy is shown with the one that is best '
     "for it (default: the config's)",
   )
-  parser.add_argument(
-    '--vary', action='append', default=[], metavar='KEY=VALUE,...',
-    help='any key of the config is an axis, as in --vary=strategy.servers=1,'
-    '25%% (of the nodes); may be repeated',
-  )  # fmt: skip
+  _add_keys(parser)
   parser.add_argument(
     '--target_accuracy', type=float, help='from 0 to 1: show the time to it'
   )
@@ -148,8 +157,31 @@ def _flags(arguments):
   return parser.parse(arguments)
 
 
-def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
-  """What the flags ask for; ConfigError for whatever is wrong with them."""
+def _add_keys(parser):
+  """Adds the flags that vary any key of the config."""
+  parser.add_argument(
+    '--vary', action='append', default=[], metavar='KEY=VALUE,...',
+    help='any key of the config is an axis, as in --vary=strategy.servers=1,'
+    '25%% (of the nodes); may be repeated',
+  )  # fmt: skip
+  parser.add_argument(
+    '--tune', action='append', default=[], metavar='KEY=VALUE,...',
+    help='each strategy is trained with the value that is best for it, by '
+    'successive halving of the grid: shorter runs first, of another seed',
+  )  # fmt: skip
+  parser.add_argument(
+    '--tune_budget', metavar='DURATION',
+    help="training of each tuning, such as '60 epochs' (default: for each "
+    'rung that of one run)',
+  )  # fmt: skip
+
+
+def _study(flags, overrides):
+  """What the flags ask for; ConfigError for whatever is wrong with them.
+
+  Returns:
+    `runner.Study`, its cells, `tune.Plan` or None.
+  """
   rates = grid.learning_rates(flags.learning_rates)
   _check_flags(flags, overrides, rates)
   emulated, simulated = flags.emulate is not None, flags.simulate is not None
@@ -164,6 +196,9 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
     of_flags[grid.WORKERS] = flag
   of_flags |= emulate.not_varied(emulated)
   varied = axes.parse(flags.vary, strategies, overrides, of_flags)
+  seeds = grid.numbers('--seeds', flags.seeds, 0)
+  used = overrides | {axis.key: axis.values[0] for axis in varied}
+  plan = tune.parse(flags, strategies, used, of_flags, seeds)
 
   def combinations(strategy, nodes):
     chosen = overrides | {'strategy.name': strategy}
@@ -175,7 +210,7 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
     strategies,
     grid.numbers(flag, nodes, 1),
     grid.numbers('--devices_per_node', flags.devices_per_node, 1),
-    grid.numbers('--seeds', flags.seeds, 0),
+    seeds,
     rates,
     combinations,
   )
@@ -185,13 +220,13 @@ def _study(flags, overrides) -> tuple[runner.Study, list[grid.Cell]]:
   if simulated:
     cells = simulate.cells(study, cells)
   cells = scaling.cells(study, cells, scaling.parse(flags.scaling))
-  _check_keys(study, cells, varied)
+  _check_keys(study, cells, varied + (plan.axes if plan else ()))
   if emulated:
     emulate.check(study, cells)
     sleeps = emulation_keys.sleeps(study.first_config(cells))
     study = dataclasses.replace(study, sleeps=sleeps)
   planned.check(study, cells, flags.plan, flags.slurm)
-  return study, cells
+  return study, cells, plan
 
 
 def _check_flags(flags, overrides, rates):
@@ -229,8 +264,9 @@ def _check_keys(study, cells, varied):
   """
   refusals, possible = {}, set()
   unused = set(study.overrides) | {axis.key for axis in varied}
+  tuned = tuple((a.key, a.values[0]) for a in varied if a.flag == tune.FLAG)
   for cell in {dataclasses.replace(c, seed=0): c for c in cells}.values():
-    unused -= study.keys(cell)
+    unused -= study.keys(dataclasses.replace(cell, tuned=tuned))
     if cell.strategy not in possible:
       try:
         study.config(cell)
@@ -243,8 +279,8 @@ def _check_keys(study, cells, varied):
   for axis in varied:
     if axis.key in unused:
       raise config_lib.ConfigError(
-        f'--vary={axis.key}={",".join(axis.values)}: no run of the study has '
-        'this key'
+        f'{axis.flag}={axis.key}={",".join(axis.values)}: no run of the study '
+        'has this key'
       )
   for strategy, refusal in refusals.items():
     if strategy not in possible:
@@ -264,9 +300,11 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
     try:
       if not runner.is_finished(study, cell):
         waiting.append(cell)
+      elif error := runner.record(study, cell).get('error'):
+        failures[cell] = error
     except config_lib.ConfigError as e:
       ended(cell, runner.Refusal(e))
-  progress.begin(len(waiting))
+  progress.begin(cells, len(waiting))
   if options is None:
     local.run(study, waiting, progress.began, ended)
   else:
@@ -274,10 +312,11 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
   return failures
 
 
-def _written(study, cells, runs, failures, flags, arguments) -> str:
-  """Writes the page; the table for the terminal."""
+def _written(study, cells, outcome, flags, arguments) -> str:
+  """Writes the page of runs, failures and tuning; the table for people."""
   from scripts.study import page  # matplotlib, once there is something to draw
 
+  runs, failures, (plan, contests) = outcome
   cores = [runner.record(study, c)['cores'] for c in runs]
   how = 'emulated, ' * study.emulated + 'simulated, ' * study.simulated
   return page.write(
@@ -291,6 +330,8 @@ def _written(study, cells, runs, failures, flags, arguments) -> str:
       min((n for n in cores if n), default=None),
       _emulation(study, cells),
       simulate.describe(study.overrides) if study.simulated else '',
+      plan,
+      contests,
     ),
     flags.target_accuracy,
   )
@@ -323,7 +364,7 @@ def _runs(study, cells, failures, plans):
     if run.megabytes is None and not cell.simulated:
       if 'megabytes' not in record:
         # It takes seconds: once for all seeds, and kept.
-        key = cell.strategy, cell.workers, cell.varied
+        key = cell.strategy, cell.workers, cell.varied, cell.tuned
         if key not in counted:
           counted[key] = traffic.megabytes(study, cell)
         record['megabytes'] = counted[key]
@@ -336,16 +377,21 @@ def _runs(study, cells, failures, plans):
 class _Progress:
   """Tells a person which runs are under way, and how they end."""
 
-  def __init__(self, study, cells):
+  def __init__(self, study):
     self._study = study
-    self._cells = cells
     self._line = progress_lib.LiveLine(sys.stdout)
     self._starts = {}
     self._left = 0
 
-  def begin(self, left: int) -> None:
+  def begin(self, cells, left: int) -> None:
     self._left = left
-    self._line.note(f'{len(self._cells)} runs, {left} of them to do')
+    durations = sorted({cell.duration for cell in cells if cell.duration})
+    what = f' that tune, of {", ".join(durations)}' if durations else ''
+    self._line.note(f'{len(cells)} runs{what}, {left} of them to do')
+
+  def note(self, *lines: str) -> None:
+    for line in lines:
+      self._line.note(line)
 
   def began(self, cell) -> None:
     """May be called again and again while it runs."""

@@ -32,11 +32,13 @@ class Axis:
     values: its values as texts.
     is_count: whether a value such as '25%' is a count, of that many of the
       nodes.
+    flag: that varies it.
   """
 
   key: str
   values: tuple[str, ...]
   is_count: bool = False
+  flag: str = '--vary'
 
   def on(self, nodes: int) -> tuple[str, ...]:
     """Returns the values on so many nodes, each once."""
@@ -50,8 +52,9 @@ def parse(
   strategies: Iterable[str],
   overrides: Mapping[str, str],
   flags: Mapping[str, str],
+  flag: str = '--vary',
 ) -> tuple[Axis, ...]:
-  """Returns the axes that --vary asks for, in their order.
+  """Returns the axes that a flag asks for, in their order.
 
   Args:
     texts: of the flag, such as 'strategy.mode=async,bounded'. A comma in
@@ -59,6 +62,7 @@ def parse(
     strategies: of the study.
     overrides: of all its runs, by dotted key.
     flags: of keys that a flag of their own varies, by dotted key.
+    flag: that asks, named where it is refused.
 
   Raises:
     ConfigError: for a key that there is not, with the nearest, for one that is
@@ -72,22 +76,24 @@ def parse(
     key = aliases.renamed_key(typed.strip())
     if not equals:
       raise config_lib.ConfigError(
-        f'--vary={text}: expected KEY=VALUE,VALUE,..., such as '
+        f'{flag}={text}: expected KEY=VALUE,VALUE,..., such as '
         'strategy.mode=async,bounded'
       )
     if key in flags:
       raise config_lib.ConfigError(
-        f'--vary={text}: the study sets it; use {flags[key]}'
+        f'{flag}={text}: the study sets it; use {flags[key]}'
       )
     if key not in keys:
       raise config_lib.ConfigError(
-        f'--vary={text}: unknown key {key}{config_lib.nearest(key, keys)}'
+        f'{flag}={text}: unknown key {key}{config_lib.nearest(key, keys)}'
       )
     if key in axes or key in overridden:
-      raise config_lib.ConfigError(f'--vary={text}: {key} is set twice')
+      raise config_lib.ConfigError(f'{flag}={text}: {key} is set twice')
     is_count = key in _COUNTS
-    parts = [_value(key, keys[key], part, is_count) for part in _split(values)]
-    axes[key] = Axis(key, tuple(dict.fromkeys(parts)), is_count)
+    parts = [
+      _value(key, keys[key], part, is_count, flag) for part in _split(values)
+    ]
+    axes[key] = Axis(key, tuple(dict.fromkeys(parts)), is_count, flag)
   return tuple(axes.values())
 
 
@@ -129,14 +135,14 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
   return names
 
 
-def _value(key, declared, text, is_count):
+def _value(key, declared, text, is_count, flag):
   """The text of a value in one form, whatever way it was typed."""
   text = text.strip()
   percent = _PERCENT.fullmatch(text)
   if percent and is_count:
     if not 0 < float(percent[1]) <= 100:
       raise config_lib.ConfigError(
-        f'--vary={key}={text}: expected a percentage of the nodes above 0, at '
+        f'{flag}={key}={text}: expected a percentage of the nodes above 0, at '
         'most 100'
       )
     return text

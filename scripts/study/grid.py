@@ -40,6 +40,8 @@ class Cell:
     varied: (key, text) of the keys of --vary that it has.
     simulated: whether its nodes are workers that one process simulates.
     weak: whether config.batch_size is that of each node.
+    tuned: (key, text) of the keys of --tune: what is tried, or the best.
+    duration: config.duration of a run that only tunes; '': the config's own.
   """
 
   strategy: str
@@ -50,12 +52,23 @@ class Cell:
   varied: axes.Varied = ()
   simulated: bool = False
   weak: bool = False
+  tuned: axes.Varied = ()
+  duration: str = ''
+
+  @property
+  def rate(self) -> float | None:
+    """Its learning rate, also a tuned one; None: the config's own."""
+    tuned = dict(self.tuned).get(RATE)
+    return self.learning_rate if tuned is None else float(tuned)
 
   @property
   def name(self) -> str:
     """The name of its folder."""
     rate = self.learning_rate
-    keys = ''.join(f'{key}={_plain(text)}-' for key, text in self.varied)
+    keys = 'tune-' + self.duration.replace(' ', '') + '-'
+    keys = keys if self.duration else ''
+    own_keys = self.varied + self.tuned
+    keys += ''.join(f'{key}={_plain(text)}-' for key, text in own_keys)
     keys += 'weak-' * self.weak
     keys += '' if rate is None else f'rate{rate!r}-'
     strategy = re.sub(r'[^\w.]+', '-', self.strategy)
@@ -83,7 +96,9 @@ class Cell:
     keys = {'strategy.name': self.strategy, 'seed': str(self.seed)}
     if self.simulated:
       keys[WORKERS] = str(self.nodes)
-    keys |= self.varied
+    keys |= self.varied + self.tuned
+    if self.duration:
+      keys['duration'] = self.duration
     if self.learning_rate is not None:
       keys[RATE] = repr(self.learning_rate)
     return keys

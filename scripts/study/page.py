@@ -9,9 +9,11 @@ from scripts.study import results
 from scripts.study import runner
 from scripts.study import scores
 from scripts.study import table
+from scripts.study import tune
 
 PAGE = 'study.md'
 _SCORES = 'Scores of the validation set:'
+_TUNED = 'Accuracy of the longest run of each value that was tried:'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Outcome:
     cores: of the one machine where all ran; None: of hosts of their own.
     emulation: what was emulated, in a line; '': nothing was.
     simulation: the times of simulated workers, in a line; '': none were.
+    plan: what was tuned; None: nothing was.
+    contests: what became of the tuned values.
   """
 
   cells: list[grid.Cell]
@@ -34,6 +38,8 @@ class Outcome:
   cores: int | None
   emulation: str = ''
   simulation: str = ''
+  plan: tune.Plan | None = None
+  contests: list[tune.Tuned] = dataclasses.field(default_factory=list)
 
   @property
   def left_out(self) -> dict[grid.Cell, str]:
@@ -67,6 +73,8 @@ def write(
   notes = table.notes(
     points, outcome.cores, outcome.emulation, left_out, outcome.simulation
   )
+  if outcome.plan:
+    notes += tune.notes(outcome.plan, outcome.contests)
   tables = _tables(points, outcome, target)
   parts = [f'# {title}', f'    {command}']
   for heading, rows in tables.items():
@@ -99,6 +107,8 @@ def _tables(points, outcome, target):
   if not outcome.emulation:
     tables[_SCORES] = scores.rows(points, target)
     tables['Accuracy by learning rate:'] = table.by_learning_rate(points)
+  if outcome.plan:
+    tables[_TUNED] = tune.rows(outcome.plan, outcome.contests)
   return {heading: rows for heading, rows in tables.items() if rows}
 
 

@@ -136,6 +136,12 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
   )  # fmt: skip
 
 
+def accuracy(workdir: str) -> float | None:
+  """The last accuracy on the validation set; None of a run without one."""
+  scored = [r for r in telemetry.read(workdir) if r['kind'] == 'validation']
+  return scored[-1]['anp_top1'] if scored else None
+
+
 def _sent(train):
   """A step's mean: each record's is of the steps since the one before it."""
   ends = [0] + [r['step'] for r in train]
@@ -335,18 +341,21 @@ def _point(cells, runs, failures, names):
   best = max(tried, key=lambda rate: _standing(tried[rate]))
   chosen_cells = [c for c in cells if c.learning_rate == best and c in runs]
   first = cells[0]
+  # Each has its own best of the tuned values.
+  by_place = {dataclasses.replace(c, tuned=()): run for c, run in runs.items()}
 
   def ratios(nodes, devices):
-    baselines = (dataclasses.replace(c, nodes=nodes, devices=devices)
+    baselines = (dataclasses.replace(c, nodes=nodes, devices=devices, tuned=())
                  for c in chosen_cells)  # fmt: skip
     # Of one worker, both kinds of scaling are one run.
     baselines = [
-      b if b in runs else dataclasses.replace(b, weak=False) for b in baselines
+      b if b in by_place else dataclasses.replace(b, weak=False)
+      for b in baselines
     ]
     return spread(
-      runs[c].images_per_second / runs[b].images_per_second
+      runs[c].images_per_second / by_place[b].images_per_second
       for c, b in zip(chosen_cells, baselines)
-      if b in runs
+      if b in by_place
     )
 
   return Point(
@@ -359,7 +368,7 @@ def _point(cells, runs, failures, names):
     over_device=ratios(1, 1),
     over_node=ratios(1, first.devices),
     accuracy=tried[best],
-    learning_rate=best,
+    learning_rate=first.rate if best is None else best,
     tried=tried,
     varied={names[key]: text for key, text in first.varied} | varied,
     simulated=first.simulated,

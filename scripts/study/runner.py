@@ -23,6 +23,7 @@ ENDED = 'study.json'
 LOG = 'study.log'
 _REFUSED = 2  # status of main.py for bad input
 _OF_CONFIG = 'config.'  # begins the line of a config that it cannot run
+_NOT_FINITE = 'not finite'  # in the line of a run that diverged
 _LABEL = re.compile(r'^\[\d+ [^\]]*\] ')
 
 
@@ -108,7 +109,8 @@ def record(study: Study, cell: grid.Cell) -> dict:
 
   Returns:
     `config`, with which it ran; `cores` of the machine where all its processes
-    ran, or None if these were on hosts of their own.
+    ran, or None if these were on hosts of their own; `error`, of a run that
+    tunes and diverged, which is an end like others.
   """
   return files.read_json(os.path.join(study.workdir(cell), ENDED)) or {}
 
@@ -143,6 +145,10 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
   if status:
     error = first_error(os.path.join(workdir, LOG))
     error = error or f'ended with status {status}'
+    if cell.duration and _NOT_FINITE in error:
+      config = _as_saved(study.config(cell))
+      values = {'config': config, 'cores': cores, 'error': error}
+      write_record(study, cell, values)
     if status != _REFUSED or not error.startswith(_OF_CONFIG):
       return error
     # What had begun could be once: now something else is wrong.

@@ -171,17 +171,18 @@ def write_cells(
   """
   keys = _keys(cells)
   with open(path, 'w', newline='') as f:
-    writer = csv.DictWriter(f, (*_CELL_COLUMNS, *keys))
+    columns = (*_CELL_COLUMNS, *keys)
+    writer = csv.DictWriter(f, columns, extrasaction='ignore')
     writer.writeheader()
     for c in cells:
       error = failures.get(c, '')
       lost = 'left out' if isinstance(error, runner.Refusal) else 'failed'
-      row = dict(c.varied) | {
+      row = dict(c.varied + c.tuned) | {
         'strategy': c.strategy,
         'nodes': c.nodes,
         'devices_per_node': c.devices,
         'seed': c.seed,
-        'learning_rate': c.learning_rate,
+        'learning_rate': c.rate,
         'state': 'finished' if c in runs else lost,
         'error': error,
         'simulated': c.simulated,
@@ -215,17 +216,18 @@ def write_curves(path: str, runs: dict[grid.Cell, results.Run]) -> None:
        'seconds', 'accuracy', 'learning_rate', *keys, 'simulated', 'weak')
     )  # fmt: skip
     for c, r in runs.items():
-      varied = dict(c.varied)
+      varied = dict(c.varied + c.tuned)
       for values in zip(r.steps, r.samples, r.seconds, r.accuracy):
         writer.writerow((
-          c.strategy, c.nodes, c.devices, c.seed, *values, c.learning_rate,
+          c.strategy, c.nodes, c.devices, c.seed, *values, c.rate,
           *(varied.get(key) for key in keys), c.simulated, c.weak,
         ))  # fmt: skip
 
 
 def _keys(cells):
-  """The varied keys of any of the cells, in their order."""
-  return tuple(dict.fromkeys(key for c in cells for key, _ in c.varied))
+  """The varied and tuned keys of any of the cells, in their order."""
+  keys = dict.fromkeys(key for c in cells for key, _ in c.varied + c.tuned)
+  return tuple(key for key in keys if key != grid.RATE)  # a column of its own
 
 
 def places(points: list[results.Point]) -> list[tuple[str, ...]]:

@@ -188,7 +188,7 @@ def test_the_classifier_of_a_backbone_starts_at_random(tmp_path):
       lambda t: None, {'model__name': 'resnet50'},
       ('has no layer1.0.bn3.bias', 'resnet50', 'blocks of 3 convolutions'),
     ),
-    (lambda t: None, {'model__name': 'lenet'}, ("'lenet'", 'a ResNet, or')),
+    (lambda t: None, {'model__name': 'lenet'}, ("'lenet'", 'a ResNet or')),
   ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(tmp_path, change, keys, words):

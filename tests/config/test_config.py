@@ -250,7 +250,7 @@ def test_load_and_override(recipe):
       "nesterov, rmsprop, adam, adamw, lars, lamb; did you mean 'adam'?",
     ),
     ('schedule.name', 'cosin', "did you mean 'cosine'?"),
-    ('model.name', 'resnet5', "did you mean 'resnet50'?"),
+    ('model.name', 'resnet50v', "did you mean 'resnet50'?"),
     ('model.dtype', 'bfloat', "did you mean 'bfloat16'?"),
     ('data.source', 'anp_shape', "did you mean 'anp_shapes'?"),
     ('data.source', 'tfds:', "config.data.source='tfds:': expected one of"),
@@ -286,6 +286,19 @@ def test_load_and_override(recipe):
 )
 def test_bad_override(recipe, key, text, expected):
   assert expected in _error(command_line.load, recipe(), {key: text})
+
+
+@pytest.mark.parametrize(
+  'text, expected',
+  (
+    ('4 steps, 2 steps', 'each duration longer than the one before'),
+    ('0 steps', 'expected more than nothing'),
+    ('4 steps; 8', "schedule.every='4 steps; 8' is not a duration"),
+  ),
+)
+def test_bad_milestones(recipe, text, expected):
+  typed = {'schedule.name': 'step', 'schedule.every': text}
+  assert expected in _error(command_line.load, recipe(), typed)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Tests of augment: what part of an image an example shows."""
 
+import collections
+
 import numpy as np
 from PIL import Image
 import pytest
@@ -104,7 +106,7 @@ def test_scales_are_whole_numbers_alike(config):
   assert stats.chisquare(counts).pvalue > 1e-4
 
 
-@pytest.mark.parametrize('mode', ['crop', 'scale'])
+@pytest.mark.parametrize('mode', ['crop', 'scale', 'pad'])
 @pytest.mark.parametrize('share', [0.0, 0.25, 1.0])
 def test_share_of_flips(config, mode, share):
   changes = {'data.augment': mode, 'data.flip': share}
@@ -114,7 +116,7 @@ def test_share_of_flips(config, mode, share):
   # Five standard deviations of a binomial share.
   wide = 5 * np.sqrt(share * (1 - share) / _N)
   assert abs(views.flips.mean() - share) <= wide
-  if share == 0.25:  # flips do not depend on the place
+  if share == 0.25 and mode != 'pad':  # flips do not depend on the place
     left = views.boxes[:, 1]
     correlation = np.corrcoef(left, views.flips)[0, 1]
     assert abs(correlation) < 5 / np.sqrt(_N)
@@ -129,6 +131,31 @@ def test_none_is_the_evaluations_view(config):
     views.boxes, augment.eval_views(config, sizes).boxes
   )
   assert not views.flips.any()
+
+
+def test_padded_images_are_cut_at_every_place_alike(config):
+  """Each of 9 x 9 places as often as the others; black beyond the image."""
+  config.data.augment, config.data.image_size = 'pad', 32
+  draws = augment.train_draws(config, np.arange(_N))
+  image = np.arange(32 * 32 * 3, dtype=np.int64).reshape(32, 32, 3) % 251 + 1
+  images = np.broadcast_to(image.astype(np.uint8), (_N, 32, 32, 3))
+  moved = augment.moved(config, draws, images)
+  padded = np.zeros((40, 40, 3), np.uint8)
+  padded[4:36, 4:36] = image
+  places = {
+    padded[top : top + 32, left : left + 32].tobytes(): (top, left)
+    for top in range(9)
+    for left in range(9)
+  }
+  counts = collections.Counter(places[pixels.tobytes()] for pixels in moved)
+  assert stats.chisquare([counts[p] for p in places.values()]).pvalue > 1e-4
+
+
+def test_only_pad_moves_pixels(config):
+  images = np.ones((4, 32, 32, 3), np.uint8)
+  for config.data.augment in ('crop', 'scale', 'none'):
+    draws = augment.train_draws(config, np.arange(4))
+    assert augment.moved(config, draws, images) is images
 
 
 def test_evaluation_by_hand(config):

@@ -20,9 +20,11 @@ from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import huggingface
 from anp_jax.checkpoint.weights import initial
 from anp_jax.checkpoint.weights import program
+from anp_jax.checkpoint.weights import published as published_lib
 from anp_jax.checkpoint.weights import source
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import decode_pillow
+from anp_jax.models import convnext
 from tests import builders
 from tests import exporting
 from tests import published
@@ -38,15 +40,19 @@ _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
   [
     ('resnet18', {}),
     ('resnet50', {'model__version': 'v1', 'width': 8}),
+    ('convnext_tiny', {}),
+    ('convnextv2_atto', {}),
     pytest.param('resnet50', {}, marks=pytest.mark.soak),
   ],
 )
-def test_transformers_loads_it(name, keys, tmp_path):
+def test_transformers_loads_it(name, keys, tmp_path, monkeypatch):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
+  tiny = (1, (1, 1, 2, 1), 8)
+  monkeypatch.setitem(convnext.SIZES, 'convnext_tiny', tiny)
   trained = exporting.trained(name, **keys)
   huggingface.write(trained, tmp_path)
-  network, info = transformers.ResNetForImageClassification.from_pretrained(
+  network, info = transformers.AutoModelForImageClassification.from_pretrained(
     tmp_path, output_loading_info=True
   )
   assert not any(info.values()), info
@@ -75,14 +81,18 @@ def test_the_processor_of_transformers_makes_the_same_pixels(tmp_path):
   np.testing.assert_allclose(got, want, 0, 1e-5)
 
 
-def test_it_is_read_back(tmp_path):
-  trained = exporting.trained()
+@pytest.mark.parametrize('name', ['resnet18', 'convnextv2_atto'])
+def test_it_is_read_back(name, tmp_path):
+  trained = exporting.trained(name)
   huggingface.write(trained, tmp_path)
   tree = initial.flat({'params': trained.params, **trained.stats})
   parameters = source.read(str(tmp_path), trained.config, tree)
   assert set(parameters.tensors) == set(tree) and not parameters.unused
   for name, value in tree.items():
     np.testing.assert_array_equal(parameters.tensors[name][1], value, name)
+  weights = published_lib.read(str(tmp_path))
+  assert weights.keys['model.name'] == trained.config.model.name
+  assert weights.names == exporting.PAIRS.names
 
 
 def test_averages_in_float64_are_written_as_float32():
@@ -222,9 +232,9 @@ def test_other_heads_give_probabilities_by_name(head, tmp_path):
 def test_plain_classes_and_a_network_of_the_users(tmp_path):
   words = vocabulary_lib.Vocabulary(('a', 'b', 'c'))
   trained = exporting.trained('tests.user_network:WithoutDropout', words)
-  assert 'is no ResNet' in huggingface.refusal(trained.config)
+  assert 'is no ResNet or' in huggingface.refusal(trained.config)
   trained.config.model.name = 'resnet_of_mine:Net'
-  assert 'is no ResNet' in huggingface.refusal(trained.config)
+  assert 'is no ResNet or' in huggingface.refusal(trained.config)
   trained.config.model.name = 'tests.user_network:WithoutDropout'
   images = exporting.images(2)
   outputs = jax.device_get(program.exported(trained, ('cpu',)).call(images))

@@ -255,7 +255,7 @@ def test_figures_are_pictures_of_a_sane_size(folder):
   drawn = [f for f in evaluation['files'].values() if f.endswith('.png')]
   assert sorted(drawn) == [
     'calibration.png', 'class_sizes.png', 'confused_pairs.png',
-    'confusion_adjectives.png', 'confusion_nouns.png',
+    'confusion_adjectives.png', 'confusion_nouns.png', 'examples.png',
   ]  # fmt: skip
   for file in drawn:
     with Image.open(pathlib.Path(place) / file) as image:

@@ -3,6 +3,7 @@
 import matplotlib
 import matplotlib.figure
 import numpy as np
+from PIL import Image
 import pytest
 
 from anp_jax.data import vocabulary as vocabulary_lib
@@ -246,6 +247,35 @@ def test_confused_pairs(tmp_path, names, side):
   images = {i: np.zeros((side, side, 3), np.uint8) for i in range(99)}
   path = str(tmp_path / 'a.png')
   assert _faults(pictures.pairs, path, results, choice, images) == []
+  assert _faults(pictures.sheet, path, results, choice, images) == []
+
+
+def test_the_sheet_of_examples_has_the_wrong_ones_in_rows_of_their_own(
+  tmp_path,
+):
+  """Eight right ones take two rows of six; images are of one colour each."""
+  labels = np.arange(11, dtype=np.int32)
+  classes = np.stack((labels, np.roll(labels, 1)), axis=1)
+  classes[8:, 0] = 0
+  rows = {'label': labels, 'weight': np.ones(11), 'classes': classes,
+          'probabilities': np.full((11, 2), 0.5)}  # fmt: skip
+  vocabulary = vocabulary_lib.Vocabulary(tuple(map(str, range(11))))
+  results = results_lib.Results(vocabulary, rows)
+  images = {i: np.full((112, 112, 3), (0, 9 * i, 255), np.uint8)
+            for i in range(11)}  # fmt: skip
+  path = str(tmp_path / 'a.png')
+  pictures.sheet(path, results, pictures.choose(results), images)
+  pixels = np.asarray(Image.open(path))
+  centers = {}
+  for i, image in images.items():
+    places = np.argwhere((pixels == image[0, 0]).all(-1))
+    assert len(places) == 112 * 112
+    centers[i] = places.mean(0)
+  ordered = sorted(range(11), key=lambda i: tuple(centers[i]))
+  assert ordered[:8] == list(range(8)) and set(ordered[8:]) == {8, 9, 10}
+  heights = [centers[i][0] for i in ordered]
+  assert len(set(heights[:6])) == len(set(heights[6:8])) == 1
+  assert heights[8] > heights[7] and len(set(heights)) == 3
 
 
 # Those of a study.

@@ -134,6 +134,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
         'strategy.servers': 2,
         'strategy.wire_dtype': 'bfloat16',
         'optimizer.name': 'nesterov',
+        'strategy.delay_compensation': 2.0,
       },
       marks=pytest.mark.slow,
     ),

@@ -363,7 +363,8 @@ def test_gradients_that_wait_are_bounded(server):
 class _Optimizer:
   """Counts updates; takes any gradient."""
 
-  def apply(self, state, gradients, stats_deltas, contributions):
+  def apply(self, state, gradients, stats_deltas, contributions, read):
+    assert read is None
     return types.SimpleNamespace(step=state.step + 1), True
 
 

@@ -7,6 +7,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.server import log as log_lib
+from tests import builders
 from tests import launching
 from tests import serving
 
@@ -33,7 +34,12 @@ def _is_replayed(config, workdir, version):
 @pytest.mark.parametrize(
   'keys',
   [
-    {'strategy.servers': 2, 'strategy.simulate.pull_seconds': 0.05},
+    {
+      'strategy.servers': 2,
+      'strategy.simulate.pull_seconds': 0.05,
+      'strategy.delay_compensation': 0.5,
+      'strategy.delay_decay': 0.95,
+    },
     pytest.param(
       {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
       marks=pytest.mark.slow,
@@ -77,7 +83,9 @@ def test_a_replay_of_its_log_has_the_same_bits(tmp_path, config, keys):
 def test_it_follows_the_log_of_a_real_run(
   tmp_path, config, workers, look_ahead
 ):  # fmt: skip
-  keys = {'strategy.look_ahead': look_ahead}
+  keys = {
+    'strategy.look_ahead': look_ahead, 'strategy.delay_compensation': 2.0,
+  }  # fmt: skip
   real = serving.config_of(config, **serving.FULL, **keys)
   serving.run(real, tmp_path / 'real', workers)
   keys['strategy.simulate.log'] = str(tmp_path / 'real')
@@ -110,6 +118,18 @@ def test_an_interrupted_run_goes_on(tmp_path, config):
     [0.1, 0.1, 0.1, 0.2, 0.2, *(0.2 + 0.1 * (n // 3 + 1) for n in range(7))]
   )
   _is_replayed(config, tmp_path, 12)
+
+
+@pytest.mark.slow
+def test_averages_are_scored(tmp_path, config):
+  """With them the same is learnt, and other weights are scored."""
+  for decay in (0.0, 0.9):
+    changed = config_lib.replaced(_simulated(config, 3), {'ema': decay})
+    serving.run(builders.editable(changed), tmp_path / str(decay))
+  plain, averaged = (serving.losses(tmp_path / name) for name in ('0.0', '0.9'))
+  differing = {kind for (kind, step), loss in plain.items()
+               if loss != averaged[kind, step]}  # fmt: skip
+  assert differing == {'validation'}
 
 
 def test_several_processes_are_refused(tmp_path, config):

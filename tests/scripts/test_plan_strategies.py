@@ -206,6 +206,21 @@ def test_updates_of_a_server_are_those_of_one_worker(cost):
   assert point.run_seconds == pytest.approx(2 * sum(point.seconds.values()))
 
 
+@pytest.mark.parametrize('measured', [None, (0.3, 0.01)])
+def test_a_device_of_several_groups_starts_a_pass_for_each(cost, measured):
+  keys = {'strategy__name': 'local', 'strategy__groups': '4'}
+  passes = {1: 4, 2: 2, 4: 1}
+  fixed = {}
+  for nodes in passes:
+    setting = _setting(cost, nodes, **keys)
+    setting = dataclasses.replace(setting, measured=measured)
+    fixed[nodes] = strategies.step(setting, 64).fixed
+  for nodes, count in passes.items():
+    assert fixed[nodes] == pytest.approx(count * fixed[4], rel=1e-12)
+  if measured:
+    assert fixed[4] == measured[0]
+
+
 def test_all_devices_of_local_wait_for_the_last_in_each_step(cost):
   setting = _setting(
     cost, 10, strategy__name='local', strategy__groups='5',

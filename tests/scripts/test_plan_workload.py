@@ -46,6 +46,20 @@ def test_state_is_that_of_the_optimizer_and_the_averages(resnet50):
   assert count == pytest.approx(expected, abs=64)
 
 
+@pytest.mark.slow
+def test_a_network_that_draws_numbers_for_each_example():
+  config = command_line.load(
+    _MODERN,
+    {
+      'data.source': 'synthetic',
+      'model.name': 'convnextv2_atto',
+      'model.drop_path': '0.5',
+    },
+  )
+  count = workload.count(config, 1000, 1000)
+  assert count.parameters == 3708400 and not count.statistics  # timm's count
+
+
 def test_activations_are_the_inputs_and_outputs_of_layers():
   config = command_line.load('configs/lenet.py', {'data.source': 'synthetic'})
   lenet = workload.count(config, 100, 10)

@@ -128,6 +128,15 @@ def test_traffic_is_counted_once_for_all_seeds(pretend, capsys):
   assert '3.25 ± 0.00' in capsys.readouterr().out
 
 
+def test_a_stop_after_the_runs_is_one_line(pretend, monkeypatch, capsys):
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(traffic, 'megabytes', interrupted)
+  assert study_main.main(_command(pretend / 'study', '--nodes=1')) == 130
+  assert capsys.readouterr().out.splitlines()[-1].startswith('interrupted;')
+
+
 def test_bytes_that_a_ring_sends():
   """Four devices: each sends 3/4 of what is gathered, twice it for a sum."""
   rows = [

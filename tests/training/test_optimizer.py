@@ -424,6 +424,19 @@ def test_warmup_begins_where_it_is_told_to(config, start):
   np.testing.assert_allclose(rate(np.arange(60)), expected, rtol=1e-13)
 
 
+def test_step_decays_at_the_milestones_that_are_listed(config):
+  """The rate is divided by ten twice, as He et al. 2015 do."""
+  s = config.schedule
+  s.factor, s.every, s.warmup = 0.1, '32 steps, 4.8 epochs', '0 steps'
+  rate = optimizer.schedule(config, BATCH, EXAMPLES, 64)
+  expected = [0.1] * 32 + [0.01] * (48 - 32) + [0.001] * 30
+  steps = np.arange(len(expected))
+  np.testing.assert_allclose(rate(steps), expected, rtol=1e-13)
+  np.testing.assert_allclose([rate(int(t)) for t in steps], expected)
+  device = jax.jit(jax.vmap(rate))(jnp.arange(len(expected)))
+  np.testing.assert_allclose(device, expected, rtol=1e-5)
+
+
 def test_schedule_is_float64_where_enabled(x64, config):
   rate = optimizer.schedule(config, BATCH, EXAMPLES, 60)
   device = jax.jit(jax.vmap(rate))(jnp.arange(STEPS, dtype=jnp.int32))

@@ -1,12 +1,11 @@
-"""A trained ResNet as a folder that Hugging Face transformers loads."""
+"""A trained network as a folder that Hugging Face transformers loads."""
 
 import os
 
-from flax import traverse_util
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax import models
+from anp_jax.checkpoint.weights import families
 from anp_jax.checkpoint.weights import naming
 from anp_jax.checkpoint.weights import processors
 from anp_jax.data.input import augment
@@ -14,7 +13,7 @@ from anp_jax.data.input import decode_pillow
 from anp_jax.models import resnet
 from anp_jax.system import files
 
-_PREFIX = 'resnet.'
+_RESNETS = [f'resnet{depth}' for depth in resnet.DEPTHS]
 FILES = ('model.safetensors', 'config.json', 'preprocessor_config.json')
 
 
@@ -25,8 +24,11 @@ def refusal(config) -> str:
     config: of the run that trained it.
   """
   m = config.model
-  if not models.is_resnet(config):
-    return f'{m.name} is no ResNet'
+  family = families.of_config(config)
+  if not family:
+    return f'{m.name} is no {families.names()}'
+  if family is naming and m.name not in _RESNETS:
+    return f'transformers has {", ".join(_RESNETS)}, and no {m.name}'
   if m.head != 'joint':
     return f'it names classes from outputs of their own, not by a {m.head} head'
   return ''
@@ -54,30 +56,32 @@ def write(trained, folder: str) -> list[str]:
 
 def tensors(trained) -> dict[str, np.ndarray]:
   """Returns arrays, float32, by their names in transformers."""
-  flat = traverse_util.flatten_dict(
-    {'params': trained.params, **trained.stats}, sep='/'
-  )
-  result = {}
-  for name, value in flat.items():
-    published_name = naming.published_name(name, naming.TRANSFORMERS, _PREFIX)
-    value = naming.to_published(name, np.asarray(value, np.float32))
-    result[published_name] = np.ascontiguousarray(value)
-    if name.endswith('/mean'):
-      count = published_name.replace('running_mean', naming.UNUSED)
-      result[count] = np.asarray(trained.step, np.int64)
-  return result
+  return families.tensors(trained, naming.TRANSFORMERS)
 
 
 def architecture(trained) -> dict:
-  """Returns the fields of a ResNetConfig, with the names of the classes."""
-  m = trained.config.model
-  stages, bottleneck = resnet.DEPTHS[int(m.name.removeprefix('resnet'))]
+  """Returns transformers' config, with the names of the classes."""
+  family, names = families.of_config(trained.config), trained.vocabulary.names
+  network = _resnet if family is naming else family.architecture
+  return {
+    **network(trained.config),
+    'num_channels': 3,
+    'dtype': 'float32',
+    'id2label': {str(i): name for i, name in enumerate(names)},
+    'label2id': {name: i for i, name in enumerate(names)},
+    'problem_type': 'single_label_classification',
+  }
+
+
+def _resnet(config):
+  """The fields that say what ResNet it is."""
+  m = config.model
+  network = resnet.NETWORKS[m.name]
+  stages, bottleneck = network['stages'], network['bottleneck']
   wider = 4 if bottleneck else 1
-  names = trained.vocabulary.names
   return {
     'architectures': ['ResNetForImageClassification'],
     'model_type': 'resnet',
-    'num_channels': 3,
     'embedding_size': m.width,
     'hidden_sizes': [m.width * wider * 2**i for i in range(len(stages))],
     'depths': list(stages),
@@ -85,10 +89,6 @@ def architecture(trained) -> dict:
     'hidden_act': 'relu',
     'downsample_in_first_stage': False,
     'downsample_in_bottleneck': m.version == 'v1',
-    'dtype': 'float32',
-    'id2label': {str(i): name for i, name in enumerate(names)},
-    'label2id': {name: i for i, name in enumerate(names)},
-    'problem_type': 'single_label_classification',
   }
 
 

@@ -11,10 +11,17 @@ import re
 
 import numpy as np
 
+from anp_jax.config import table
+
+NAME = 'ResNet'
+MODELS = table.RESNETS
 TORCHVISION = 'torchvision and timm'
 TRANSFORMERS = 'transformers'
 # The classifier of each; another data set has another one.
 CLASSIFIERS = {TORCHVISION: 'fc.', TRANSFORMERS: 'classifier.'}
+PREFIXES = ('resnet.',)  # of transformers' backbone
+# With these torchvision's weights and transformers' ResNets are evaluated.
+FILTERS = {TORCHVISION: 'bilinear', TRANSFORMERS: 'bicubic'}
 # Counts of training steps, which only a momentum of None would read.
 UNUSED = 'num_batches_tracked'
 
@@ -23,9 +30,14 @@ _LEAVES = {
   'mean': 'running_mean', 'var': 'running_var',
 }  # fmt: skip
 _PATH = re.compile(
-  r'(?:params|batch_stats)/(?:stage(\d+)_block(\d+)/(?=shortcut|conv|norm)'
-  r'|(?=stem|head))(stem|head|shortcut|conv|norm)(?:_(conv|norm))?(\d*)/(\w+)'
+  r'(?:params|batch_stats)/'
+  r'(?:stage(\d+)_block(\d+)/(?=shortcut|pooled|se_|conv|norm)|(?=stem|head))'
+  r'(stem|head|shortcut|pooled|se|conv|norm)(?:_(conv|norm|fc))?(\d*)/(\w+)'
 )
+# The convolutions of a stem, and the norms after the first two of three.
+_STEM_CONVS = {'': 'conv1', '1': 'conv1.0', '2': 'conv1.3', '3': 'conv1.6'}
+_STEM_NORMS = {'': 'bn1', '1': 'conv1.1', '2': 'conv1.4', '3': 'bn1'}
+_STEMS = {'conv1.weight', 'conv1.0.weight'}
 _EMBEDDER = 'embedder.embedder'
 _BLOCK = {
   TORCHVISION: re.compile(r'layer(\d+)\.(\d+)\.'),
@@ -47,7 +59,7 @@ _KERNEL_FROM_PUBLISHED = {4: (2, 3, 1, 0), 2: (1, 0)}
 def detect(names: Iterable[str]) -> str | None:
   """Returns which naming a file's tensors have, or None."""
   names = set(names)
-  if 'conv1.weight' in names and 'bn1.weight' in names:
+  if names & _STEMS and 'bn1.weight' in names:
     return TORCHVISION
   if any(f'{_EMBEDDER}.convolution.weight' in name for name in names):
     return TRANSFORMERS
@@ -73,8 +85,10 @@ def published_name(name: str, naming: str, prefix: str = 'resnet.') -> str:
   if naming == TORCHVISION:
     module = {
       'head': 'fc',
-      'stem': 'conv1' if kind == 'conv' else 'bn1',
+      'stem': (_STEM_CONVS if kind == 'conv' else _STEM_NORMS)[number],
       'shortcut': f'downsample.{int(kind == "norm")}',
+      'pooled': f'downsample.{1 + int(kind == "norm")}',  # after the pool
+      'se': f'se.fc{number}',
       'conv': f'conv{number}',
       'norm': f'bn{number}',
     }[part]
@@ -94,8 +108,18 @@ def published_name(name: str, naming: str, prefix: str = 'resnet.') -> str:
   return f'{place}{module}.{_LEAVES[leaf]}'
 
 
-def to_published(name: str, value: np.ndarray) -> np.ndarray:
-  """Returns a tensor of ours with its axes in the published order."""
+def published_names(
+  names: Iterable[str], naming: str, prefix: str = 'resnet.'
+) -> dict[str, str]:
+  """Returns `published_name` by our name, of a network's tensors."""
+  return {name: published_name(name, naming, prefix) for name in names}
+
+
+def to_published(
+  name: str, value: np.ndarray, naming: str = TORCHVISION
+) -> np.ndarray:
+  """Returns a tensor of ours with its axes in the order of all namings."""
+  del naming
   if name.endswith('/kernel'):
     return value.transpose(_KERNEL_TO_PUBLISHED[value.ndim])
   return value
@@ -115,6 +139,17 @@ def published_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
   return tuple(shape)
 
 
+def is_plain(names: Iterable[str]) -> bool:
+  """Returns whether tensors of ours are of a network that transformers has."""
+  return not any(re.search('/stem_conv1|/pooled_|/se_', name) for name in names)
+
+
+def prefix(config) -> str:
+  """Returns what transformers puts before the backbone's names."""
+  del config
+  return PREFIXES[0]
+
+
 def is_backbone(name: str, naming: str) -> bool:
   """Returns whether a published tensor is one below the classifier."""
   if naming == TORCHVISION:
@@ -132,6 +167,36 @@ def blocks(names: Iterable[str], naming: str) -> tuple[tuple[int, ...], int]:
     if match := _LAYER[naming].match(name):
       layers.add(match[1])
   return tuple(counts[stage] for stage in sorted(counts)), len(layers)
+
+
+def variant(shapes: dict[str, tuple[int, ...]]) -> tuple[int, dict]:
+  """Returns the width of torchvision's or timm's network, and its fields.
+
+  Args:
+    shapes: of the tensors by their names.
+
+  Returns:
+    Channels of the first stage, and what `models.resnet.NETWORKS` has of it.
+  """
+  stages, layers = blocks(shapes, TORCHVISION)
+  is_deep = 'conv1.6.weight' in shapes
+  stem = shapes.get('conv1.6.weight') or shapes['conv1.weight']
+  fields = dict(stages=stages, bottleneck=layers == 3)
+  if is_deep:
+    fields |= dict(stem='deep', shortcut='pooled')
+  elif stem[-1] == 3:
+    fields |= dict(stem='small', shortcut='padding')
+  if 'layer1.0.se.fc1.weight' in shapes:
+    fields['squeeze'] = 16
+  inner = shapes.get('layer1.0.conv2.weight', ())
+  if layers == 3 and len(inner) == 4 and stem[0] * inner[1]:
+    groups = inner[0] // inner[1]
+    group_width = 64 * inner[1] // stem[0]
+    if groups > 1:
+      fields['groups'] = groups
+    if (groups, group_width) != (1, 64):
+      fields['group_width'] = group_width
+  return stem[0], fields
 
 
 def describe(names: Iterable[str], naming: str) -> str:

@@ -13,6 +13,7 @@ import os
 import safetensors
 
 from anp_jax import config as config_lib
+from anp_jax.checkpoint.weights import families
 from anp_jax.checkpoint.weights import naming as naming_lib
 from anp_jax.checkpoint.weights import processors
 from anp_jax.data import vocabulary as vocabulary_lib
@@ -81,21 +82,20 @@ def weights_file(path: str) -> str:
   return path
 
 
-def naming(path: str, names: set[str]) -> str:
-  """Returns the naming of a file's tensors.
+def naming(path: str, names: set[str]) -> tuple:
+  """Returns the family and the naming of a file's tensors, see `families`.
 
   Raises:
-    ConfigError: if they are not those of a ResNet.
+    ConfigError: if they are those of none.
   """
-  result = naming_lib.detect(names)
-  if result is None:
+  family, kind = families.of_tensors(names)
+  if family is None:
     some = ', '.join(sorted(names)[:3]) or 'none'
     raise config_lib.ConfigError(
-      f'config.init.from={path!r}: expected the tensors of a ResNet, named as '
-      f'in {naming_lib.TORCHVISION} or in {naming_lib.TRANSFORMERS}; '
-      f'its first are {some}'
+      f'config.init.from={path!r}: expected the tensors of '
+      f'{families.namings()}; its first are {some}'
     )
-  return result
+  return family, kind
 
 
 def architecture(path: str) -> dict:
@@ -130,7 +130,8 @@ def read(path: str) -> Published:
     path: of a .safetensors file, or of a folder with one.
 
   Raises:
-    ConfigError: for what cannot be read, or is no ResNet with a classifier.
+    ConfigError: for what cannot be read, or is no network of the `families`
+      with a classifier.
   """
   path = weights_file(path)
   with open_file(path) as file:
@@ -138,9 +139,10 @@ def read(path: str) -> Published:
       name: tuple(file.get_slice(name).get_shape())
       for name in file.keys()  # noqa: SIM118 - it is no dict
     }
-  kind = naming(path, shapes.keys())
+  family, kind = naming(path, shapes.keys())
   saved_config = architecture(path)
-  classifier = naming_lib.published_name('params/head/kernel', kind)
+  head = 'params/head/kernel'
+  classifier = family.published_names([head], kind)[head]
   if classifier not in shapes:
     raise config_lib.ConfigError(
       f'config.init.from={path!r} has no {classifier}: without a classifier '
@@ -149,10 +151,10 @@ def read(path: str) -> Published:
   classes = shapes[classifier][0]
   keys, notes = processors.images(
     *processors.read(os.path.dirname(path), saved_config),
-    # With these torchvision's weights and transformers' ResNets are evaluated.
-    'bilinear' if kind == naming_lib.TORCHVISION else 'bicubic',
+    family.FILTERS[kind],
   )
-  keys = _network(path, shapes, kind, saved_config) | keys
+  network = _resnet if family is naming_lib else family.network
+  keys = network(path, shapes, kind, saved_config) | keys
   return Published(path, keys, classes, _names(saved_config, classes), notes)
 
 
@@ -230,17 +232,21 @@ def read_labels(path: str) -> tuple[str, ...]:
   return tuple(str(name) for name in value)
 
 
-def _network(path, shapes, kind, saved_config):
-  """Values of the config for the network's architecture."""
+def _resnet(path, shapes, kind, saved_config):
+  """Values of the config for a ResNet's architecture."""
   from anp_jax.models import resnet  # heavy: it imports JAX
 
   stages, layers = naming_lib.blocks(shapes, kind)
-  depths = [
-    depth for depth, blocks in resnet.DEPTHS.items()
-    if blocks == (stages, layers == 3)
-  ]  # fmt: skip
-  if not depths:
-    names = ', '.join(f'resnet{depth}' for depth in resnet.DEPTHS)
+  if kind == naming_lib.TORCHVISION:
+    width, fields = naming_lib.variant(shapes)
+  else:
+    stem = naming_lib.published_name('params/stem_conv/kernel', kind)
+    stem = next(name for name in shapes if stem.endswith(name))
+    width = shapes[stem][0]
+    fields = dict(stages=stages, bottleneck=layers == 3)
+  models = [name for name, n in resnet.NETWORKS.items() if n == fields]
+  if not models:
+    names = ', '.join(resnet.NETWORKS)
     raise config_lib.ConfigError(
       f'config.init.from={path!r} holds a network of '
       f'{naming_lib.describe(shapes, kind)}: expected one of {names}'
@@ -253,13 +259,11 @@ def _network(path, shapes, kind, saved_config):
         f'{key}={saved_config[key]!r}, and this package has ResNets of '
         f'{value!r} only'
       )
-  stem = naming_lib.published_name('params/stem_conv/kernel', kind)
-  stem = next(name for name in shapes if stem.endswith(name))
   first = saved_config.get('downsample_in_bottleneck')
   return {
-    'model.name': f'resnet{depths[0]}',
+    'model.name': models[0],
     'model.version': 'v1' if first and layers == 3 else 'v1.5',
-    'model.width': shapes[stem][0],
+    'model.width': width,
     'model.head': 'joint',
   }
 

@@ -10,6 +10,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.checkpoint.weights import families
 from anp_jax.checkpoint.weights import naming as naming_lib
 from anp_jax.checkpoint.weights import published
 
@@ -110,11 +111,11 @@ def _check_version(path, config):
 
 
 def _of_file(path, config, names):
-  if not models.is_resnet(config):
+  if not families.of_config(config):
     raise config_lib.ConfigError(
-      f'config.init.from={path!r}: a .safetensors file has a ResNet, but '
-      f'config.model.name={config.model.name!r}; expected a ResNet, or a '
-      'checkpoint of the same network'
+      f'config.init.from={path!r}: a .safetensors file has a '
+      f'{families.names()}, but config.model.name={config.model.name!r}; '
+      'expected one of these, or a checkpoint of the same network'
     )
   with published.open_file(path) as file:
     return _of_tensors(path, file, names, config)
@@ -122,24 +123,37 @@ def _of_file(path, config, names):
 
 def _of_tensors(path, file, names, config):
   file_names = set(file.keys())
-  naming = published.naming(path, file_names)
-  prefix = 'resnet.' if any(n.startswith('resnet.') for n in file_names) else ''
-  ours = {naming_lib.published_name(n, naming, prefix): n for n in names}
+  family, naming = published.naming(path, file_names)
+  if family is not families.of_config(config):
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r} holds a {family.NAME}, but '
+      f'config.model.name={config.model.name!r}'
+    )
+  if naming == naming_lib.TRANSFORMERS and not naming_lib.is_plain(names):
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r} has the tensors of a ResNet of transformers, '
+      f'which has no {config.model.name}'
+    )
+  prefix = next(
+    (p for p in family.PREFIXES if any(n.startswith(p) for n in file_names)), ''
+  )
+  published_names = family.published_names(names, naming, prefix)
+  ours = {name: ours for ours, name in published_names.items()}
   unused = sorted(
     n for n in file_names - set(ours) if not n.endswith(naming_lib.UNUSED)
   )
   missing = sorted(
     n
     for n in set(ours) - file_names
-    if not n.startswith(naming_lib.CLASSIFIERS[naming])
+    if not n.startswith(family.CLASSIFIERS[naming])
   )
-  foreign = [n for n in unused if naming_lib.is_backbone(n, naming)]
+  foreign = [n for n in unused if family.is_backbone(n, naming)]
   if missing or foreign:
     what = f'has no {missing[0]}' if missing else f'has {foreign[0]} too'
     raise config_lib.ConfigError(
       f'config.init.from={path!r} {what}: it holds a network of '
-      f'{naming_lib.describe(file_names, naming)}, but {config.model.name} has '
-      f'{naming_lib.describe(ours, naming)}'
+      f'{family.describe(file_names, naming)}, but {config.model.name} has '
+      f'{family.describe(ours, naming)}'
     )
   tensors = {}
   for file_name in sorted(set(ours) & file_names):
@@ -150,7 +164,7 @@ def _of_tensors(path, file, names, config):
         f'{", ".join(_FLOATS)}'
       )
     name = ours[file_name]
-    value = naming_lib.from_published(name, file.get_tensor(file_name))
+    value = family.from_published(name, file.get_tensor(file_name))
     tensors[name] = (file_name, value)
   # The classes of a published network, whatever they are, are no words.
   meaning = None if config.model.head == 'joint' else ()

@@ -14,6 +14,7 @@ from anp_jax.data import index_shuffle
 # Streams of random numbers; the shuffle has stream 0.
 _STREAM = 1
 _DRAWS = 5
+_PAD_SHARE = 8  # He et al. pad images of 32 pixels by 4
 MAX_HALVINGS = 3  # of an image's scale, by a JPEG decoder
 RESAMPLED = ('bilinear', 'bicubic')  # of config.data.decode: Pillow's filters
 
@@ -50,7 +51,8 @@ def train_views(config, draws: np.ndarray, sizes: np.ndarray) -> Views:
   augment='crop' draws area and aspect ratio (Szegedy et al. 2014, arXiv
   1409.4842), a side longer than the image being cut to it; 'scale' draws the
   length to which the shorter side is brought and a square in it (Simonyan and
-  Zisserman 2014, arXiv 1409.1556); 'none' takes the evaluation's view.
+  Zisserman 2014, arXiv 1409.1556); 'pad' mirrors the evaluation's view, whose
+  pixels `moved` moves; 'none' takes that view as it is.
 
   Args:
     config: the run's config.
@@ -63,6 +65,9 @@ def train_views(config, draws: np.ndarray, sizes: np.ndarray) -> Views:
   d = config.data
   if d.augment == 'none':
     return eval_views(config, sizes)
+  flips = draws[:, 4] < d.flip
+  if d.augment == 'pad':
+    return dataclasses.replace(eval_views(config, sizes), flips=flips)
   sizes = np.asarray(sizes, np.float64)
   if d.augment == 'crop':
     sides = _area_and_aspect(d, draws, sizes)
@@ -74,7 +79,35 @@ def train_views(config, draws: np.ndarray, sizes: np.ndarray) -> Views:
   sides = np.clip(np.round(sides), 1, sizes)
   corners = np.floor(draws[:, 2:4] * (sizes - sides + 1))
   boxes = np.concatenate([corners, sides], 1)
-  return Views(boxes, draws[:, 4] < d.flip)
+  return Views(boxes, flips)
+
+
+def moved(config, draws: np.ndarray, images: np.ndarray) -> np.ndarray:
+  """The images of data.augment='pad': padded by zeros, and cut at random.
+
+  By an eighth of their side, rounded down, as He et al. 2015 (arXiv 1512.03385,
+  section 4.2) pad 32 pixels by 4. Any other augmentation moves nothing.
+
+  Args:
+    config: the run's config.
+    draws: (n, 5) float64 from `train_draws`.
+    images: (n, size, size, 3) uint8, by `train_views`.
+
+  Returns:
+    Likewise.
+  """
+  if config.data.augment != 'pad':
+    return images
+  side = config.data.image_size
+  pad = side // _PAD_SHARE
+  padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+  corners = np.floor(draws[:, 2:4] * (2 * pad + 1)).astype(np.int64)
+  return np.stack(
+    [
+      image[top : top + side, left : left + side]
+      for image, (top, left) in zip(padded, corners.tolist(), strict=True)
+    ]
+  )
 
 
 def eval_views(config, sizes: np.ndarray) -> Views:

@@ -86,3 +86,11 @@ class BatchPlan:
       return augment.eval_views(self.config, sizes)
     draws = augment.train_draws(self.config, positions)
     return augment.train_views(self.config, draws, sizes)
+
+  def moved(self, count: int, images: np.ndarray) -> np.ndarray:
+    """The images of a batch of this stream, as `augment.moved` leaves them."""
+    if not self.training:
+      return images
+    step, rows = self.step_and_rows(count)
+    draws = augment.train_draws(self.config, step * self.batch_size + rows)
+    return augment.moved(self.config, draws, images)

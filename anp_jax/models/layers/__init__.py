@@ -32,9 +32,11 @@ kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 
 
 class Conv(nn.Module):
-  """Convolution; kernel (size, size, in, features).
+  """Convolution; kernel (size, size, in / groups, features).
 
   Attributes:
+    groups: of channels, each convolved with its share of the features (Xie et
+      al. 2016, arXiv 1611.05431); as many as channels: a depthwise convolution.
     padding: see `windows.pads`; None: half of the window, rounded down.
     platform: of the mesh's devices; see `convolution.lowering`.
   """
@@ -43,16 +45,28 @@ class Conv(nn.Module):
   size: int = 1
   stride: int = 1
   padding: Any = None
+  groups: int = 1
   use_bias: bool = False
+  kernel_init: Any = kernel_init
   dtype: Any = jnp.float32
   param_dtype: Any = jnp.float32
   platform: str = 'cpu'
 
   @nn.compact
   def __call__(self, x):
-    """(batch, height, width, in) to (batch, height', width', features)."""
-    shape = (self.size, self.size, x.shape[-1], self.features)
-    kernel = self.param('kernel', kernel_init, shape, self.param_dtype)
+    """(batch, height, width, in) to (batch, height', width', features).
+
+    Raises:
+      ValueError: if channels or features are no multiples of the groups.
+    """
+    channels, rest = divmod(x.shape[-1], self.groups)
+    if rest or self.features % self.groups:
+      raise ValueError(
+        f'{x.shape[-1]} channels and {self.features} features: expected '
+        f'multiples of groups={self.groups}'
+      )
+    shape = (self.size, self.size, channels, self.features)
+    kernel = self.param('kernel', self.kernel_init, shape, self.param_dtype)
     x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
     y = self.convolve(x, kernel, self.pixels)
     if not self.use_bias:
@@ -72,12 +86,14 @@ class Conv(nn.Module):
 
     Args:
       x: (batch, height, width, in).
-      kernel: (size, size, in, features), of x's dtype.
+      kernel: (size, size, in / groups, features), of x's dtype.
       padding: see `windows.pads`.
       after: onednn.After, with a kernel of float32; or None.
     """
     if after is None:
-      return convolve(x, kernel, self.stride, padding, self.platform)
+      return convolve(
+        x, kernel, self.stride, padding, self.platform, self.groups
+      )
     pads = windows.pads(padding, x.shape[1:3], kernel.shape[:2], self.stride)
     return onednn.convolve_and(x, kernel, after, self.stride, pads)
 

@@ -6,6 +6,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from anp_jax.models.layers import grouped
 from anp_jax.models.layers import onednn
 from anp_jax.models.layers import sums
 from anp_jax.models.layers import windows
@@ -46,8 +47,15 @@ def _convolve(x, kernel, stride, pads, platform, groups):
   window = kernel.shape[:2]
   if onednn.takes_convolution(x, kernel, stride, pads, platform, groups):
     return onednn.convolve(x, kernel, stride, pads, groups)
-  if groups > 1:
+  if groups > 1 and not platform.startswith('cpu'):
     return _library(x, kernel, stride, pads, groups)
+  if groups > 1 and groups == x.shape[-1] == kernel.shape[-1]:
+    return grouped.depthwise(x, kernel, stride, pads)
+  if groups > 1:
+    return grouped.in_blocks(
+      lambda x, kernel: _convolve(x, kernel, stride, pads, platform, 1),
+      x, kernel, groups,
+    )  # fmt: skip
   kind = lowering(x.shape, kernel.shape, stride, pads, platform)
   if kind == 'product':
     return _product(x[:, ::stride, ::stride], kernel[0, 0])
@@ -75,6 +83,8 @@ def lowering(shape, kernel_shape, stride: int, pads, platform: str) -> str:
   | CPU, 1x1 | product | XLA's weight gradient: 7 GF/s, the product's 150 |
   | CPU, up to 2x2 results | patches | XLA's convolution: 2 GF/s, patches 180 |
   | CPU, else | apart | XLA's own, its gradients kept apart from neighbours |
+
+  Grouped ones on a CPU are those of `grouped`, and the library's elsewhere.
 
   Args:
     shape: (batch, height, width, channels).

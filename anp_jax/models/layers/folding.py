@@ -45,7 +45,8 @@ def _is_one_call(conv, norm, x, added):
   kernel = jax.ShapeDtypeStruct(shape, x.dtype)
   after = onednn.After(None, None, added, norm.relu)
   return (
-    jnp.dtype(norm.dtype) == x.dtype
+    conv.groups == 1
+    and jnp.dtype(norm.dtype) == x.dtype
     and onednn.takes_convolution(x, kernel, conv.stride, pads, conv.platform)
     and onednn.takes_convolve_and(x, kernel, after, conv.stride, pads)
   )

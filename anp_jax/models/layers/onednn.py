@@ -47,7 +47,8 @@ def takes_convolution(
   if not takes(x, platform) or kernel.dtype != x.dtype:
     return False
   spec = _spec('forward', x, kernel, stride, pads, groups)
-  if spec.dtype == 'float32' and math.prod(spec.result[1:3]) <= _FEW_PIXELS:
+  is_small = math.prod(spec.result[1:3]) <= _FEW_PIXELS
+  if spec.dtype == 'float32' and groups == 1 and is_small:
     return False
   return all(
     custom_call.supports(spec._replace(direction=direction))

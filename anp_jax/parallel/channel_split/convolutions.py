@@ -41,7 +41,12 @@ def computed_by(handler: Callable):
         kernel_makers.pop()
     if kernel_makers:
       return following(*arguments, **keywords)
-    if isinstance(module, layers.Conv) and method == 'convolve':
+    # Of a grouped one, a feature sees some of the channels.
+    if (
+      isinstance(module, layers.Conv)
+      and method == 'convolve'
+      and module.groups == 1
+    ):
       return _handle(handler, module, *arguments)
     if isinstance(module, nn.Conv) and method == '__call__':
       with _handling(handler, module):

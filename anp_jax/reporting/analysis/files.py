@@ -44,6 +44,8 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
       pictures.pairs(
         place('pairs', 'confused_pairs.png'), results, choice, images
       )
+    if choice.right or choice.wrong:
+      pictures.sheet(place('examples', 'examples.png'), results, choice, images)
     evaluation['examples'] = pictures.save(
       os.path.join(folder, page.EXAMPLES), results, source, choice, images
     )

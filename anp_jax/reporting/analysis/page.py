@@ -91,7 +91,10 @@ def text(evaluation: dict, results) -> str:
       *((a, b, str(n)) for a, b, n in evaluation['confusions'][:_EACH]),
     ])]  # fmt: skip
   blocks += _best_and_worst(results)
-  for title, file in figures(evaluation['files']):
+  drawings = figures(evaluation['files'])
+  if 'examples' in evaluation['files']:  # other pages show them one by one
+    drawings.insert(0, ('Examples', evaluation['files']['examples']))
+  for title, file in drawings:
     blocks += [f'## {title}', f'![{title}]({file})']
   blocks.append(
     'All classes: [classes.csv](classes.csv). All images: '

@@ -136,6 +136,39 @@ def pairs(path: str, results, choice: Choice, images: dict) -> None:
   sheet.save(path)
 
 
+def sheet(path: str, results, choice: Choice, images: dict) -> None:
+  """Writes the examples named right, and those named wrong, on one sheet.
+
+  Args:
+    path: of the PNG.
+    results: `results.Results`.
+    choice: from `choose`, with at least one example.
+    images: from `read`.
+  """
+  names, rows = results.vocabulary.names, results.rows
+  size = next(iter(images.values())).shape[0]
+  side = size * -(-_LARGE // size) if size < _LARGE else _LARGE
+  line = drawing.ContactSheet.LINE
+  # The wrong ones begin a row.
+  columns = _EXAMPLES // 2
+  first_wrong = -(-len(choice.right) // columns) * columns
+  contact_sheet = drawing.ContactSheet(
+    ['Named right, and wrong where the network was surest'],
+    first_wrong + len(choice.wrong), columns, (side, 2 * line + side),
+  )  # fmt: skip
+  places = [*enumerate(choice.right), *enumerate(choice.wrong, first_wrong)]
+  for place, index in places:
+    left, upper = contact_sheet.corner(place)
+    label = names[rows['label'][index]]
+    is_wrong = place >= first_wrong
+    contact_sheet.text((left, upper + line * (not is_wrong)), label, side)
+    if is_wrong:
+      called = f'called {names[rows["classes"][index, 0]]}'
+      contact_sheet.text((left, upper + line), called, side, drawing.SOFT)
+    contact_sheet.picture((left, upper + 2 * line), images[index], side)
+  contact_sheet.save(path)
+
+
 def save(folder: str, results, source, choice: Choice, images: dict) -> list:
   """Writes the right and the wrong examples as files of their own.
 

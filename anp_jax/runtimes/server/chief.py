@@ -250,6 +250,7 @@ class Chief:
         'batch_size': config.batch_size,
         'wire_dtype': config.strategy.wire_dtype,
         'compensation': config.strategy.compensation,
+        'delay': vars(setup.optimizers[0].delay),
         'look_ahead': vars(self._ahead),
         'workers': self._workers,
       },
@@ -296,7 +297,7 @@ class Chief:
 
   def _log_run_info(self, version, lines):
     note, setup, s = self._telemetry.note, self._setup, self._config.strategy
-    total = self._total
+    total, server = self._total, setup.optimizers[0]
     note(f'workdir  {self._workdir}')
     summary.log_run_info(
       note, self._config, setup.mesh, self._program.abstract_state,
@@ -307,16 +308,15 @@ class Chief:
       f'server   {s.mode}: {self._workers} workers, {s.servers} '
       f'{"dedicated servers" if s.dedicated else "of them servers"}, '
       f'{s.wire_dtype}{look_ahead.describe(self._ahead)}'
+      f'{server.describe_delay(self._workers)}'
     )
     if self._simulates:
       note(f'workers  {simulation_lib.describe(self._config, setup.layout)}')
     for line in lines:
       note(line)
     if version == total:
-      note(
-        f'{self._workdir} is finished: step {version} of {total}; '
-        'for more, set a longer config.duration or another --workdir'
-      )
+      note(f'{self._workdir} is finished: step {version} of {total}; for more, '
+           'set a longer config.duration or another --workdir')  # fmt: skip
     elif version:
       note(f'continuing from step {version} of {total}')
 

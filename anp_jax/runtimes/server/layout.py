@@ -67,7 +67,8 @@ class FlatTree:
     """Returns a tree's leaves as a (size,) vector; xp is the library to use."""
     leaves = jax.tree.leaves(tree)
     vectors = [xp.ravel(leaves[i]) for i in self._order]
-    return xp.concatenate([*vectors, xp.zeros(0, self.dtype)])
+    # Not beside them: an empty vector of another dtype would raise theirs.
+    return xp.concatenate(vectors or [xp.zeros(0, self.dtype)])
 
   def unflatten(self, vector):
     """Returns the tree whose leaves are views of a (size,) vector."""

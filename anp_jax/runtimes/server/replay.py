@@ -68,6 +68,9 @@ def _sessions(records, version):
 
 def _session_config(config, session):
   """The config as it was in a session of the run."""
+  from anp_jax.runtimes.server import delay_compensation
+
+  delay = delay_compensation.Settings(**session.get('delay', {}))
   changes = {
     # Schedules end with the run. Logs of earlier versions do not say when.
     'duration': session.get('duration', config.duration),
@@ -77,6 +80,8 @@ def _session_config(config, session):
     'strategy.servers': 1,
     'strategy.wire_dtype': session['wire_dtype'],
     'strategy.compensation': session['compensation'],
+    'strategy.delay_compensation': delay.strength,
+    'strategy.delay_decay': delay.decay,
   }
   return config_lib.replaced(config, changes)
 
@@ -107,7 +112,10 @@ def _replay_session(setup, session, state, updates):
           )
         )
       gradients, stats_deltas, _ = zip(*results)
-      state, _ = optimizer.apply(state, gradients, stats_deltas, contributions)
+      state, _ = optimizer.apply(
+        state, gradients, stats_deltas, contributions,
+        weights if optimizer.delay.strength else None,
+      )  # fmt: skip
       version += 1
       sent[version] = _sent(optimizer, state)
       sent = {v: s for v, s in sent.items() if last_reads.get(v, 0) >= version}

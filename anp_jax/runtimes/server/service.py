@@ -96,10 +96,9 @@ class Service(transport.Port):
 
 
 def _weights_stream(session, request):
+  worker, ticket = request['worker'], session_lib.ticket_of(request)
   if isinstance(session, session_lib.ChiefSession):
-    at_least = session.begin_read(
-      request['worker'], session_lib.ticket_of(request)
-    )
+    at_least = session.begin_read(worker, ticket)
     if isinstance(at_least, str):
       return transport.stream({at_least: True}, [])
   else:
@@ -108,9 +107,11 @@ def _weights_stream(session, request):
     version, state = session.store.read(at_least, session_lib.PATIENCE)
   except TimeoutError:
     return transport.stream({'wait': True}, [])
+  weights = session.store.optimizer.weights(state)
+  session.store.note_read(ticket, worker, version, weights)
   return transport.stream(
     {'version': version},
-    [*session.store.optimizer.weights(state), np.asarray(state.stats)],
+    [*weights, np.asarray(state.stats)],
     request.get('local', False),
   )
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.runtimes.server import delay_compensation
 from anp_jax.runtimes.server import log as log_lib
 from anp_jax.runtimes.server import look_ahead
 from anp_jax.runtimes.server import scheduler
@@ -132,9 +133,9 @@ class Simulation:
         'nothing of it was applied'
       )
       return None
-    self._session.store.enqueue_gradient(
-      ticket, contribution['worker'], gradient, stats_delta
-    )
+    store, worker = self._session.store, contribution['worker']
+    store.note_read(ticket, worker, reads[0], [weights])
+    store.enqueue_gradient(ticket, worker, gradient, stats_delta)
     arrays = (weights, stats, gradient, stats_delta)
     return contribution | {
       'weight': values.pop('weight'),
@@ -224,6 +225,7 @@ def _read_log(config, total):
     'updates': sum(n in updates for n in range(total)),
     'devices': sorted({r['devices'] for r in updates.values()}),
     'look_ahead': look_ahead.Settings(**log_lib.look_ahead(starts[0])),
+    'delay': delay_compensation.Settings(**starts[0].get('delay', {})),
   }
   workers = settings.simulate.workers
   expected = {
@@ -232,6 +234,7 @@ def _read_log(config, total):
     'look_ahead': look_ahead.settings(config, workers),
     'batch_size': config.batch_size, 'wire_dtype': settings.wire_dtype,
     'compensation': settings.compensation,
+    'delay': delay_compensation.settings(config),
     'shards': scheduler.data_shards(config, workers),
   }  # fmt: skip
   for name, value in expected.items():

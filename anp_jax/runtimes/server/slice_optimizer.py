@@ -11,6 +11,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import state as state_lib
+from anp_jax.runtimes.server import delay_compensation
 from anp_jax.runtimes.server import layout as layout_lib
 from anp_jax.training import multipliers
 
@@ -31,6 +32,7 @@ class BlockState:
     wire: like params: the weights that are sent, current or ahead.
     momentum: `look_ahead.Cycle`; within an update of dana, its worker's
       momentum; else None.
+    square: like params, of `delay_compensation`; None without its mean.
   """
 
   params: Any
@@ -38,6 +40,7 @@ class BlockState:
   average: Any
   wire: Any
   momentum: Any
+  square: Any = None
 
 
 @struct.dataclass
@@ -71,7 +74,9 @@ class SliceOptimizer:
   Attributes:
     slice: the elements.
     stats_size: of the statistics; 0 but on server 0.
+    index: of the server.
     device: that it computes on.
+    delay: `delay_compensation.Settings`.
   """
 
   def __init__(self, config, look_ahead, layout, index: int):
@@ -86,6 +91,8 @@ class SliceOptimizer:
     self._config = config
     self._look_ahead = look_ahead
     self._layout = layout
+    self.index = index
+    self.delay = delay_compensation.settings(config)
     self.slice = layout.slices[index]
     self.blocks = layout.params.blocks(self.slice, _BLOCK)
     self.stats_size = layout.stats.size if index == 0 else 0
@@ -133,11 +140,17 @@ class SliceOptimizer:
       for block, b in zip(self.blocks, state.blocks, strict=True)
     ]
 
+  def describe_delay(self, workers: int) -> str:
+    """Returns what keeping the versions that so many workers read takes."""
+    versions = workers * self._config.strategy.in_flight
+    size = self._layout.params.size * self._layout.wire_dtype.itemsize
+    return delay_compensation.describe(self.delay, versions, size / 1e6)
+
   def saved(self, state: SliceState) -> list[BlockState]:
     """Returns the blocks' states as a checkpoint keeps them."""
     return [self._look_ahead.saved(block) for block in state.blocks]
 
-  def apply(self, state, gradients, stats_deltas, contributions):
+  def apply(self, state, gradients, stats_deltas, contributions, read=None):
     """Returns the state after an update.
 
     Args:
@@ -145,6 +158,8 @@ class SliceOptimizer:
       gradients: (n,) arrays, of the data shards of one batch in order.
       stats_deltas: (m,) arrays, of the same data shards.
       contributions: of the log, of the same data shards.
+      read: (n,) weights in the wire's dtype that a gradient is of; None where
+        delays are not compensated.
 
     Returns:
       SliceState, and whether all of it is finite.
@@ -172,9 +187,9 @@ class SliceOptimizer:
       self.blocks, state.blocks, self._factors, strict=True
     ):
       cuts = [block.cut(g, _BLOCK) for g in gradients]
-      new, finite = self._update(
-        step, old, jax.device_put(cuts, self.device), shares, divisor, factors
-      )
+      cut_read = None if read is None else block.cut(read, _BLOCK)
+      pushed = jax.device_put((cuts, cut_read), self.device)
+      new, finite = self._update(step, old, pushed, shares, divisor, factors)
       blocks.append(new)
       checks.append(finite)
     state = SliceState(step + 1, stats, average, tuple(blocks), state.momenta)
@@ -213,6 +228,7 @@ class SliceOptimizer:
         average=cut(averages) if ema else None,
         wire=cut(weights).astype(self._layout.wire_dtype),
         momentum=self._look_ahead.start(block_opt_state, xp),
+        square=xp.zeros_like(cut(weights)) if self.delay.decay else None,
       )
 
     return SliceState(
@@ -222,10 +238,17 @@ class SliceOptimizer:
       blocks=tuple(map(block_state, self.blocks)),
     )
 
-  def _updated(self, step, state, gradients, shares, divisor, factors):
-    """A block's update, and whether it is finite."""
+  def _updated(self, step, state, pushed, shares, divisor, factors):
+    """A block's update of (gradients, weights read), whether it is finite."""
     dtype = state.params.dtype
+    gradients, read = pushed
     gradient = sum(s * g.astype(dtype) for s, g in zip(shares, gradients))
+    square = state.square
+    if read is not None:
+      drift = self._aim(step, state, factors) - read.astype(dtype)
+      gradient, square = delay_compensation.correct(
+        self.delay, gradient, drift, square
+      )
     updates, opt_state, momentum = self._look_ahead.update(
       step, gradient, state
     )
@@ -239,9 +262,17 @@ class SliceOptimizer:
       average=self._averaged(step, state.average, params),
       wire=None,
       momentum=momentum,
+      square=square,
     )
     wire = self._sent(step + 1, state, factors)
     return state.replace(wire=wire), jnp.isfinite(updates).all()
+
+  def _aim(self, step, state, factors):
+    """The weights at which a block's next gradient should be computed."""
+    move = self._look_ahead.own_move(step, state)
+    if move is None:
+      return state.params
+    return state.params + _scaled(move, factors)
 
   def _sent(self, step, state, factors):
     """A block's weights as workers read them before update `step`."""

@@ -50,6 +50,14 @@ class Server(sync.Sync):
       'compensation': keys.text(
         'none', 'staleness: updates are divided by it', ('none', 'staleness')
       ),
+      'delay_compensation': keys.number(
+        0, 'lambda of DC-ASGD, with which gradients are corrected for the '
+        'updates since their weights were read; 0: they are not', at_least=0,
+      ),
+      'delay_decay': keys.number(
+        0, 'of a mean of squares, by whose root lambda is divided (DC-ASGD-a); '
+        '0: it is not', at_least=0, below=1,
+      ),
       'look_ahead': keys.text(
         'none', 'how workers read weights that momentum has moved already',
         ('none', 'smega2', 'dana'),
@@ -104,6 +112,17 @@ class Server(sync.Sync):
       look_ahead == 'none' or optimizer in ('momentum', 'nesterov'),
       'strategy.look_ahead', look_ahead, f"'none' where optimizer.name is "
       f'{optimizer!r}: only momentum and nesterov have the momentum for it',
+    )  # fmt: skip
+    strength = config['strategy.delay_compensation']
+    rules.check(
+      not strength or mode != 'synchronous', 'strategy.delay_compensation',
+      strength, "0 where strategy.mode is 'synchronous': no gradient is stale "
+      'there',
+    )  # fmt: skip
+    decay = config['strategy.delay_decay']
+    rules.check(
+      not decay or strength > 0, 'strategy.delay_decay', decay,
+      '0 where strategy.delay_compensation is 0',
     )  # fmt: skip
     compensation = config['strategy.compensation']
     rules.check(

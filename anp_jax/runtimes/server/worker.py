@@ -328,14 +328,13 @@ class _WorkerSession:
 
   def _pull(self, ticket):
     """Versions read, weights, statistics; None for a ticket that is used."""
-    answer = self._weights(
-      self._servers[0], worker=self._worker.name, ticket=ticket
-    )
+    request = {'worker': self._worker.name, 'ticket': ticket}
+    answer = self._weights(self._servers[0], **request)
     if answer is None:
       return None
     version, data = answer
     jobs = [
-      self._transfers.submit(self._weights, server, at_least=version)
+      self._transfers.submit(self._weights, server, at_least=version, **request)
       for server in self._servers[1:]
     ]
     answers = [job.result() for job in jobs]

@@ -1,0 +1,67 @@
+"""The families of networks whose tensors have published names.
+
+A family is a module: which networks are of it, how the libraries name their
+tensors, and what network a file's tensors, or a config, are of.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from anp_jax.checkpoint.weights import convnext
+from anp_jax.checkpoint.weights import naming as resnet
+
+_ALL = (resnet, convnext)
+
+
+def of_config(config):
+  """Returns the family of a config's network, or None."""
+  name = config.model.name
+  return next((family for family in _ALL if name in family.MODELS), None)
+
+
+def of_tensors(names: Iterable[str]) -> tuple:
+  """Returns the family of a file's tensors and their naming, or two Nones."""
+  names = set(names)
+  for family in _ALL:
+    if naming := family.detect(names):
+      return family, naming
+  return None, None
+
+
+def names() -> str:
+  """Returns the families' names, for people."""
+  return ' or '.join(family.NAME for family in _ALL)
+
+
+def namings() -> str:
+  """Returns what files can be read, for people."""
+  return '; or '.join(
+    f'a {family.NAME}, named as in {" or in ".join(family.CLASSIFIERS)}'
+    for family in _ALL
+  )
+
+
+def tensors(trained, naming: str) -> dict[str, np.ndarray]:
+  """Returns arrays, float32, by their published names.
+
+  Args:
+    trained: `trained.Trained`, of a network with a family.
+    naming: of its family.
+  """
+  from flax import traverse_util  # heavy: it imports JAX
+
+  flat = traverse_util.flatten_dict(
+    {'params': trained.params, **trained.stats}, sep='/'
+  )
+  family = of_config(trained.config)
+  names = family.published_names(flat, naming, family.prefix(trained.config))
+  result = {}
+  for name, published_name in names.items():
+    value = np.asarray(flat[name], np.float32)
+    value = family.to_published(name, value, naming)
+    result[published_name] = np.ascontiguousarray(value)
+    if name.endswith('/mean'):
+      count = published_name.replace('running_mean', resnet.UNUSED)
+      result[count] = np.asarray(trained.step, np.int64)
+  return result

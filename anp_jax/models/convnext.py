@@ -1,0 +1,159 @@
+"""ConvNeXt, V1 and V2.
+
+Liu et al. 2022 (arXiv 2201.03545) and Woo et al. 2023 (arXiv 2301.00808). V2
+normalises each channel's response over the map (GRN) in place of scaling each
+branch's result.
+"""
+
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from anp_jax.models import layers
+from anp_jax.models.layers import per_example
+
+# timm's name: (version, blocks of each stage, channels of the first); each
+# stage has twice the channels of the one before.
+SIZES = {
+  'convnext_tiny': (1, (3, 3, 9, 3), 96),
+  'convnext_small': (1, (3, 3, 27, 3), 96),
+  'convnext_base': (1, (3, 3, 27, 3), 128),
+  'convnextv2_atto': (2, (2, 2, 6, 2), 40),
+  'convnextv2_femto': (2, (2, 2, 6, 2), 48),
+  'convnextv2_pico': (2, (2, 2, 6, 2), 64),
+  'convnextv2_nano': (2, (2, 2, 8, 2), 80),
+  'convnextv2_tiny': (2, (3, 3, 9, 3), 96),
+  'convnextv2_base': (2, (3, 3, 27, 3), 128),
+}
+EPSILON = 1e-6
+_LAYER_SCALE = 1e-6  # at the start
+_init = nn.initializers.truncated_normal(0.02)
+
+
+class ResponseNorm(nn.Module):
+  """Global response normalisation, and the map itself added.
+
+  A channel is multiplied by its norm over the map, divided by the mean of all
+  channels' norms; scale and bias begin at zero.
+  """
+
+  param_dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x):
+    """(batch, height, width, channels) in and out."""
+    shape = (x.shape[-1],)
+    zeros = nn.initializers.zeros_init()
+    scale = self.param('scale', zeros, shape, self.param_dtype)
+    bias = self.param('bias', zeros, shape, self.param_dtype)
+    wide = x.astype(self.param_dtype)
+    squares = jnp.square(wide).sum((1, 2), keepdims=True)
+    # At 0 a root's gradient is infinite.
+    positive = squares > 0
+    norms = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
+    relative = norms / (norms.mean(-1, keepdims=True) + EPSILON)
+    return (wide * (1 + scale * relative) + bias).astype(x.dtype)
+
+
+class Block(nn.Module):
+  """Depthwise 7x7, norm, 1x1 to four times the channels, GELU, 1x1 back.
+
+  Attributes:
+    version: 1: the branch is scaled by channel; 2: GRN after the GELU.
+    conv: makes a convolution from (features, size, name=...).
+    norm: makes a layer norm from (name=...).
+    param_dtype: of parameters.
+  """
+
+  version: int
+  conv: Any
+  norm: Any
+  param_dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x, factor):
+    """(batch, height, width, channels) in and out.
+
+    Args:
+      x: map.
+      factor: of the branch in each example, (batch, 1, 1, 1); None: 1.
+    """
+    channels = x.shape[-1]
+    y = self.conv(channels, 7, groups=channels, name='depthwise')(x)
+    y = self.norm(name='norm')(y)
+    y = jax.nn.gelu(self.conv(4 * channels, name='expand')(y), False)
+    if self.version == 2:
+      y = ResponseNorm(self.param_dtype, name='grn')(y)
+    y = self.conv(channels, name='project')(y)
+    if self.version == 1:
+      start = nn.initializers.constant(_LAYER_SCALE)
+      scale = self.param('layer_scale', start, (channels,), self.param_dtype)
+      y *= scale.astype(y.dtype)
+    return x + (y if factor is None else factor * y)
+
+
+class ConvNeXt(nn.Module):
+  """Patches of 4x4, four stages of blocks, mean over the map, classifier.
+
+  Attributes:
+    num_classes: of the logits.
+    version: 1 or 2.
+    stages: blocks in each stage.
+    width: channels of the first stage.
+    drop_path: probability with which the last block is left out of an example;
+      that of the others rises to it linearly from 0.
+    dtype: of the computation; logits come in param_dtype.
+    platform: see `layers`.
+  """
+
+  num_classes: int
+  version: int = 1
+  stages: Sequence[int] = (3, 3, 9, 3)
+  width: int = 96
+  drop_path: float = 0.0
+  dtype: Any = jnp.float32
+  param_dtype: Any = jnp.float32
+  platform: str = 'cpu'
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    """(batch, height, width, 3) normalised to logits (batch, classes)."""
+    types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    conv = functools.partial(
+      layers.Conv, use_bias=True, kernel_init=_init, platform=self.platform,
+      **types,
+    )  # fmt: skip
+    norm = functools.partial(nn.LayerNorm, EPSILON, **types)
+    factors = iter(self._factors(train))
+    x = conv(self.width, 4, 4, padding=0, name='stem_conv')(images)
+    x = norm(name='stem_norm')(x)
+    for i, blocks in enumerate(self.stages, 1):
+      if i > 1:
+        x = norm(name=f'stage{i}_norm')(x)
+        features = 2 * x.shape[-1]
+        x = conv(features, 2, 2, padding=0, name=f'stage{i}_conv')(x)
+      for j in range(1, blocks + 1):
+        block = Block(self.version, conv, norm, self.param_dtype,
+                      name=f'stage{i}_block{j}')  # fmt: skip
+        x = block(x, next(factors))
+    x = x.mean((1, 2), dtype=self.param_dtype)
+    norm = functools.partial(norm, dtype=self.param_dtype)
+    return nn.Dense(
+      self.num_classes,
+      kernel_init=_init,
+      dtype=self.param_dtype,
+      param_dtype=self.param_dtype,
+      name='head',
+    )(norm(name='head_norm')(x))
+
+  def _factors(self, train):
+    """What each block's branch is multiplied by; None: 1."""
+    blocks = sum(self.stages)
+    if not train or not self.drop_path:
+      return [None] * blocks
+    rates = [self.drop_path * i / max(1, blocks - 1) for i in range(blocks)]
+    return per_example.branch_factors(self, rates, self.dtype)

@@ -1,0 +1,114 @@
+"""Grouped convolutions, as XLA computes them quickly on a CPU.
+
+XLA's own gradient of a grouped kernel took some two hundred times as long (16
+maps of 28 x 28, 256 channels in 32 groups, 3x3, on 2 cores).
+"""
+
+from collections.abc import Callable
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from anp_jax.models.layers import windows
+
+# Channels that fill a dense convolution's products.
+_BLOCK = 64
+
+
+def in_blocks(dense: Callable, x, kernel, groups: int):
+  """A grouped convolution as dense ones of some groups each.
+
+  A block has its groups' kernels on the diagonal and zeros elsewhere: more
+  operations, of a kind that is many times as fast.
+
+  Args:
+    dense: (x, kernel) to a convolution of one group.
+    x: (batch, height, width, channels).
+    kernel: (height, width, channels of a group, features).
+    groups: of channels.
+
+  Returns:
+    (batch, height', width', features).
+  """
+  height, width, channels, features = kernel.shape
+  each = next(
+    n
+    for n in range(1, groups + 1)
+    if groups % n == 0 and (n * channels >= _BLOCK or n == groups)
+  )
+  shape = (height, width, channels, groups // each, each, features // groups)
+  diagonal = jnp.einsum(
+    'hwcbgf,ge->hwbgcef', kernel.reshape(shape), jnp.eye(each, dtype=x.dtype)
+  )
+  blocks = diagonal.reshape(
+    height, width, groups // each, each * channels, each * features // groups
+  )
+  parts = jnp.split(x, groups // each, -1)
+  return jnp.concatenate(
+    [dense(part, blocks[:, :, i]) for i, part in enumerate(parts)], -1
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def depthwise(x, kernel, stride: int, pads: windows.Pads):
+  """A convolution of each channel by itself, by adding shifted maps.
+
+  Sums are in float32 or wider.
+
+  Args:
+    x: (batch, height, width, channels).
+    kernel: (height, width, 1, channels).
+    stride: pixels, both ways.
+    pads: padding of x, from `windows.pads`.
+
+  Returns:
+    (batch, height', width', channels), the dtype of x.
+  """
+  over = windows.Windows(kernel.shape[:2], stride, pads)
+  taps = kernel.astype(_wide(x)).reshape(-1, kernel.shape[-1])
+  maps = windows.slices(x, over, 0)
+  total = sum(m.astype(taps.dtype) * tap for m, tap in zip(maps, taps))
+  return total.astype(x.dtype)
+
+
+def _depthwise_forward(x, kernel, stride, pads):
+  return depthwise(x, kernel, stride, pads), (x, kernel)
+
+
+def _depthwise_backward(stride, pads, saved, dy):
+  x, kernel = saved
+  over = windows.Windows(kernel.shape[:2], stride, pads)
+  wide = _wide(x)
+  taps = kernel.astype(wide)
+
+  def term(i, j, dy):
+    return dy.astype(wide) * taps[i, j, 0]
+
+  dx = windows.gather_back(term, [dy], [0], x.shape, over).astype(x.dtype)
+  return dx, _kernel_gradient(x, dy, over).reshape(kernel.shape).astype(x.dtype)
+
+
+def _kernel_gradient(x, dy, over):
+  """The gradient of a depthwise kernel, (places of the window, channels).
+
+  One image after another, whose maps stay in the cache meanwhile: nine times as
+  fast as all at once (16 maps of 28 x 28, 256 channels, 3x3, on 2 cores).
+  """
+  wide = _wide(x)
+
+  def add(total, image):
+    x, dy = image
+    maps = windows.slices(x[None], over, 0)
+    products = [m[0].astype(wide) * dy.astype(wide) for m in maps]
+    return total + jnp.stack([p.sum((0, 1)) for p in products]), None
+
+  zeros = jnp.zeros((over.shape[0] * over.shape[1], x.shape[-1]), wide)
+  return jax.lax.scan(add, zeros, (x, dy))[0]
+
+
+depthwise.defvjp(_depthwise_forward, _depthwise_backward)
+
+
+def _wide(x):
+  return jnp.promote_types(x.dtype, jnp.float32)

@@ -1,0 +1,49 @@
+"""Random numbers that belong to an example, wherever it is computed.
+
+A training step hands a network the rows of its examples in the global batch,
+in the collection EXAMPLE, and a key of (seed, step) by the same name. Numbers
+folded from both do not depend on how many devices there are, nor on how a
+batch is cut. The functions are called by a network's outermost module, which
+alone sees that collection.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+EXAMPLE = 'example'  # the collection {'row': (batch,) int32}, and the key
+
+
+def uniform(module, count: int):
+  """Random numbers for each example; others at each call.
+
+  Args:
+    module: the network, applied with EXAMPLE.
+    count: numbers an example.
+
+  Returns:
+    (batch, count) float32 in [0, 1).
+  """
+  key, rows = module.make_rng(EXAMPLE), module.get_variable(EXAMPLE, 'row')
+  keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+  return jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys)
+
+
+def branch_factors(module, rates: Sequence[float], dtype):
+  """Factors of residual branches under stochastic depth.
+
+  Huang et al. 2016 (arXiv 1603.09382): a branch is left out of an example by
+  its rate, and else divided by 1 - rate, so that its mean stays.
+
+  Args:
+    module: the network, applied with EXAMPLE.
+    rates: probability for each branch, below 1.
+    dtype: of the result.
+
+  Returns:
+    (branches, batch, 1, 1, 1): 0 or 1 / (1 - rate).
+  """
+  shares = 1 - jnp.array(rates)
+  factors = jnp.where(uniform(module, len(rates)) < shares, 1 / shares, 0)
+  return factors.astype(dtype).T[..., None, None, None]

@@ -1,0 +1,175 @@
+"""ConvNeXt against transformers and closed forms."""
+
+import functools
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import models
+from anp_jax.checkpoint.weights import convnext as names_lib
+from anp_jax.checkpoint.weights import source as source_lib
+from anp_jax.config import table
+from anp_jax.models import convnext
+from tests import builders
+from tests import stepping
+from tests import timm_peer
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+# With 1,000 classes, as timm's results-imagenet.csv has them, in millions.
+MILLIONS = {
+  'convnext_tiny': 28.59, 'convnext_small': 50.22, 'convnext_base': 88.59,
+  'convnextv2_atto': 3.71, 'convnextv2_femto': 5.23, 'convnextv2_pico': 9.07,
+  'convnextv2_nano': 15.62, 'convnextv2_tiny': 28.64, 'convnextv2_base': 88.72,
+}  # fmt: skip
+CLASSES = 10
+STAGES, WIDTH = (1, 1, 2, 1), 8
+
+
+def _shapes(module, side=32):
+  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+  return jax.eval_shape(
+    functools.partial(module.init, train=False), jax.random.key(0), images
+  )
+
+
+@pytest.mark.parametrize('name', table.CONVNEXTS)
+def test_parameter_counts(name):
+  config = builders.config({'model.name': name})
+  shapes = _shapes(models.create(config, 1000, 'cpu'))
+  assert set(shapes) == {'params'}
+  count = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
+  assert round(count / 1e6, 2) == MILLIONS[name]
+
+
+def _their_network(version):
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  torch.manual_seed(version)
+  suffix = 'V2' if version == 2 else ''
+  config = getattr(transformers, f'ConvNext{suffix}Config')(
+    hidden_sizes=[WIDTH * 2**i for i in range(4)],
+    depths=list(STAGES),
+    num_labels=CLASSES,
+  )
+  kind = getattr(transformers, f'ConvNext{suffix}ForImageClassification')
+  network = kind(config)
+  # At their start scales, biases and GRN are 1, 0 and 0, and a swap would not
+  # show; kernels of 0.02 would leave the logits to the classifier's bias.
+  with torch.no_grad():
+    for name, value in network.named_parameters():
+      spread = torch.rand(value.shape)
+      is_scale = 'layernorm.weight' in name or 'layer_scale' in name
+      if value.squeeze().ndim > 1:
+        fan_in = value[0].numel()
+        value.copy_(torch.randn(value.shape) * fan_in**-0.5)
+      else:
+        value.copy_(0.5 + spread if is_scale else spread - 0.5)
+  return network.eval(), torch
+
+
+def _ours(tensors, version):
+  """Their tensors by our names; each must be used."""
+  module = convnext.ConvNeXt(CLASSES, version, STAGES, WIDTH)
+  shapes = traverse_util.flatten_dict(_shapes(module), sep='/')
+  prefix = names_lib.PREFIXES[version - 1]
+  published = names_lib.published_names(shapes, names_lib.TRANSFORMERS, prefix)
+  assert set(published.values()) == set(tensors)
+  values = {
+    name: names_lib.from_published(name, tensors[published_name])
+    for name, published_name in published.items()
+  }
+  assert {n: v.shape for n, v in values.items()} == {
+    n: s.shape for n, s in shapes.items()
+  }
+  return module, traverse_util.unflatten_dict(values, sep='/')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('version', [1, 2])
+def test_logits_and_gradients_equal_transformers(version):
+  network, torch = _their_network(version)
+  arrays = {k: v.detach().numpy() for k, v in network.named_parameters()}
+  module, variables = _ours(arrays, version)
+  random = np.random.default_rng(0)
+  # 70 is no multiple of 32: each stage leaves out what a patch does not fill.
+  images = random.normal(size=(3, 70, 70, 3)).astype(np.float32)
+  weights = random.normal(size=(3, CLASSES)).astype(np.float32)
+  logits = network(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).logits
+  (logits * torch.from_numpy(weights)).sum().backward()
+
+  def score(variables):
+    logits = module.apply(variables, images, False)
+    return (logits * weights).sum(), logits
+
+  gradients, got = jax.jit(jax.grad(score, has_aux=True))(variables)
+  want = logits.detach().numpy()
+  # Logits of order one, of float32 sums in another order.
+  assert 0.1 < want.std() < 20 and want.std(0).max() > 0.01
+  assert np.abs(got - want).max() <= 1e-4
+  arrays = {k: v.grad.numpy() for k, v in network.named_parameters()}
+  _, want = _ours(arrays, version)
+  stepping.assert_close(gradients, want, 1e-4)
+
+
+@pytest.mark.slow
+def test_logits_equal_timms(tmp_path, monkeypatch):
+  """Files with its names are read; their 1x1 kernels may be dense layers."""
+  names = ('convnext_tiny', 'convnextv2_atto')
+  size = {'depths': STAGES, 'dims': [WIDTH * 2**i for i in range(4)]}
+  arguments = {
+    n: {'model_name': n, 'num_classes': CLASSES, **size} for n in names
+  }
+  for version, name in enumerate(names, 1):
+    monkeypatch.setitem(convnext.SIZES, name, (version, STAGES, WIDTH))
+  for name, peer in timm_peer.compute(tmp_path, arguments).items():
+    config = builders.config({'model.name': name})
+    module = models.create(config, CLASSES, 'cpu')
+    shapes = traverse_util.flatten_dict(_shapes(module), sep='/')
+    source = source_lib.read(peer.path, config, shapes)
+    assert set(source.tensors) == set(shapes) and not source.unused
+    variables = traverse_util.unflatten_dict(
+      {name: value for name, (_, value) in source.tensors.items()}, sep='/'
+    )
+    got = jax.jit(lambda v, x, m=module: m.apply(v, x, False))(
+      variables, peer.images
+    )
+    assert peer.logits.std() > 0.01
+    # float32, summed in another order: relative to the largest logit.
+    scale = max(1, np.abs(peer.logits).max())
+    assert np.abs(got - peer.logits).max() <= 1e-4 * scale, name
+
+
+def test_response_norm_of_a_channel_that_is_zero():
+  """The gradient of its norm, a root, is taken for 0 as PyTorch does."""
+  x = np.zeros((2, 3, 3, 4), np.float32)
+  x[..., 0] = 1
+  params = {'scale': np.full(4, 2.0), 'bias': np.zeros(4)}
+
+  def total(x):
+    return convnext.ResponseNorm().apply({'params': params}, x).sum()
+
+  # Norms are 3, 0, 0, 0, their mean 3/4: 9 pixels of 1 + 2 * 4, of 2 images.
+  assert total(x) == pytest.approx(2 * 9 * (1 + 2 * 4), rel=1e-5)
+  assert np.isfinite(jax.grad(total)(x)).all()
+
+
+def test_the_branch_of_a_block_that_is_left_out():
+  """An example whose factor is 0 keeps its map; 2 counts the branch twice."""
+  conv = functools.partial(convnext.layers.Conv, use_bias=True)
+  block = convnext.Block(1, conv, convnext.nn.LayerNorm)
+  x = np.random.default_rng(0).normal(size=(2, 2, 2, 4)).astype(np.float32)
+  shapes = jax.eval_shape(block.init, jax.random.key(0), x, None)
+  random = np.random.default_rng(0)
+  variables = jax.tree.map(
+    lambda s: random.normal(size=s.shape).astype(s.dtype), shapes
+  )
+  factor = np.array([0, 2], np.float32)[:, None, None, None]
+  result, some = (block.apply(variables, x, f) for f in (None, factor))
+  np.testing.assert_array_equal(some[0], x[0])
+  # float32 numbers of order ten.
+  np.testing.assert_allclose(some[1] - x[1], 2 * (result - x)[1], 1e-4, 1e-4)
+  assert np.abs(result - x).max() > 1e-3

@@ -1,0 +1,114 @@
+"""Grouped convolutions against sums over each group, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax.models import layers
+from anp_jax.parallel.channel_split import convolutions
+from anp_jax.system.onednn import library
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+_SIDE = 9
+
+
+def _reference(x, kernel, dy, stride, groups):
+  """A convolution of padding 1 and its gradients, group by group."""
+  x, kernel, dy = (np.float64(a) for a in (x, kernel, dy))
+  padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+  padded_gradient, kernel_gradient = (
+    np.zeros_like(padded),
+    np.zeros(kernel.shape),
+  )
+  y = np.zeros(dy.shape)
+  rows = dy.shape[1]
+  channels, features = x.shape[-1] // groups, kernel.shape[-1] // groups
+  for g in range(groups):
+    ins = slice(g * channels, (g + 1) * channels)
+    outs = slice(g * features, (g + 1) * features)
+    for i in range(kernel.shape[0]):
+      for j in range(kernel.shape[1]):
+        place = (
+          slice(None),
+          slice(i, i + stride * (rows - 1) + 1, stride),
+          slice(j, j + stride * (rows - 1) + 1, stride),
+          ins,
+        )
+        y[..., outs] += padded[place] @ kernel[i, j, :, outs]
+        padded_gradient[place] += dy[..., outs] @ kernel[i, j, :, outs].T
+        kernel_gradient[i, j, :, outs] = np.einsum(
+          'nhwc,nhwf->cf', padded[place], dy[..., outs]
+        )
+  return y, padded_gradient[:, 1:-1, 1:-1], kernel_gradient
+
+
+@pytest.mark.parametrize(
+  'platform, dtype',
+  [
+    ('cpu', 'float32'),
+    ('cpu_onednn', 'float32'),
+    pytest.param('cpu', 'bfloat16', marks=pytest.mark.slow),
+    pytest.param('cpu_onednn', 'bfloat16', marks=pytest.mark.slow),
+    pytest.param('gpu', 'float32', marks=pytest.mark.soak),
+  ],
+)
+@pytest.mark.parametrize(
+  'channels, features, groups, stride',
+  # Blocks of dense ones, all groups in one; more features; depthwise.
+  [(128, 128, 32, 1), (6, 12, 3, 2), (8, 8, 8, 2),
+   pytest.param(5, 10, 5, 1, marks=pytest.mark.soak),
+   pytest.param(24, 24, 24, 1, marks=pytest.mark.soak)],
+)  # fmt: skip
+def test_groups_are_convolved_by_themselves(
+  platform, dtype, channels, features, groups, stride
+):
+  if platform == 'cpu_onednn' and not library.find():
+    pytest.skip('no oneDNN here')
+  if platform == 'cpu_onednn' and dtype not in library.opened().dtypes:
+    pytest.skip(f'oneDNN has no {dtype} here')
+  random = np.random.default_rng(0)
+  conv = layers.Conv(
+    features, 3, stride, groups=groups, dtype=dtype, platform=platform
+  )
+  rows = -(-_SIDE // stride)
+  x, dy = (
+    jnp.asarray(random.normal(size=shape), dtype)
+    for shape in ((2, _SIDE, _SIDE, channels), (2, rows, rows, features))
+  )
+  kernel = jnp.asarray(
+    random.normal(size=(3, 3, channels // groups, features)), dtype
+  ).astype('float32')
+
+  def apply(x, kernel):
+    return conv.apply({'params': {'kernel': kernel}}, x)
+
+  y, pull_back = jax.vjp(apply, x, kernel)
+  results = (y, *pull_back(dy))
+  wants = _reference(x, kernel, dy, stride, groups)
+  for result, want in zip(results, wants, strict=True):
+    assert result.shape == want.shape
+    error = np.abs(np.float64(result) - want).max() / np.abs(want).max()
+    # A rounding to 8 bits is 2^-9; float32 sums of up to 162 products.
+    assert error < (2e-6 if dtype == 'float32' else 2**-7)
+
+
+def test_what_cannot_be_grouped_is_refused():
+  conv = layers.Conv(8, 3, groups=4)
+  with pytest.raises(ValueError, match='6 channels and 8 features: expected'):
+    conv.init(jax.random.key(0), jnp.zeros((1, 4, 4, 6)))
+
+
+def test_no_device_gets_a_part_of_a_grouped_convolution():
+  conv = layers.Conv(8, 3, groups=2)
+  images = jax.ShapeDtypeStruct((1, 4, 4, 4), jnp.float32)
+  kernel = jax.ShapeDtypeStruct((3, 3, 2, 8), jnp.float32)
+  variables = {'params': {'kernel': kernel}}
+
+  def never(*unused):
+    raise AssertionError
+
+  with convolutions.computed_by(never):
+    y = jax.eval_shape(conv.apply, variables, images)
+  assert y.shape == (1, 4, 4, 8)

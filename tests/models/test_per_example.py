@@ -1,0 +1,72 @@
+"""Random numbers of examples: their law, and their frequencies."""
+
+from flax import linen as nn
+import jax
+import numpy as np
+import pytest
+
+from anp_jax.models import convnext
+from anp_jax.models.layers import per_example
+from tests import stepping
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+
+class _Draws(nn.Module):
+  rates: tuple = (0.0, 0.25, 0.5)
+
+  @nn.compact
+  def __call__(self, x):
+    factors = per_example.branch_factors(self, self.rates, x.dtype)
+    return factors[..., 0, 0, 0]
+
+
+def _apply(rows, key=0):
+  x = np.ones(len(rows), np.float32)
+  variables = {per_example.EXAMPLE: {'row': np.array(rows, np.int32)}}
+  rngs = {per_example.EXAMPLE: jax.random.key(key)}
+  return jax.device_get(_Draws().apply(variables, x, rngs=rngs))
+
+
+def test_they_are_of_the_row_and_the_key():
+  factors = _apply(range(40))
+  for rows in ([3], [20, 3, 39], range(8, 24)):
+    np.testing.assert_array_equal(_apply(rows), factors[:, list(rows)])
+  assert (_apply(range(40), key=1) != factors).any()
+
+
+def test_frequencies_and_means():
+  factors = _apply(range(4000))
+  for factor, rate in zip(factors, (0, 0.25, 0.5)):
+    np.testing.assert_allclose(np.unique(factor), sorted(
+      {0, 1 / (1 - rate)} if rate else {1}), 1e-6)  # fmt: skip
+    # The deviation of a share of 4,000 is at most 0.008: five of them.
+    assert abs((factor == 0).mean() - rate) < 0.04
+  # Branches are drawn apart.
+  shares = np.corrcoef(factors[1:])
+  assert np.abs(shares - np.eye(len(shares))).max() < 0.08
+
+
+def _small(config, drop_path):
+  return convnext.ConvNeXt(
+    stepping.CLASSES, 2, (1, 1), 4, drop_path,
+    dtype=config.model.dtype, param_dtype=config.model.param_dtype,
+  )  # fmt: skip
+
+
+def _losses(drop_path, devices=1, **keys):
+  config = stepping.config_of(**keys)
+  run = stepping.Run(config, devices, _small(config, drop_path))
+  batches = [stepping.batch_of(i) for i in range(3)]
+  state, metrics = run.steps(run.state(), batches)
+  return jax.device_get(state.params), stepping.column(metrics)
+
+
+@pytest.mark.slow
+def test_paths_dropped_do_not_depend_on_devices(x64):
+  want_params, want = _losses(0.5)
+  assert (want != _losses(0.1)[1]).any()
+  for devices, accumulate in ((4, 2), (8, 1)):
+    params, losses = _losses(0.5, devices, accumulate=accumulate)
+    np.testing.assert_allclose(losses, want, stepping.TIGHT)
+    stepping.assert_close(params, want_params, stepping.TIGHT)

@@ -1,0 +1,101 @@
+"""Networks of timm's, computed by a process of their own.
+
+timm imports torchvision, whose builds load with few builds of torch only;
+the networks use nothing of it. So the process has a stand-in for torchvision,
+which no other test sees.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors_numpy
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What timm computed.
+
+  Attributes:
+    path: of the .safetensors file with the network's tensors.
+    tensors: by timm's names.
+    images: (n, side, side, 3) float32, that it saw.
+    logits: (n, classes) float32, in evaluation.
+  """
+
+  path: str
+  tensors: dict[str, np.ndarray]
+  images: np.ndarray
+  logits: np.ndarray
+
+
+def compute(folder, networks: dict, side: int = 64) -> dict[str, Result]:
+  """Computes networks of random weights and statistics on random images.
+
+  Skips the test where timm or torch is missing.
+
+  Args:
+    folder: that exists, for files.
+    networks: by a name for each (a-z, 0-9, _ and -): the arguments of
+      timm.create_model; with `state`, the path of a .safetensors file, all
+      tensors are loaded from it instead.
+    side: of the images, pixels.
+
+  Returns:
+    The results by the same names.
+  """
+  for package in ('torch', 'timm'):
+    if importlib.util.find_spec(package) is None:
+      pytest.skip(f'no {package} here')
+  random = np.random.default_rng(0)
+  images = random.normal(size=(4, side, side, 3)).astype(np.float32)
+  folder = os.fspath(folder)
+  np.save(os.path.join(folder, 'images.npy'), images)
+  subprocess.run(
+    [sys.executable, '-m', 'tests.timm_peer', folder, json.dumps(networks)],
+    cwd=_ROOT, check=True, timeout=300,
+  )  # fmt: skip
+  return {name: _result(folder, name, images) for name in networks}
+
+
+def _result(folder, name, images):
+  path = os.path.join(folder, f'{name}.safetensors')
+  return Result(
+    path=path,
+    tensors=safetensors_numpy.load_file(path),
+    images=images,
+    logits=np.load(os.path.join(folder, f'{name}.npy')),
+  )
+
+
+def main(folder, networks):
+  """Writes NAME.safetensors and NAME.npy of each network to the folder."""
+  from safetensors import torch as safetensors_torch
+  import torch
+
+  from scripts.bench import _timm_networks
+  from tests import published
+
+  images = np.load(os.path.join(folder, 'images.npy'))
+  for name, arguments in networks.items():
+    state = arguments.pop('state', None)
+    network = published.randomised(_timm_networks.create(**arguments))
+    if state:
+      network.load_state_dict(safetensors_torch.load_file(state))
+    with torch.no_grad():
+      logits = network.eval()(published.pixels(images))
+    np.save(os.path.join(folder, f'{name}.npy'), logits.numpy())
+    safetensors_numpy.save_file(
+      published.tensors(network), os.path.join(folder, f'{name}.safetensors')
+    )
+
+
+if __name__ == '__main__':
+  main(sys.argv[1], json.loads(sys.argv[2]))
