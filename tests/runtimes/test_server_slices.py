@@ -1,6 +1,7 @@
 """A slice's update is the slice of the whole update."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -289,3 +290,11 @@ def test_rates_are_multiplied_wherever_slices_end(sgd, servers):
     _close(weights, value)
   # All parameters of the norm are frozen, and so are its statistics.
   _same(result.stats, start.stats)
+
+
+@pytest.mark.parametrize('xp', [np, jnp])
+def test_a_vector_has_the_dtype_of_its_leaves(xp):
+  """Weights are float32; a gradient on the wire may be bfloat16."""
+  tree = layout_lib.FlatTree({'a': np.ones((2, 3), np.float32)}, np.float32)
+  vector = tree.flatten({'a': np.ones((2, 3), jnp.bfloat16)}, xp)
+  assert vector.dtype == jnp.bfloat16 and vector.shape == (6,)
