@@ -1,6 +1,6 @@
 """Predicts how a config's training scales on machines that are not here.
 
-  python -m scripts.plan --config=configs/resnet_anp.py:modern --device=h200
+  python -m anp_jax.plan --config=configs/resnet_anp.py:modern --device=h200
     --nodes=1,2,4,...,512 --devices_per_node=8 --link=ib-ndr400x8
 
 predicts, for each number of nodes, images/s, where the time of a step goes,
@@ -9,20 +9,20 @@ memory, and time and device-hours to the run's end, as a table, as a figure with
 sync,fsdp,local,server:bounded compares strategies; --config.KEY=VALUE is for
 all of them.
 
-  python -m scripts.plan --config=... --measure
+  python -m anp_jax.plan --config=... --measure
 
 times some steps of the config on the device at hand, and predicts more of them:
 up to 64 nodes, joined by 10 Gbit/s Ethernet, unless --nodes and --link say it.
 
-  python -m scripts.plan --config=... --target_hours=2 --budget_devices=256
+  python -m anp_jax.plan --config=... --target_hours=2 --budget_devices=256
 
 ranks nodes, strategies and (without --device) devices by device-hours.
 
-  python -m scripts.plan --check
+  python -m anp_jax.plan --check
 
 compares the model with published rates of ResNet-50: published, predicted and
 error by row, and the means. With --rows=FILE.csv those of another file, which
-has the columns of scripts/plan/published.csv. docs/planner.md explains more.
+has the columns of anp_jax/plan/published.csv. docs/planner.md explains more.
 
 Status 0; 1: no way reaches the target; 2: bad input, or a config that fits none
 of the sizes. Hyphens in flags are underscores.
@@ -35,10 +35,10 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.plan import sizes
+from anp_jax.plan import tables
 from anp_jax.system import markdown
 from anp_jax.system import xla_flags
-from scripts.plan import sizes
-from scripts.plan import tables
 
 
 def main(arguments: list[str]) -> int:
@@ -51,12 +51,14 @@ def main(arguments: list[str]) -> int:
       return _check(known_tables, flags)
     if flags.list:
       return _list(known_tables)
-    from scripts.plan import command  # JAX, once the flags are right
+    from anp_jax.plan import (
+      command as planning,  # JAX, once the flags are right
+    )
 
     if flags.measure and flags.config:  # a step as main.py compiles it
       applying = command_line.applying(flags.config, overrides)
       xla_flags.enable_for(command_line.load(flags.config, applying))
-    return command.run(known_tables, flags, overrides)
+    return planning.run(known_tables, flags, overrides)
   except config_lib.ConfigError as e:
     print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
     return 2
@@ -75,7 +77,7 @@ def _underscored(argument: str) -> str:
 
 def _flags(arguments):
   parser = command_line.Parser(
-    prog='python -m scripts.plan', description=__doc__
+    prog='python -m anp_jax.plan', description=__doc__
   )
   add = parser.add_argument
   add('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
@@ -117,14 +119,14 @@ def _flags(arguments):
   add('--list', action='store_true', help='the devices and links there are')
   add(
     '--entries', default='', metavar='FILE',
-    help='TOML with devices and links of your own; see scripts/plan/*.toml',
+    help='TOML with devices and links of your own; see anp_jax/plan/*.toml',
   )  # fmt: skip
   return parser.parse(arguments)
 
 
 def _check(known_tables, flags) -> int:
-  from scripts.plan import check  # JAX, once the flags are right
-  from scripts.plan import published
+  from anp_jax.plan import check  # JAX, once the flags are right
+  from anp_jax.plan import published
 
   rows = published.read(known_tables, flags.rows or published.FILE)
   comparisons = check.compare(rows)
@@ -153,10 +155,15 @@ def _list(known_tables) -> int:
   return 0
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """Runs as a program: python -m anp_jax.plan, anp-plan."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   if '--measure' not in sys.argv:  # nothing else needs an accelerator
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   else:
     xla_flags.use_huge_pages()
   sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == '__main__':
+  command()

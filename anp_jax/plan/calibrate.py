@@ -19,6 +19,8 @@ from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.plan import sizes
+from anp_jax.plan import tables
 from anp_jax.runtimes.calibration import timing
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.system import compile_cache
@@ -27,8 +29,6 @@ from anp_jax.system import cores
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
-from scripts.plan import sizes
-from scripts.plan import tables
 
 _TURNS = 5
 _MOST_SECONDS = 10.0  # of the turns of one batch size

@@ -7,15 +7,14 @@ with one or two of its rows, which predict its other rows.
 from collections.abc import Sequence
 import dataclasses
 import functools
-import os
 
 from anp_jax.config import command_line
+from anp_jax.config import recipes
+from anp_jax.plan import fit as fit_lib
+from anp_jax.plan import published
+from anp_jax.plan import workload as workload_lib
 from anp_jax.system import markdown
-from scripts.plan import fit as fit_lib
-from scripts.plan import published
-from scripts.plan import workload as workload_lib
 
-_ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 # ImageNet's 1,281,167 training images of 1,000 classes, at 224 px.
 _EXAMPLES, _CLASSES = 1281167, 1000
 # Mean errors by rows: a process that makes many plans fits them once.
@@ -59,7 +58,7 @@ def resnet50(dtype: str) -> workload_lib.Workload:
   Args:
     dtype: 'float32', 'float16' or 'bfloat16'; the latter two cost the same.
   """
-  recipe = os.path.join(_ROOT, 'configs', 'resnet_anp.py:modern')
+  recipe = f'{recipes.shipped() / "resnet_anp.py"}:modern'
   is_half = dtype in ('float16', 'bfloat16')
   config = command_line.load(
     recipe,

@@ -8,7 +8,7 @@ Sanders, Speck and Traff (2009) as NCCL has them.
 import dataclasses
 import math
 
-from scripts.plan import tables
+from anp_jax.plan import tables
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Plans what the flags ask for."""
 
-from collections.abc import Sequence
-import dataclasses
 import json
 import math
 import os
@@ -10,21 +8,17 @@ from typing import Any
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.plan import machines as machines_lib
+from anp_jax.plan import page
+from anp_jax.plan import points as points_lib
+from anp_jax.plan import sizes
+from anp_jax.plan import strategies
+from anp_jax.plan import tables
+from anp_jax.plan import target
+from anp_jax.plan import workload as workload_lib
 from anp_jax.system import compute_dtype
 from anp_jax.system import files
 from anp_jax.system import progress
-from scripts.plan import check
-from scripts.plan import collectives
-from scripts.plan import fit as fit_lib
-from scripts.plan import model
-from scripts.plan import page
-from scripts.plan import points as points_lib
-from scripts.plan import published
-from scripts.plan import sizes
-from scripts.plan import strategies
-from scripts.plan import tables
-from scripts.plan import target
-from scripts.plan import workload as workload_lib
 
 _NUMBERS = (
   'images_per_device', 'input_rate', 'examples', 'classes', 'jitter',
@@ -46,29 +40,6 @@ _BY_HOST = ('server', 'relay')
 _NAMES = (*strategy_lib.BUILT_IN, _FSDP, *_SERVERS)
 
 
-@dataclasses.dataclass(frozen=True)
-class Machine:
-  """A kind of device on several numbers of nodes.
-
-  Attributes:
-    device: that computes.
-    clusters: one a size, the smallest first.
-    efficiency: what the device and its links reach.
-    measured: (a, c) of its step if it was timed, else None.
-    jitter: of its step.
-    published: rates of its kind.
-    error: mean error of predictions of it.
-  """
-
-  device: tables.Device
-  clusters: Sequence[collectives.Cluster]
-  efficiency: model.Efficiency
-  measured: tuple[float, float] | None
-  jitter: float
-  published: Sequence[published.Row]
-  error: float
-
-
 def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
   """Prints the plan and writes its files; returns the exit status.
 
@@ -85,7 +56,7 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
     configs = {n: compute_dtype.decide(c, '') for n, c in configs.items()}
   first = next(iter(configs.values()))
   cost = workload_lib.count(first, flags.examples, flags.classes)
-  machines = _machines(known_tables, flags, cost.dtype, first, cost)
+  machines = machines_lib.from_flags(known_tables, flags, first, cost)
   plans = {}
   for machine in machines:
     for name, config in configs.items():
@@ -128,7 +99,9 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
       'fixed': fixed, 'per_image': per_image, 'jitter': machines[0].jitter,
     }  # fmt: skip
   status = _show(flags, plans, result)
-  _write(flags, title, plans, result, _rates(machines[0], cost))
+  _write(
+    flags, title, plans, result, machines_lib.published_rates(machines[0], cost)
+  )
   print(json.dumps(result))
   return status
 
@@ -274,75 +247,6 @@ def _configs(flags, overrides) -> dict[str, Any]:
   return result
 
 
-def _machines(known_tables, flags, dtype, config, cost) -> list[Machine]:
-  """The machines of the flags, each with what it reaches."""
-  names = [n.strip() for n in (flags.device or '').split(',') if n.strip()]
-  if not names and not flags.measure:
-    raise config_lib.ConfigError(
-      f'--device is missing: one of {", ".join(known_tables.devices)}; or '
-      '--measure'
-    )
-  devices = [known_tables.device(name) for name in names]
-  for device in devices:
-    device.peak(dtype)
-  clusters = [_clusters(known_tables, flags, device) for device in devices]
-  rows = published.read(known_tables)
-  if flags.measure:
-    return [_measured(known_tables, flags, config, cost, rows)]
-  error = check.sheet_error(rows)
-  machines = []
-  for device, sized in zip(devices, clusters):
-    same = [r for r in rows if r.device.name == device.name]
-    systems = dict.fromkeys(r.system for r in same)
-    used = [r for r in rows if r not in same] if flags.data_sheet else rows
-    fitted = fit_lib.fit_cases(fit_lib.cases(used, check.resnet50))
-    efficiency = fitted.efficiency(device, dtype, *systems)
-    jitter = model.JITTER if flags.jitter is None else flags.jitter
-    machines.append(
-      Machine(device, sized, efficiency, None, jitter, same, error)
-    )
-  return machines
-
-
-def _measured(known_tables, flags, config, cost, rows) -> Machine:
-  """The device at hand, whose step is timed."""
-  from scripts.plan import calibrate  # opens the device
-
-  batches = ()
-  if flags.measure_batches:
-    batches = sizes.numbers('--measure_batches', flags.measure_batches)
-  measurement = calibrate.measure(config, cost, batches)
-  device, is_known = calibrate.entry(
-    measurement, known_tables, flags.devices_per_node
-  )
-  times = ', '.join(
-    f'{1e3 * seconds:.4g} ms for {images} images'
-    for images, seconds in measurement.batches
-  )
-  print(
-    f'measured on {measurement.device}: {times}; T(b) = '
-    f'{1e3 * measurement.fixed:.3g} ms + {1e3 * measurement.per_image:.3g} ms '
-    f'b, jitter {100 * measurement.jitter:.1f} %'
-  )
-  note = '' if is_known else ', as it has no entry of its own (--entries)'
-  print(
-    f'{device.gigabytes:.3g} GB a device; node link ({device.node_link}) and '
-    f"host's cores ({device.host_cores:g} a device) are those of the entry "
-    f'{device.name!r}{note}'
-  )
-  fitted = fit_lib.fit_cases(fit_lib.cases(rows, check.resnet50))
-  jitter = measurement.jitter if flags.jitter is None else flags.jitter
-  return Machine(
-    device=device,
-    clusters=_clusters(known_tables, flags, device),
-    efficiency=fitted.efficiency(device, cost.dtype),
-    measured=(measurement.fixed, measurement.per_image),
-    jitter=jitter,
-    published=(),
-    error=check.errors(check.compare(rows))['few_mean'],
-  )
-
-
 def _check_sizes(known_tables, flags, configs):
   """Refuses sizes and links before anything is counted or timed."""
   counts = sizes.numbers('--nodes', flags.nodes)
@@ -363,23 +267,6 @@ def _check_sizes(known_tables, flags, configs):
       )
 
 
-def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
-  """A cluster for each number of nodes."""
-  counts = sizes.numbers('--nodes', flags.nodes)
-  node_link = known_tables.link(
-    '--node_link', flags.node_link or device.node_link
-  )
-  if not flags.link and max(counts) > 1 and node_link.topology != 'torus':
-    raise config_lib.ConfigError(
-      '--link=NAMExPORTS is missing: what joins the nodes, such as ib-ndr400x8'
-    )
-  link = known_tables.link('--link', flags.link or 'eth-10')
-  return [
-    collectives.Cluster(count, flags.devices_per_node, node_link, link)
-    for count in counts
-  ]
-
-
 def _check_that_some_run(plans):
   """Refuses a plan without a size that can run, with the first reason."""
   points = [p for ps in plans.values() for p in ps]
@@ -387,24 +274,6 @@ def _check_that_some_run(plans):
     raise config_lib.ConfigError(
       f'the config fits none of these sizes: {points[0].why_not}'
     )
-
-
-def _rates(machine, workload) -> list[tuple[str, int, float]]:
-  """Published rates of the device, of the same network, in a like dtype."""
-  is_same = workload.name == 'resnet50' and workload.image_flops > 2e10
-  if not is_same or machine.measured:
-    return []
-  return [
-    (r.system, r.cluster.size, r.rate)
-    for r in machine.published
-    if _is_as_fast(machine.device, r.dtype, workload.dtype)
-  ]
-
-
-def _is_as_fast(device, dtype, other) -> bool:
-  """Whether numbers of two dtypes have one width and one peak."""
-  is_as_wide = model.width(dtype) == model.width(other)
-  return is_as_wide and device.peak(dtype) == device.peak(other)
 
 
 def _write(flags, title, plans, result, rates):

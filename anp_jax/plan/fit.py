@@ -18,10 +18,10 @@ import math
 
 import numpy as np
 
-from scripts.plan import model
-from scripts.plan import published
-from scripts.plan import tables
-from scripts.plan import workload as workload_lib
+from anp_jax.plan import model
+from anp_jax.plan import published
+from anp_jax.plan import tables
+from anp_jax.plan import workload as workload_lib
 
 KINDS = ('tensor', 'vector', 'tpu', 'cpu')
 # Logarithms of the common numbers: what one would guess, and how surely.

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from scripts.plan import strategies
+from anp_jax.plan import strategies
 
 # Of a device's memory that a run may use: on a GPU what main.py sets as
 # XLA_CLIENT_MEM_FRACTION.

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 import dataclasses
 
-from scripts.plan import collectives
-from scripts.plan import order_statistics
-from scripts.plan import tables
-from scripts.plan import workload as workload_lib
+from anp_jax.plan import collectives
+from anp_jax.plan import order_statistics
+from anp_jax.plan import tables
+from anp_jax.plan import workload as workload_lib
 
 # The backward pass has two products for each one of the forward pass.
 BACKWARD = 2 / 3

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import io
 import itertools
 
+from anp_jax.plan import points as points_lib
 from anp_jax.system import drawing
 from anp_jax.system import files
 from anp_jax.system import markdown
 from anp_jax.system import progress
-from scripts.plan import points as points_lib
 
 _HEAD = (
   'strategy', 'nodes', 'devices', 'batch', 'a device', 'images/s', 'step',

@@ -5,10 +5,10 @@ import dataclasses
 import math
 
 from anp_jax import config as config_lib
-from scripts.plan import collectives
-from scripts.plan import memory as memory_lib
-from scripts.plan import sizes
-from scripts.plan import strategies
+from anp_jax.plan import collectives
+from anp_jax.plan import memory as memory_lib
+from anp_jax.plan import sizes
+from anp_jax.plan import strategies
 
 # A size pays if its further devices bring at least this share of their own
 # speed.

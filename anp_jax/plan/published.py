@@ -7,9 +7,9 @@ import os
 import re
 
 from anp_jax import config as config_lib
-from scripts.plan import collectives
-from scripts.plan import model
-from scripts.plan import tables
+from anp_jax.plan import collectives
+from anp_jax.plan import model
+from anp_jax.plan import tables
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'published.csv')
 _COLUMNS = {

@@ -6,7 +6,7 @@ import re
 from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.config import strategy as strategy_lib
-from scripts.plan import collectives
+from anp_jax.plan import collectives
 
 MOST_DEVICES = 4096
 SCALINGS = ('auto', 'strong', 'weak')

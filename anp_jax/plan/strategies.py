@@ -10,12 +10,12 @@ from typing import Any
 
 from anp_jax import config as config_lib
 from anp_jax.parallel.local import exchanges
-from scripts.plan import collectives
-from scripts.plan import model
-from scripts.plan import order_statistics
-from scripts.plan import sizes
-from scripts.plan import tables
-from scripts.plan import workload as workload_lib
+from anp_jax.plan import collectives
+from anp_jax.plan import model
+from anp_jax.plan import order_statistics
+from anp_jax.plan import sizes
+from anp_jax.plan import tables
+from anp_jax.plan import workload as workload_lib
 
 # A host updates weights in its memory at about this rate, bytes/s: assumption
 # for the optimizer of `server`, which streams all state through a few cores.

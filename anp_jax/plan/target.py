@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from scripts.plan import points as points_lib
+from anp_jax.plan import points as points_lib
 
 
 def ranked(

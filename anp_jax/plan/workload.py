@@ -20,10 +20,10 @@ from anp_jax.models.layers import per_example
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.parallel.channel_split import convolutions
+from anp_jax.plan import memory_traffic
 from anp_jax.system import flops
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import optimizer as optimizer_lib
-from scripts.plan import memory_traffic
 
 # Images of the abstract step; what grows with the batch is divided by them.
 _IMAGES = 32

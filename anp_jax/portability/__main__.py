@@ -1,6 +1,6 @@
 """Compiles a run's steps for machines that are not here, and compares them.
 
-  python -m scripts.portability --config=configs/resnet_anp.py:modern
+  python -m anp_jax.portability --config=configs/resnet_anp.py:modern
     --config.data.source=synthetic --config.batch_size=0
     --target=cpu:8 --target=tpu:v5e:2x2 --target=gpu:h200:16x4
 
@@ -21,9 +21,9 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from scripts.portability import collectives
-from scripts.portability import table
-from scripts.portability import targets
+from anp_jax.portability import collectives
+from anp_jax.portability import table
+from anp_jax.portability import targets
 
 
 def main(arguments: list[str]) -> int:
@@ -92,7 +92,7 @@ def _reasons(reports):
 
 def _flags(arguments):
   parser = command_line.Parser(
-    prog='python -m scripts.portability',
+    prog='python -m anp_jax.portability',
     description=__doc__,
   )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
@@ -111,7 +111,7 @@ def _in_a_process(target, flags, overrides) -> dict:
   except targets.Missing as e:
     return {'why_not': str(e)}
   print(f'compiling for {target.text}', file=sys.stderr, flush=True)
-  command = [sys.executable, '-m', 'scripts.portability', '--worker']
+  command = [sys.executable, '-m', 'anp_jax.portability', '--worker']
   command += [f'--config={flags.config}', f'--target={target.text}']
   command += [f'--config.{key}={value}' for key, value in overrides.items()]
   done = subprocess.run(
@@ -130,7 +130,7 @@ def _in_a_process(target, flags, overrides) -> dict:
 def _inspected(config, target, folder) -> dict:
   """What `ahead.inspect` gives, or why nothing could be compiled."""
   targets.prepare(target, config=config)
-  from scripts.portability import ahead  # JAX, once it is told of the target
+  from anp_jax.portability import ahead  # JAX, once it is told of the target
 
   try:
     return ahead.inspect(config, target, folder)

@@ -11,13 +11,13 @@ from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.portability import collectives
+from anp_jax.portability import table
+from anp_jax.portability import targets
 from anp_jax.system import flops
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
-from scripts.portability import collectives
-from scripts.portability import table
-from scripts.portability import targets
 
 _MEMORY = {
   'arguments': 'argument_size_in_bytes',

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 
-from scripts.bench import _program
+from anp_jax.portability import program as program_lib
 
 KINDS = (
   'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all',
@@ -91,7 +91,7 @@ def compiled(text: str) -> list[Collective]:
   Args:
     text: of `jax.stages.Compiled.as_text`.
   """
-  program = _program.Program(text)
+  program = program_lib.Program(text)
   schedule = list(program.instructions.values())
   place = {i.name: n for n, i in enumerate(schedule)}
   scheduled = 'is_scheduled=true' in text.partition('\n')[0]

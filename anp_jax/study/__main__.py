@@ -1,10 +1,10 @@
 """Compares ways of spreading a training over devices and nodes.
 
-`python -m scripts.study relay --help` describes the study of many models in a
+`python -m anp_jax.study relay --help` describes the study of many models in a
 ring, `channel_split --help` that of convolutions split over devices, `papers
 --help` the page of published figures and ours; here is that of strategies:
 
-  python -m scripts.study strategies --config=configs/lenet.py
+  python -m anp_jax.study strategies --config=configs/lenet.py
     --workdir=runs/study --nodes=1,2,4 --devices_per_node=1,2
     --strategies=sync,local --seeds=0,1,2 --target_accuracy=0.95
     --learning_rates=0.01,0.02,0.04
@@ -27,29 +27,27 @@ import os
 import shlex
 import signal
 import sys
-import time
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.config import emulation_keys
-from anp_jax.reporting import telemetry
+from anp_jax.study import axes
+from anp_jax.study import channel_split
+from anp_jax.study import emulate
+from anp_jax.study import grid
+from anp_jax.study import local
+from anp_jax.study import planned
+from anp_jax.study import progress as progress_lib
+from anp_jax.study import relay
+from anp_jax.study import results
+from anp_jax.study import runner
+from anp_jax.study import scaling
+from anp_jax.study import simulate
+from anp_jax.study import slurm
+from anp_jax.study import traffic
+from anp_jax.study import tune
+from anp_jax.study.papers import command as papers
 from anp_jax.system import emulation
-from anp_jax.system import progress as progress_lib
-from scripts.study import axes
-from scripts.study import channel_split
-from scripts.study import emulate
-from scripts.study import grid
-from scripts.study import local
-from scripts.study import planned
-from scripts.study import relay
-from scripts.study import results
-from scripts.study import runner
-from scripts.study import scaling
-from scripts.study import simulate
-from scripts.study import slurm
-from scripts.study import traffic
-from scripts.study import tune
-from scripts.study.papers import command as papers
 
 _NODES = '1,2'
 _STRATEGIES = 'sync,invariant,local,server'  # those that divide the batch
@@ -69,7 +67,7 @@ def main(arguments: list[str]) -> int:
     overrides, rest = command_line.split_overrides(arguments)
     flags = _flags(rest)
     study, cells, plan = _study(flags, overrides)
-    progress = _Progress(study)
+    progress = progress_lib.Progress(study)
     plans = {}
     if flags.plan is not None:
       plans = planned.rates(study, cells, flags.plan)
@@ -101,7 +99,7 @@ def main(arguments: list[str]) -> int:
 
 def _flags(arguments):
   parser = command_line.Parser(
-    prog='python -m scripts.study',
+    prog='python -m anp_jax.study',
     description=__doc__,
   )
   parser.add_argument(
@@ -150,7 +148,7 @@ def _flags(arguments):
   )  # fmt: skip
   parser.add_argument(
     '--plan', nargs='?', const='', metavar='BANDWIDTH',
-    help='show what scripts.plan predicts for each run; BANDWIDTH, '
+    help='show what anp_jax.plan predicts for each run; BANDWIDTH, '
     "such as 1gbit, is that of the nodes' links, unless --emulate sets it",
   )  # fmt: skip
   slurm.add_flag(parser)
@@ -314,7 +312,7 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
 
 def _written(study, cells, outcome, flags, arguments) -> str:
   """Writes the page of runs, failures and tuning; the table for people."""
-  from scripts.study import page  # matplotlib, once there is something to draw
+  from anp_jax.study import page  # matplotlib, once there is something to draw
 
   runs, failures, (plan, contests) = outcome
   cores = [runner.record(study, c)['cores'] for c in runs]
@@ -322,7 +320,7 @@ def _written(study, cells, outcome, flags, arguments) -> str:
   return page.write(
     study.folder,
     f'Strategies, {how}{flags.config}',
-    shlex.join(['python', '-m', 'scripts.study', *arguments]),
+    shlex.join(['python', '-m', 'anp_jax.study', *arguments]),
     page.Outcome(
       cells,
       runs,
@@ -374,48 +372,11 @@ def _runs(study, cells, failures, plans):
   return runs
 
 
-class _Progress:
-  """Tells a person which runs are under way, and how they end."""
-
-  def __init__(self, study):
-    self._study = study
-    self._line = progress_lib.LiveLine(sys.stdout)
-    self._starts = {}
-    self._left = 0
-
-  def begin(self, cells, left: int) -> None:
-    self._left = left
-    durations = sorted({cell.duration for cell in cells if cell.duration})
-    what = f' that tune, of {", ".join(durations)}' if durations else ''
-    self._line.note(f'{len(cells)} runs{what}, {left} of them to do')
-
-  def note(self, *lines: str) -> None:
-    for line in lines:
-      self._line.note(line)
-
-  def began(self, cell) -> None:
-    """May be called again and again while it runs."""
-    if cell not in self._starts:
-      self._starts[cell] = time.monotonic()
-      if not self._line.is_live:
-        self._line.note(f'{cell.name}: begins, {self._left} to do')
-    lines = telemetry.read(self._study.workdir(cell))
-    step = f', step {lines[-1]["step"]}' if lines else ''
-    self._line.show(
-      f'{cell.name}{step}, {self._time(cell)}, {self._left} to do'
-    )
-
-  def ended(self, cell, error) -> None:
-    self._left -= cell in self._starts
-    self._line.close(keep=False)
-    what = 'left out' if isinstance(error, runner.Refusal) else 'failed'
-    text = f'{what}: {error}' if error else f'done, {self._time(cell)}'
-    self._line.note(f'{cell.name}: {text}')
-
-  def _time(self, cell):
-    return progress_lib.duration(time.monotonic() - self._starts[cell])
+def command() -> None:
+  """Runs as a program: python -m anp_jax.study, anp-study."""
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  sys.exit(main(sys.argv[1:]))
 
 
 if __name__ == '__main__':
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  sys.exit(main(sys.argv[1:]))
+  command()

@@ -1,6 +1,6 @@
 """How fast split convolutions are, compared with the cost model's predictions.
 
-  python -m scripts.study channel_split
+  python -m anp_jax.study channel_split
     --config=configs/channel_split_cifar10.py,configs/channel_split_cifar10.py:500x1500
     --workdir=runs/split_study --devices=2 --batch_sizes=8,16
 
@@ -20,7 +20,7 @@ study measures the same config on fewer devices, too.
 --load keeps the last device's core busy with another process, which takes half
 of it. --config.KEY=VALUE applies to all; with strategy.offload_to the other
 processes offload for the first, and nothing is predicted over links.
-`python -m scripts.study.channel_split_process --help` explains how to measure
+`python -m anp_jax.study.channel_split_process --help` explains how to measure
 on other machines. Status 0: all well; 1: a run failed; 2: bad input.
 """
 
@@ -35,11 +35,11 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.config import emulation_keys
-from scripts.study import channel_split_page
-from scripts.study import channel_split_process
-from scripts.study import grid
-from scripts.study import launching
-from scripts.study import slurm
+from anp_jax.study import channel_split_page
+from anp_jax.study import channel_split_process
+from anp_jax.study import grid
+from anp_jax.study import launching
+from anp_jax.study import slurm
 
 
 def main(arguments: list[str]) -> int:
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
 
 def _flags(arguments):
   parser = command_line.Parser(
-    prog='python -m scripts.study channel_split',
+    prog='python -m anp_jax.study channel_split',
     description=__doc__,
   )
   parser.add_argument('--config', help='FILE[:VARIANT], or several with commas')

@@ -8,8 +8,8 @@ import shlex
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import planner
+from anp_jax.study import plots
 from anp_jax.system import markdown
-from scripts.study import plots
 
 DEVICES = (1, 2, 3, 4, 8, 16, 32)
 _SHARED = '*'
@@ -91,7 +91,7 @@ def write(folder: str, runs: list['Run'], links, arguments) -> str:
     plots.save(plots.simulated(curves), os.path.join(folder, 'simulated.png'))
     tables.append(_curves_table(curves))
   command = shlex.join(
-    ['python', '-m', 'scripts.study', 'channel_split', *arguments]
+    ['python', '-m', 'anp_jax.study', 'channel_split', *arguments]
   )
   notes = '\n'.join(f'- {n}' for n in _notes(runs))
   parts = [

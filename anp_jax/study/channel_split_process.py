@@ -1,11 +1,11 @@
 """Measures steps with split convolutions, and what the cost model predicts.
 
-  srun --ntasks-per-node=1 python -m scripts.study.channel_split_process
+  srun --ntasks-per-node=1 python -m anp_jax.study.channel_split_process
     --config=configs/channel_split_cifar10.py --workdir=runs/split
     --batch_sizes=32,64
 
 or with --coordinator, --num_processes and --process_id as main.py takes them;
-`python -m scripts.study channel_split` starts it on this machine. For each
+`python -m anp_jax.study channel_split` starts it on this machine. For each
 batch size it times layers and collectives as training would, makes the plan,
 and then times whole steps: of one device alone, the others idle; with the plan;
 and with other shares. The times that predictions are made of come from the same
@@ -35,12 +35,12 @@ from anp_jax.runtimes.calibration import planner
 from anp_jax.runtimes.calibration import timing as timing_lib
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.runtimes.offload import pool as pool_lib
+from anp_jax.study import grid
 from anp_jax.system import files
 from anp_jax.system import xla_flags
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
-from scripts.study import grid
 
 FILE = 'measured.json'
 ALONE = 'alone'
@@ -250,7 +250,7 @@ def _time(functions, timing, rounds, processes) -> dict[str, list[float]]:
 
 def _flags(arguments):
   parser = command_line.Parser(
-    prog='python -m scripts.study.channel_split_process',
+    prog='python -m anp_jax.study.channel_split_process',
     description=__doc__,
   )
   parser.add_argument('--config', required=True, help='FILE[:VARIANT]')

@@ -6,9 +6,9 @@ cores: they sleep most of the time. The flag's keys are those of config.emulate.
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
-from scripts.study import grid
-from scripts.study import runner
-from scripts.study import settings
+from anp_jax.study import grid
+from anp_jax.study import runner
+from anp_jax.study import settings
 
 _GROUP = 'emulate.'
 _KEYS = tuple(k for k in emulation_keys.KEYS if k != 'enabled')

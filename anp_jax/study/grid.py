@@ -11,7 +11,7 @@ import re
 from anp_jax import config as config_lib
 from anp_jax.config import aliases
 from anp_jax.config import strategy as strategy_lib
-from scripts.study import axes
+from anp_jax.study import axes
 
 RATE = 'optimizer.learning_rate'
 # A study's own axes: not to be set for all its cells.
@@ -185,7 +185,7 @@ def strategies(text: str) -> tuple[str, ...]:
     if name == _RING:
       raise config_lib.ConfigError(
         f'--strategies: {name} is of many models; compare it by '
-        f'python -m scripts.study {name}'
+        f'python -m anp_jax.study {name}'
       )
     if name not in _STRATEGIES and ':' not in name:
       raise config_lib.ConfigError(

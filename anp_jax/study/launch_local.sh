@@ -10,7 +10,13 @@
 # SIGINT, SIGTERM and SIGUSR1 go to all processes. When one ends badly, the others
 # get 15 s to do the same. The status is that of the first that ended badly.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+here=$(dirname "$(readlink -f "$0")")
+# In the checkout its main.py is run, from there; else the installed package.
+program=(-m anp_jax)
+if [ -f "$here/../../main.py" ] && [ -f "$here/../../pyproject.toml" ]; then
+  cd "$here/../.." || exit 1
+  program=(main.py)
+fi
 grace=15
 
 usage() {
@@ -52,9 +58,9 @@ fi
 
 pids=()
 for ((i = 0; i < count; i++)); do
-  command=("$python" main.py "--coordinator=127.0.0.1:$port"
+  command=("$python" "${program[@]}" "--coordinator=127.0.0.1:$port"
     "--num_processes=$count" "--process_id=$i" "$@")
-  [ -z "$again" ] || command=(scripts/again.sh "$again" "${command[@]}")
+  [ -z "$again" ] || command=("$here/again.sh" "$again" "${command[@]}")
   if [ ${#cores[@]} -gt 0 ]; then
     first=$((i * ${#cores[@]} / count))
     many=$(((i + 1) * ${#cores[@]} / count - first))

@@ -1,11 +1,13 @@
 """Processes of this machine that are one run, a core each."""
 
+from collections.abc import Sequence
 import os
 import shutil
 import socket
 import subprocess
 import sys
 
+TRAIN = ('-m', 'anp_jax')  # main.py, which may not be here
 _INTERFACE = '/sys/class/net/lo/statistics/tx_bytes'
 
 
@@ -14,7 +16,11 @@ class Failed(Exception):
 
 
 def launch(
-  program: list[str], folder: str, count: int, arguments: list[str], cores=()
+  program: Sequence[str],
+  folder: str,
+  count: int,
+  arguments: list[str],
+  cores=(),
 ) -> float:
   """Runs a program as processes that find each other, and waits for all.
 

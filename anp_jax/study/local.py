@@ -12,14 +12,16 @@ cores.
 from collections.abc import Callable
 import contextlib
 import os
+import pathlib
 import shutil
 import subprocess
 
-from scripts.study import emulate
-from scripts.study import grid
-from scripts.study import runner
+from anp_jax.study import emulate
+from anp_jax.study import grid
+from anp_jax.study import runner
 
 _POLL = 1.0  # seconds
+LAUNCHER = str(pathlib.Path(__file__).with_name('launch_local.sh'))
 
 
 def run(
@@ -28,7 +30,7 @@ def run(
   began: Callable[[grid.Cell], None],
   ended: Callable[[grid.Cell, str], None],
 ) -> None:
-  """Runs cells through scripts/launch_local.sh.
+  """Runs cells through launch_local.sh.
 
   Args:
     study: the study.
@@ -73,7 +75,7 @@ def _shares(study, cells, cores):
 
 def _command(study, cell, cores):
   command = [
-    'scripts/launch_local.sh', str(cell.processes), f'--devices={cell.devices}',
+    LAUNCHER, str(cell.processes), f'--devices={cell.devices}',
     *([] if study.sleeps else ['--bind']), *study.arguments(cell),
   ]  # fmt: skip
   if study.sleeps:

@@ -3,13 +3,13 @@
 import dataclasses
 import os
 
-from scripts.study import grid
-from scripts.study import plots
-from scripts.study import results
-from scripts.study import runner
-from scripts.study import scores
-from scripts.study import table
-from scripts.study import tune
+from anp_jax.study import grid
+from anp_jax.study import plots
+from anp_jax.study import results
+from anp_jax.study import runner
+from anp_jax.study import scores
+from anp_jax.study import table
+from anp_jax.study import tune
 
 PAGE = 'study.md'
 _SCORES = 'Scores of the validation set:'

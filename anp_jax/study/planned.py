@@ -1,7 +1,7 @@
-"""The flag --plan of a study: what `scripts.plan` predicts for each run.
+"""The flag --plan of a study: what `anp_jax.plan` predicts for each run.
 
 Where computing is a sleep, its seconds are those of config.emulate; otherwise
-`scripts.plan --measure` first times steps on the cores of this machine, on as
+`anp_jax.plan --measure` first times steps on the cores of this machine, on as
 many at once as a run uses.
 """
 
@@ -17,16 +17,16 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
-from scripts.plan import collectives
-from scripts.plan import model
-from scripts.plan import points as points_lib
-from scripts.plan import sizes
-from scripts.plan import strategies
-from scripts.plan import tables
-from scripts.plan import workload as workload_lib
-from scripts.study import grid
-from scripts.study import results
-from scripts.study import runner
+from anp_jax.plan import collectives
+from anp_jax.plan import model
+from anp_jax.plan import points as points_lib
+from anp_jax.plan import sizes
+from anp_jax.plan import strategies
+from anp_jax.plan import tables
+from anp_jax.plan import workload as workload_lib
+from anp_jax.study import grid
+from anp_jax.study import results
+from anp_jax.study import runner
 
 _DEVICE = 'cpu'
 # Nothing but what is slept for and sent; a network that computes is measured.
@@ -197,7 +197,7 @@ class _Timer:
 
 
 def _measured(study, batches, cores) -> dict:
-  """What `scripts.plan --measure` says of two batches.
+  """What `anp_jax.plan --measure` says of two batches.
 
   Args:
     study: the study.
@@ -209,7 +209,7 @@ def _measured(study, batches, cores) -> dict:
   """
   cell = grid.Cell('sync', 1, 1, 0)
   command = [
-    sys.executable, '-m', 'scripts.plan', f'--config={study.spec}',
+    sys.executable, '-m', 'anp_jax.plan', f'--config={study.spec}',
     *study.overridden(cell), '--measure', '--nodes=1', '--devices_per_node=1',
     f'--measure_batches={",".join(map(str, batches))}',
     f'--images_per_device={batches[0]}',
@@ -227,7 +227,7 @@ def _measured(study, batches, cores) -> dict:
     if process.returncode:
       lines = errors.strip().splitlines()
       raise config_lib.ConfigError(
-        f'--plan: {(lines or ["scripts.plan failed"])[-1]}'
+        f'--plan: {(lines or ["anp_jax.plan failed"])[-1]}'
       )
     measurements.append(json.loads(output.splitlines()[-1])['measured'])
   return {

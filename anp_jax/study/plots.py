@@ -7,8 +7,8 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
+from anp_jax.study import results
 from anp_jax.system import drawing
-from scripts.study import results
 
 _MARKERS = 'osD^vP'
 _MODEL = 110  # letters of a model's name below a chart

@@ -1,6 +1,6 @@
 """Compares a ring of models with other ways to train them all.
 
-  python -m scripts.study relay --config=configs/relay_anp.py
+  python -m anp_jax.study relay --config=configs/relay_anp.py
     --workdir=runs/relay_study --stations=2
 
 trains the models of config.strategy.models on so many processes of this
@@ -18,7 +18,7 @@ Then it writes a table, and a chart of who did what when, to the workdir.
 --config.KEY=VALUE is for all of them. With --data_set_gigabytes and
 --disk_megabytes_per_second it also predicts from the measured rates how many
 hours a ring saves on a set of that size and a disk that all stations share;
-scripts/study/hours.py has the formulas.
+anp_jax/study/hours.py has the formulas.
 
 Times begin with the first step of training, once programs are compiled, and end
 with the last score. What travels is counted by the system, on the loopback
@@ -38,10 +38,10 @@ from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.relay import candidates
 from anp_jax.runtimes.relay import spans as spans_lib
-from scripts.study import launching
-from scripts.study import relay_page
-from scripts.study import slurm
-from scripts.study import usage
+from anp_jax.study import launching
+from anp_jax.study import relay_page
+from anp_jax.study import slurm
+from anp_jax.study import usage
 
 
 def main(arguments: list[str]) -> int:
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 def _flags(arguments):
   parser = command_line.Parser(
-    prog='python -m scripts.study relay',
+    prog='python -m anp_jax.study relay',
     description=__doc__,
   )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
@@ -229,7 +229,7 @@ class Study:
     }
 
   def _in_a_ring(self):
-    sent = self._launch(['main.py'], self._ring)
+    sent = self._launch(launching.TRAIN, self._ring)
     return self._measured(self._ring, sent)
 
   def _one_by_one(self):
@@ -240,7 +240,7 @@ class Study:
       folders.append(folder)
       differs = dict(text.split('=', 1) for text in model)
       sent += self._launch(
-        ['main.py'], folder, {'strategy.name': 'sync', **differs}
+        launching.TRAIN, folder, {'strategy.name': 'sync', **differs}
       )
       records = telemetry.read(folder)
       timed = [r for r in records if r.get('seconds')]
@@ -253,7 +253,7 @@ class Study:
 
   def _without_a_ring(self, way):
     folder = os.path.join(self._flags.workdir, way)
-    program = ['-m', 'scripts.study.relay_baselines', f'--way={way}']
+    program = ['-m', 'anp_jax.study.relay_baselines', f'--way={way}']
     return self._measured(folder, self._launch(program, folder))
 
   def _measured(self, folder, sent):

@@ -1,6 +1,6 @@
 """The baselines of a ring: models stay where they are.
 
-  python -m scripts.study.relay_baselines --way=parts --config=...
+  python -m anp_jax.study.relay_baselines --way=parts --config=...
     --workdir=... --num_processes=2 --process_id=0 --coordinator=HOST:PORT
 
 Process j trains the models j, j + n, ... of config.strategy.models, one after
@@ -11,7 +11,7 @@ another, on its own devices:
   independent  it has the whole set in memory, once it was read
   disk         it reads the whole set from its files in every epoch
 
-`python -m scripts.study relay` starts it.
+`python -m anp_jax.study relay` starts it.
 """
 
 import argparse

@@ -7,10 +7,10 @@ import shlex
 from anp_jax.runtimes.relay import leaderboard
 from anp_jax.runtimes.relay import schedule
 from anp_jax.runtimes.relay import spans as spans_lib
+from anp_jax.study import hours
+from anp_jax.study import plots
+from anp_jax.study import table
 from anp_jax.system import files
-from scripts.study import hours
-from scripts.study import plots
-from scripts.study import table
 
 RING = 'ring'
 WAYS = {
@@ -154,7 +154,7 @@ class Page:
     plots.save(chart, os.path.join(folder, 'ring.png'))
     with open(os.path.join(self._ring_folder, leaderboard.PAGE)) as f:
       board = f.read().partition('\n\n')[2]
-    command = shlex.join(['python', '-m', 'scripts.study', 'relay', *arguments])
+    command = shlex.join(['python', '-m', 'anp_jax.study', 'relay', *arguments])
     page = [
       f'# A ring of models, {self._flags.config}', f'    {command}',
       '\n'.join(lines), '\n'.join(f'- {n}' for n in notes),

@@ -11,8 +11,8 @@ from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.server import log as server_log
-from scripts.study import axes
-from scripts.study import grid
+from anp_jax.study import axes
+from anp_jax.study import grid
 
 _STALENESS = 'staleness_'
 _SENT = 'megabytes_per_update'
@@ -37,7 +37,7 @@ class Run:
     megabytes: sent in a step, by all devices (1e6 bytes); None: not known.
     staleness: updates by staleness; {} where the run does not say.
     crowded: whether its devices had to share cores.
-    planned: images a second that `scripts.plan` predicts; None: not asked.
+    planned: images a second that `anp_jax.plan` predicts; None: not asked.
     scores: of the validation set at the end, 0 to 1, by metric.
   """
 
@@ -270,7 +270,7 @@ class Point:
 
   @property
   def planned(self) -> Spread | None:
-    """Images a second that `scripts.plan` predicts, where it was asked."""
+    """Images a second that `anp_jax.plan` predicts, where it was asked."""
     return spread(r.planned for r in self.runs.values())
 
   @property

@@ -15,9 +15,9 @@ from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
+from anp_jax.study import grid
+from anp_jax.study import scaling
 from anp_jax.system import files
-from scripts.study import grid
-from scripts.study import scaling
 
 ENDED = 'study.json'
 LOG = 'study.log'

@@ -12,7 +12,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.config import resolve
 from anp_jax.runtimes.server import scheduler
-from scripts.study import grid
+from anp_jax.study import grid
 
 _KINDS = ('strong', 'weak')
 _BATCH = 'batch_size'

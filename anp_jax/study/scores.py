@@ -2,8 +2,8 @@
 
 import math
 
-from scripts.study import results
-from scripts.study import table
+from anp_jax.study import results
+from anp_jax.study import table
 
 _BASELINE = 'sync'
 _SAMPLES = 0.01  # relative: epochs are cut into whole steps

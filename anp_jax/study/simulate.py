@@ -10,9 +10,9 @@ import dataclasses
 
 from anp_jax import config as config_lib
 from anp_jax.config import resolve
-from scripts.study import grid
-from scripts.study import runner
-from scripts.study import settings
+from anp_jax.study import grid
+from anp_jax.study import runner
+from anp_jax.study import settings
 
 _GROUP = 'strategy.simulate.'
 STRATEGIES = 'sync,local,server'  # the default: those that have workers

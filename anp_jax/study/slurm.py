@@ -1,6 +1,7 @@
 """Cells as Slurm jobs, all submitted at once; other programs, one at a time."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import contextlib
 import os
 import re
@@ -11,9 +12,9 @@ import time
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir
-from scripts.study import grid
-from scripts.study import launching
-from scripts.study import runner
+from anp_jax.study import grid
+from anp_jax.study import launching
+from anp_jax.study import runner
 
 JOB = 'study.job'  # its number, while it may be running
 _POLL = 5.0  # seconds
@@ -83,7 +84,7 @@ def run(
 
 
 def launch(
-  program: list[str], folder: str, count: int, arguments: list[str],
+  program: Sequence[str], folder: str, count: int, arguments: list[str],
   options: list[str] = (), poll: float = _POLL,
 ) -> None:  # fmt: skip
   """Runs a program as one job, a process on each node, and waits for its end.
@@ -129,8 +130,18 @@ def launch(
 
 
 def script(strategy: str) -> str:
-  """What trains with a strategy, as a job."""
-  return os.path.join(_FOLDER, _OWN_SCRIPTS.get(strategy, 'train.sbatch'))
+  """Returns the file that trains with a strategy, as a job.
+
+  Raises:
+    ConfigError: outside the checkout, which alone has these files.
+  """
+  path = os.path.join(_FOLDER, _OWN_SCRIPTS.get(strategy, 'train.sbatch'))
+  if not os.path.isfile(path):
+    raise config_lib.ConfigError(
+      f'--slurm: there is no {path} here; start the study in the checkout of '
+      'anp_jax'
+    )
+  return path
 
 
 def _submit(study, cell, options):

@@ -3,10 +3,10 @@
 import csv
 import dataclasses
 
+from anp_jax.study import grid
+from anp_jax.study import results
+from anp_jax.study import runner
 from anp_jax.system import markdown as markdown_lib
-from scripts.study import grid
-from scripts.study import results
-from scripts.study import runner
 
 _CROWDED = '*'
 _BEST = ' best'

@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 from anp_jax.parallel.local import exchanges
-from scripts.study import grid
-from scripts.study import runner
+from anp_jax.study import grid
+from anp_jax.study import runner
 
 # In the ring of W devices that sums, all but a W-th part of the array leaves
 # each device twice; in any other collective, once.
@@ -30,7 +30,7 @@ def megabytes(study: runner.Study, cell: grid.Cell) -> float | None:
   if cell.workers == 1:
     return 0.0
   done = subprocess.run(
-    [sys.executable, '-m', 'scripts.portability', f'--config={study.spec}',
+    [sys.executable, '-m', 'anp_jax.portability', f'--config={study.spec}',
      f'--target=cpu:{cell.workers}', *study.overridden(cell)],
     capture_output=True, text=True, check=False,
   )  # fmt: skip

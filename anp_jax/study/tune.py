@@ -19,10 +19,10 @@ import math
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from scripts.study import axes
-from scripts.study import grid
-from scripts.study import results
-from scripts.study import runner
+from anp_jax.study import axes
+from anp_jax.study import grid
+from anp_jax.study import results
+from anp_jax.study import runner
 
 FLAG = '--tune'
 # Of all runs that only tune, unless it is that of a scored run.

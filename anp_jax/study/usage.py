@@ -1,6 +1,6 @@
 """Runs a program of a study, and writes down what its process used.
 
-  python -m scripts.study.usage main.py --config=... --workdir=runs/one
+  python -m anp_jax.study.usage main.py --config=... --workdir=runs/one
 
 The program is a file, or -m and a module. At its end the numbers go to
 WORKDIR/usage, a file for each process: `read_bytes` and `read_images` that the

@@ -88,8 +88,8 @@ def place(program, instruction, model: str, layers) -> tuple[str, str]:
   """The kind of layer and the pass that an instruction works for.
 
   Args:
-    program: `_program.Program`.
-    instruction: `_program.Instruction` of it.
+    program: `program_lib.Program`.
+    instruction: `program_lib.Instruction` of it.
     model: the class of the network, such as 'ResNet'.
     layers: from `shapes`.
 
@@ -119,8 +119,8 @@ def layer_name(program, instruction, model: str, layers) -> str:
   """The path of the layer with weights that an instruction works for.
 
   Args:
-    program: `_program.Program`.
-    instruction: `_program.Instruction` of it.
+    program: `program_lib.Program`.
+    instruction: `program_lib.Instruction` of it.
     model: the class of the network, such as 'ResNet'.
     layers: from `shapes`.
 

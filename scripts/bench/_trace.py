@@ -86,7 +86,7 @@ def spent(events: Iterable[Event], program) -> Spent:
 
   Args:
     events: from `read`.
-    program: `_program.Program` that was run.
+    program: `program_lib.Program` that was run.
   """
   events = _shown(events)
   spans = [(name, e) for e in events if (name := _instruction(e, program))]

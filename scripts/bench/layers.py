@@ -41,13 +41,11 @@ from unittest import mock
 if __package__:
   from scripts.bench import _common
   from scripts.bench import _places
-  from scripts.bench import _program
   from scripts.bench import _shares
   from scripts.bench import _trace
 else:
   import _common
   import _places
-  import _program
   import _shares
   import _trace
 import jax
@@ -59,6 +57,7 @@ from anp_jax.data.input import stream as stream_lib
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
+from anp_jax.portability import program as program_lib
 from anp_jax.system import xla_flags
 from anp_jax.training import build
 from anp_jax.training import mixing
@@ -90,7 +89,7 @@ def main():
   peaks = {key: max(first[key], second[key]) for key in first}
   step = _common.median(plain)
 
-  program = _program.Program(compiled.as_text())
+  program = program_lib.Program(compiled.as_text())
   spent, costs = _costs(
     program, (type(model).__name__, layers_of), events, profiled
   )
@@ -129,7 +128,7 @@ def _costs(program, network, events, profiled):
   """What each instruction takes.
 
   Args:
-    program: `_program.Program`.
+    program: `program_lib.Program`.
     network: the model's class, such as 'ResNet', and its layers.
     events: of the profile.
     profiled: seconds of each step in it.
@@ -191,7 +190,7 @@ def _share_times(flags, shares, index):
       _shares.meet()
       plain = [run() for _ in range(flags.steps)]
       events, profiled = _profiled(run, flags.steps)
-      program = _program.Program(compiled.as_text())
+      program = program_lib.Program(compiled.as_text())
       _, costs = _costs(
         program, (type(model).__name__, layers_of), events, profiled
       )
@@ -207,7 +206,7 @@ def _share_times(flags, shares, index):
 class _Cost:
   """An instruction's share of a step, and its bytes in a step."""
 
-  instruction: _program.Instruction
+  instruction: program_lib.Instruction
   layer: str
   where: tuple[str, str]
   share: float

@@ -32,8 +32,8 @@ else:
 
 from anp_jax import cluster
 from anp_jax.config import command_line
-from scripts.portability import collectives
-from scripts.study import traffic
+from anp_jax.portability import collectives
+from anp_jax.study import traffic
 
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 

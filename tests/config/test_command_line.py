@@ -14,9 +14,9 @@ from anp_jax.config import help
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.data.show import __main__ as show
 from anp_jax.predict import __main__ as predict
+from anp_jax.study import __main__ as study
 from anp_jax.system import xla_flags
 import main
-from scripts.study import __main__ as study
 
 _ROOT = str(pathlib.Path(__file__).resolve().parents[2])
 _TINY = f'--config={_ROOT}/configs/resnet_anp.py:tiny'

@@ -12,8 +12,8 @@ from anp_jax.parallel import apportionment
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import operation
 from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.portability import collectives
 from anp_jax.training import build
-from scripts.portability import collectives
 from tests import launching
 from tests import splitting
 

@@ -15,12 +15,12 @@ from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.parallel.local import exchanges
+from anp_jax.portability import collectives
 from anp_jax.system import cores
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
 from anp_jax.training import step as step_lib
-from scripts.portability import collectives
 from tests import builders
 from tests import launching
 from tests import user_network

@@ -7,12 +7,12 @@ import os
 import pytest
 
 from anp_jax import config as config_lib
-from scripts.plan import __main__ as command
-from scripts.plan import check
-from scripts.plan import fit
-from scripts.plan import model
-from scripts.plan import published
-from scripts.plan import tables
+from anp_jax.plan import __main__ as command
+from anp_jax.plan import check
+from anp_jax.plan import fit
+from anp_jax.plan import model
+from anp_jax.plan import published
+from anp_jax.plan import tables
 
 _SHARED = os.path.join(
   os.path.dirname(__file__), '..', '..', '..', 'shared', 'data', 'scaling.csv'

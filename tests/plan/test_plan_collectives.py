@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from scripts.plan import collectives
-from scripts.plan import order_statistics
-from scripts.plan import tables
+from anp_jax.plan import collectives
+from anp_jax.plan import order_statistics
+from anp_jax.plan import tables
 
 _LINK = tables.Link('link', 10e9, 5e-6)
 _NODE = tables.Link('node', 100e9, 1e-6)

@@ -7,18 +7,18 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.plan import __main__ as command
+from anp_jax.plan import calibrate
+from anp_jax.plan import check
+from anp_jax.plan import collectives
+from anp_jax.plan import machines
+from anp_jax.plan import page
+from anp_jax.plan import points as points_lib
+from anp_jax.plan import published
+from anp_jax.plan import sizes
+from anp_jax.plan import tables
+from anp_jax.plan import target
 from anp_jax.system import xla_flags
-from scripts.plan import __main__ as command
-from scripts.plan import calibrate
-from scripts.plan import check
-from scripts.plan import collectives
-from scripts.plan import command as plan_command
-from scripts.plan import page
-from scripts.plan import points as points_lib
-from scripts.plan import published
-from scripts.plan import sizes
-from scripts.plan import tables
-from scripts.plan import target
 
 _LENET = 'configs/lenet.py'
 _DEVICE = ['--device=a100-80', '--link=ib-hdr200x8']
@@ -225,12 +225,13 @@ def test_published_rates_are_those_of_a_like_dtype():
 
   def names(device, dtype):
     chosen = known_tables.device(device)
-    machine = plan_command.Machine(
+    machine = machines.Machine(
       chosen, (), None, None, 0.0,
       [r for r in rows if r.device.name == device], 0.1,
     )  # fmt: skip
     return {
-      name for name, *_ in plan_command._rates(machine, check.resnet50(dtype))
+      name
+      for name, *_ in machines.published_rates(machine, check.resnet50(dtype))
     }
 
   assert names('h100', 'bfloat16') == {'H100 SXM DGX'}  # published: float16
@@ -260,9 +261,7 @@ def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):
     ]
     monkeypatch.setattr(published, 'read', lambda *_: changed)
     cost = check.resnet50('bfloat16')
-    (machine,) = plan_command._machines(
-      known_tables, flags, 'bfloat16', config, cost
-    )
+    (machine,) = machines.from_flags(known_tables, flags, config, cost)
     return machine.efficiency
 
   assert efficiency(10) == efficiency(1)
@@ -343,7 +342,7 @@ def test_devices_of_a_host_divide_its_memory_and_cores():
 
 @pytest.mark.slow
 def test_a_real_step_is_timed():
-  from scripts.plan import workload
+  from anp_jax.plan import workload
 
   config = command_line.load(_LENET, {'data.source': 'synthetic'})
   cost = workload.count(config, 1000, 10)

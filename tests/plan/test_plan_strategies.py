@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from anp_jax.config import command_line
-from scripts.plan import collectives
-from scripts.plan import memory
-from scripts.plan import model
-from scripts.plan import points
-from scripts.plan import strategies
-from scripts.plan import tables
-from scripts.plan import workload
+from anp_jax.plan import collectives
+from anp_jax.plan import memory
+from anp_jax.plan import model
+from anp_jax.plan import points
+from anp_jax.plan import strategies
+from anp_jax.plan import tables
+from anp_jax.plan import workload
 
 _MODERN = 'configs/resnet_anp.py:modern'
 # Whatever is in the tables: 1 GB/s and nothing but bytes.

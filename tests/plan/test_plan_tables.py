@@ -3,8 +3,8 @@
 import pytest
 
 from anp_jax import config as config_lib
+from anp_jax.plan import tables
 from anp_jax.system import device_peaks
-from scripts.plan import tables
 
 _DEVICE = """
 [devices.mine]

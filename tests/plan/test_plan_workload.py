@@ -6,12 +6,12 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from scripts.plan import collectives
-from scripts.plan import memory_traffic
-from scripts.plan import model
-from scripts.plan import strategies
-from scripts.plan import tables
-from scripts.plan import workload
+from anp_jax.plan import collectives
+from anp_jax.plan import memory_traffic
+from anp_jax.plan import model
+from anp_jax.plan import strategies
+from anp_jax.plan import tables
+from anp_jax.plan import workload
 
 _MODERN = 'configs/resnet_anp.py:modern'
 

@@ -16,11 +16,11 @@ from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.portability import __main__ as command
+from anp_jax.portability import ahead
+from anp_jax.portability import collectives
+from anp_jax.portability import targets
 from anp_jax.training import build
-from scripts.portability import __main__ as command
-from scripts.portability import ahead
-from scripts.portability import collectives
-from scripts.portability import targets
 
 P = mesh_lib.P
 

@@ -15,7 +15,7 @@ import pytest
 from anp_jax.cluster import preemption
 from anp_jax.config import command_line
 from anp_jax.config import strategy as strategy_lib
-from scripts.portability import targets
+from anp_jax.portability import targets
 
 pytestmark = [
   pytest.mark.portability,
@@ -88,7 +88,7 @@ def _compiled(network, strategy, target, dtype='float32', model=1):
   overrides = command_line.applying(
     spec, {key: str(value) for key, value in overrides.items()}
   )
-  command = [sys.executable, '-m', 'scripts.portability', f'--target={target}']
+  command = [sys.executable, '-m', 'anp_jax.portability', f'--target={target}']
   command.append(f'--config={spec}')
   command += [f'--config.{key}={value}' for key, value in overrides.items()]
   done = subprocess.run(

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from anp_jax.parallel import mesh as mesh_lib
-from scripts.portability import __main__ as command
-from scripts.portability import table
+from anp_jax.portability import __main__ as command
+from anp_jax.portability import table
 
 P = mesh_lib.P
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from anp_jax.models import resnet
+from anp_jax.portability import program as program_lib
 from scripts.bench import _places
-from scripts.bench import _program
 from scripts.bench import _shares
 from scripts.bench import _trace
 from scripts.bench import layers as bench_layers
@@ -101,7 +101,7 @@ ENTRY %main.9 (image: u8[2,6,6,8], w: f32[3,3,8,16]) -> (f32[3,3,8,16], /*index=
 
 @pytest.fixture(scope='module')
 def program():
-  return _program.Program(_TEXT)
+  return program_lib.Program(_TEXT)
 
 
 def test_instructions_are_read(program):

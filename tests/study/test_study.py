@@ -12,12 +12,12 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from scripts.study import __main__ as study_main
-from scripts.study import grid
-from scripts.study import local
-from scripts.study import runner
-from scripts.study import slurm
-from scripts.study import traffic
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import grid
+from anp_jax.study import local
+from anp_jax.study import runner
+from anp_jax.study import slurm
+from anp_jax.study import traffic
 from tests import launching
 from tests import slurm_cluster
 
@@ -304,7 +304,7 @@ def test_each_device_has_a_core(tmp_path):
   ):  # fmt: skip
     command = local._command(study, cell, [4, 5, 7])
     assert command[:5] == [
-      'taskset', '-c', want, 'scripts/launch_local.sh', str(cell.nodes),
+      'taskset', '-c', want, local.LAUNCHER, str(cell.nodes),
     ]  # fmt: skip
     assert command[5:7] == [f'--devices={cell.devices}', '--bind']
 
@@ -320,7 +320,7 @@ def test_the_launcher_divides_the_cores_it_has(tmp_path, count):
   )
   python.chmod(python.stat().st_mode | stat.S_IXUSR)
   done = subprocess.run(
-    ['taskset', '-c', str(last), 'scripts/launch_local.sh', str(count),
+    ['taskset', '-c', str(last), local.LAUNCHER, str(count),
      '--bind'],
     cwd=launching.ROOT, env={**os.environ, 'PYTHON': str(python)},
     capture_output=True, text=True, timeout=60,
@@ -413,7 +413,7 @@ def test_without_slurm_one_line_says_so(tmp_path, capsys, monkeypatch):
 @pytest.mark.multiprocess
 def test_the_command_on_one_and_two_processes(tmp_path):
   command = [
-    sys.executable, '-m', 'scripts.study',
+    sys.executable, '-m', 'anp_jax.study',
     *_command(
       tmp_path, '--nodes=1,2', '--strategies=sync', '--target_accuracy=0.01',
       *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
@@ -446,7 +446,7 @@ def test_the_command_on_a_cluster(tmp_path):
   with slurm_cluster.open_cluster():
     done = subprocess.run(
       [
-        sys.executable, '-m', 'scripts.study',
+        sys.executable, '-m', 'anp_jax.study',
         *_command(
           tmp_path, '--nodes=1,2', '--strategies=sync', '--slurm=--time=10',
           '--config.batch_size=20',  # in groups of 4 images

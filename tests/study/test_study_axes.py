@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from scripts.study import __main__ as study_main
-from scripts.study import axes
-from scripts.study import grid
-from scripts.study import plots
-from scripts.study import results
-from scripts.study import runner
-from scripts.study import table
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import axes
+from anp_jax.study import grid
+from anp_jax.study import plots
+from anp_jax.study import results
+from anp_jax.study import runner
+from anp_jax.study import table
 from tests import builders
 
 _LENET = 'configs/lenet.py'

@@ -6,11 +6,11 @@ import json
 import pytest
 
 from anp_jax.runtimes.calibration import costs as costs_lib
-from scripts.study import __main__ as study_main
-from scripts.study import channel_split
-from scripts.study import channel_split_page
-from scripts.study import channel_split_process
-from scripts.study import plots
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import channel_split
+from anp_jax.study import channel_split_page
+from anp_jax.study import channel_split_process
+from anp_jax.study import plots
 from tests import splitting
 
 

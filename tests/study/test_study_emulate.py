@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from scripts.study import __main__ as study_main
-from scripts.study import emulate
-from scripts.study import grid
-from scripts.study import local
-from scripts.study import page
-from scripts.study import results
-from scripts.study import runner
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import emulate
+from anp_jax.study import grid
+from anp_jax.study import local
+from anp_jax.study import page
+from anp_jax.study import results
+from anp_jax.study import runner
 from tests import builders
 
 _COMMAND = ['strategies', '--config=configs/lenet.py']
@@ -86,7 +86,7 @@ def test_the_keys_reach_the_config():
 def test_emulated_processes_share_the_cores_with_a_thread_each():
   study = runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=True)
   command = local._command(study, grid.Cell('sync', 64, 1, 0), [0, 1])
-  assert command[:3] == ['scripts/launch_local.sh', '64', '--devices=1']
+  assert command[:3] == [local.LAUNCHER, '64', '--devices=1']
   assert '--bind' not in command and 'taskset' not in command
   assert emulate.environment(study)['OMP_NUM_THREADS'] == '1'
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from scripts.study import __main__ as study_main
-from scripts.study import grid
-from scripts.study import runner
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import grid
+from anp_jax.study import runner
 
 _TINY = 'configs/resnet_anp.py:tiny'
 
@@ -88,7 +88,7 @@ def test_lists_of_numbers():
     (['--config.seed=3'], '--config.seed=3: the study sets it; use --seeds'),
     (['--config.strategy.name=sync'], 'the study sets it; use --strategies'),
     (['--config.duraton=3'], "unknown key config.duraton; did you mean 'dur"),
-    (['--strategies=sync,relay'], 'by python -m scripts.study relay'),
+    (['--strategies=sync,relay'], 'by python -m anp_jax.study relay'),
     (['--config=configs/none.py'], "no file 'configs/none.py'"),
     (['--workdir='], '--workdir is missing'),
   ),

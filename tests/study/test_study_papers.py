@@ -6,16 +6,16 @@ import re
 
 import pytest
 
-from scripts.plan import check
-from scripts.plan import fit
-from scripts.study import __main__ as study_main
-from scripts.study.papers import invariant2016
-from scripts.study.papers import lab as lab_lib
-from scripts.study.papers import others
-from scripts.study.papers import page
-from scripts.study.papers import published
-from scripts.study.papers import ring2015
-from scripts.study.papers import uneven2017
+from anp_jax.plan import check
+from anp_jax.plan import fit
+from anp_jax.study import __main__ as study_main
+from anp_jax.study.papers import invariant2016
+from anp_jax.study.papers import lab as lab_lib
+from anp_jax.study.papers import others
+from anp_jax.study.papers import page
+from anp_jax.study.papers import published
+from anp_jax.study.papers import ring2015
+from anp_jax.study.papers import uneven2017
 
 # Read in the papers, their authors' code (c), or derived (d).
 _PUBLISHED = {

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from scripts.study import __main__ as study_main
-from scripts.study import emulate
-from scripts.study import grid
-from scripts.study import planned
-from scripts.study import results
-from scripts.study import runner
-from scripts.study import table
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import emulate
+from anp_jax.study import grid
+from anp_jax.study import planned
+from anp_jax.study import results
+from anp_jax.study import runner
+from anp_jax.study import table
 from tests import builders
 
 _CONFIG = 'configs/lenet.py'

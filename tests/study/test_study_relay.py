@@ -10,14 +10,14 @@ import pytest
 
 from anp_jax.data import sources
 from anp_jax.runtimes.relay import spans as spans_lib
-from scripts.study import __main__ as study_main
-from scripts.study import hours
-from scripts.study import launching
-from scripts.study import plots
-from scripts.study import relay
-from scripts.study import relay_baselines
-from scripts.study import relay_page
-from scripts.study import usage
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import hours
+from anp_jax.study import launching
+from anp_jax.study import plots
+from anp_jax.study import relay
+from anp_jax.study import relay_baselines
+from anp_jax.study import relay_page
+from anp_jax.study import usage
 from tests import builders
 from tests import relaying
 

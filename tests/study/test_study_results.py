@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from scripts.study import grid
-from scripts.study import plots
-from scripts.study import results
-from scripts.study import scores as score_table
-from scripts.study import table
+from anp_jax.study import grid
+from anp_jax.study import plots
+from anp_jax.study import results
+from anp_jax.study import scores as score_table
+from anp_jax.study import table
 
 _TINY = 'configs/resnet_anp.py:tiny'
 

@@ -3,11 +3,11 @@
 import pytest
 
 from anp_jax import config as config_lib
-from scripts.study import __main__ as study_main
-from scripts.study import grid
-from scripts.study import results
-from scripts.study import runner
-from scripts.study import scaling
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import grid
+from anp_jax.study import results
+from anp_jax.study import runner
+from anp_jax.study import scaling
 from tests import builders
 
 _LENET = 'configs/lenet.py'

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from scripts.study import grid
-from scripts.study import results
-from scripts.study import scores
-from scripts.study import table
+from anp_jax.study import grid
+from anp_jax.study import results
+from anp_jax.study import scores
+from anp_jax.study import table
 
 _SYNC = (0.90, 0.92, 0.91)
 

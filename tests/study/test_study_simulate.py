@@ -8,15 +8,15 @@ import sys
 import numpy as np
 import pytest
 
-from scripts.study import __main__ as study_main
-from scripts.study import grid
-from scripts.study import local
-from scripts.study import page
-from scripts.study import plots
-from scripts.study import results
-from scripts.study import runner
-from scripts.study import scores
-from scripts.study import simulate
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import grid
+from anp_jax.study import local
+from anp_jax.study import page
+from anp_jax.study import plots
+from anp_jax.study import results
+from anp_jax.study import runner
+from anp_jax.study import scores
+from anp_jax.study import simulate
 from tests import builders
 from tests import launching
 
@@ -106,7 +106,7 @@ def test_runs_at_once_have_a_core_each():
   assert local._shares(study, cells, [4, 5, 7]) == [[4], [5], [7]]
   command = local._command(study, cells[0], [5])
   assert command[:6] == [
-    'taskset', '-c', '5', 'scripts/launch_local.sh', '1', '--devices=1',
+    'taskset', '-c', '5', local.LAUNCHER, '1', '--devices=1',
   ]  # fmt: skip
   # Two devices each: the third core is left; more than there are share all.
   pairs = [grid.Cell('server', 16, 2, 0, simulated=True), *cells]
@@ -231,7 +231,7 @@ def test_the_command_simulates_workers(tmp_path):
   """Two workers take turns: all gradients but the first are one update old."""
   done = subprocess.run(
     [
-      sys.executable, '-m', 'scripts.study', 'strategies',
+      sys.executable, '-m', 'anp_jax.study', 'strategies',
       '--config=configs/resnet_anp.py:tiny', f'--workdir={tmp_path}',
       '--strategies=server', '--simulate=step_seconds=2', '--workers=2',
       *(f'--config.{k}={v}' for k, v in launching.TINY.items()),

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from anp_jax import config as config_lib
-from scripts.study import __main__ as study_main
-from scripts.study import launching
-from scripts.study import slurm
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import launching
+from anp_jax.study import slurm
 from tests import launching as test_launching
 from tests import slurm_cluster
 

@@ -9,12 +9,12 @@ import types
 import pytest
 
 from anp_jax import config as config_lib
-from scripts.study import __main__ as study_main
-from scripts.study import grid
-from scripts.study import local
-from scripts.study import runner
-from scripts.study import traffic
-from scripts.study import tune
+from anp_jax.study import __main__ as study_main
+from anp_jax.study import grid
+from anp_jax.study import local
+from anp_jax.study import runner
+from anp_jax.study import traffic
+from anp_jax.study import tune
 from tests import builders
 
 _LENET = 'configs/lenet.py'

@@ -5,11 +5,11 @@ import functools
 import os
 
 from anp_jax.config import command_line
+from anp_jax.study.papers import drawn
+from anp_jax.study.papers import lab as lab_lib
+from anp_jax.study.papers import page
+from anp_jax.study.papers import published
 from anp_jax.system import drawing
-from scripts.study.papers import drawn
-from scripts.study.papers import lab as lab_lib
-from scripts.study.papers import page
-from scripts.study.papers import published
 
 _NODES = (1, 2, 4, 8, 16)
 _MOST = _NODES[-1]
@@ -156,7 +156,7 @@ def _emulated(lab, facts, node_seconds):
         continue  # the baseline is one synchronous node
       steps = _STEPS if strategy == 'sync' else 8 * nodes
       command = [
-        '-m', 'scripts.study', 'strategies', '--config=configs/lenet.py',
+        '-m', 'anp_jax.study', 'strategies', '--config=configs/lenet.py',
         '--workdir={folder}', f'--nodes={nodes}', f'--strategies={strategy}',
         f'--emulate=step_seconds={seconds},spread=0.005,'
         f'megabytes={megabytes},bandwidth={link}',
@@ -193,7 +193,7 @@ def _emulated(lab, facts, node_seconds):
 def _real(lab) -> lab_lib.Measurement:
   """LeNet on real processes: speed and accuracy by strategy and nodes."""
   return lab.measure('anp2017-accuracy', [
-    '-m', 'scripts.study', 'strategies', '--config=configs/lenet.py',
+    '-m', 'anp_jax.study', 'strategies', '--config=configs/lenet.py',
     '--workdir={folder}', '--nodes=1,2,4', '--strategies=sync,server',
     '--seeds=0',
   ], lab_lib.cells)  # fmt: skip

@@ -1,6 +1,6 @@
 """Sets the papers' published figures next to ours.
 
-  python -m scripts.study papers all --workdir=runs/papers
+  python -m anp_jax.study papers all --workdir=runs/papers
 
 NAME is anp2017, uneven2017, invariant2016, ring2015, others or all: for each
 paper, its experiment in the form in which it was published, measured as far as
@@ -20,7 +20,7 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from scripts.study.papers import published
+from anp_jax.study.papers import published
 
 _ALL = 'all'
 _PAGE = 'papers.md'
@@ -31,9 +31,9 @@ def main(arguments: list[str]) -> int:
   try:
     flags = _flags(arguments)
     # JAX and matplotlib, once the flags are right.
-    from scripts.study.papers import lab as lab_lib
-    from scripts.study.papers import page
-    from scripts.study.papers import sections
+    from anp_jax.study.papers import lab as lab_lib
+    from anp_jax.study.papers import page
+    from anp_jax.study.papers import sections
 
     lab = lab_lib.Lab(flags.workdir, flags.predict_only)
     facts = published.read()
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
   except KeyboardInterrupt:
     print('\ninterrupted; run the same command to resume')
     return 130
-  command = shlex.join(['python', '-m', 'scripts.study', 'papers', *arguments])
+  command = shlex.join(['python', '-m', 'anp_jax.study', 'papers', *arguments])
   title = 'The papers and this code' if flags.name == _ALL else flags.name
   page.write(flags.page, title, command, written)
   for line in lab.failures:
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 def _flags(arguments):
   parser = command_line.Parser(
-    prog='python -m scripts.study papers', description=__doc__
+    prog='python -m anp_jax.study papers', description=__doc__
   )
   parser.add_argument('name', help='a paper, or all')
   parser.add_argument(

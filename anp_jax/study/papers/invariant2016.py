@@ -3,11 +3,11 @@
 import functools
 import re
 
+from anp_jax.study.papers import drawn
+from anp_jax.study.papers import lab as lab_lib
+from anp_jax.study.papers import page
+from anp_jax.study.papers import published
 from anp_jax.system import drawing
-from scripts.study.papers import drawn
-from scripts.study.papers import lab as lab_lib
-from scripts.study.papers import page
-from scripts.study.papers import published
 
 _SIZES = (2, 4, 8, 12, 16)
 _STRATEGIES = 'sync', 'invariant'
@@ -118,7 +118,7 @@ def _plan(lab, name) -> tuple[dict[int, float], str]:
   ]  # fmt: skip
   timed = lab.measure(
     f'invariant2016-{name}-core',
-    ['-m', 'scripts.plan', *flags, '--measure'], cores='0',
+    ['-m', 'anp_jax.plan', *flags, '--measure'], cores='0',
   )  # fmt: skip
   points, source = timed.get('points'), f'one core timed; {timed.hardware}'
   if not points:

@@ -20,14 +20,20 @@ import sys
 
 import jax
 
+from anp_jax.plan import __main__ as planner
 from anp_jax.runtimes.offload import device
 from anp_jax.system import cores as cores_lib
 from anp_jax.system import files
-from scripts.plan import __main__ as planner
 
 _MEASURED = 'measured'
 _RUNS = 'runs'
 _CELLS = 'cells.csv'
+_BENCHMARKS = 'scripts/bench'
+# Modules that measured before they were part of the package.
+_OLD_MODULES = {
+  f'scripts.{name}': f'anp_jax.{name}'
+  for name in ('study', 'plan', 'portability')
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,13 +129,13 @@ class Lab:
     return list(dict.fromkeys(commands))
 
   def plan(self, *arguments: str) -> list[dict]:
-    """Points that `python -m scripts.plan` predicts.
+    """Points that `python -m anp_jax.plan` predicts.
 
     Args:
       *arguments: of the command.
 
     Returns:
-      Its points, see `scripts.plan.points.Point.to_json`.
+      Its points, see `anp_jax.plan.points.Point.to_json`.
 
     Raises:
       RuntimeError: with the planner's line, if it refuses.
@@ -138,9 +144,9 @@ class Lab:
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
       status = planner.main(list(arguments))
     if status:
-      raise RuntimeError(f'scripts.plan: {errors.getvalue().strip()}')
+      raise RuntimeError(f'anp_jax.plan: {errors.getvalue().strip()}')
     self._commands.append(
-      shlex.join(['python', '-m', 'scripts.plan', *arguments])
+      shlex.join(['python', '-m', 'anp_jax.plan', *arguments])
     )
     return last_json(output.getvalue(), '')['points']
 
@@ -166,13 +172,18 @@ class Lab:
     typed = shlex.join([*binding, 'python', *arguments])
     path = os.path.join(self.folder, _MEASURED, f'{name}.json')
     record = files.read_json(path)
-    if record and record['command'] == list(command):
+    if record and _renamed(record['command']) == list(command):
       self._commands.append(typed)
       return Measurement(
         record['values'], record['hardware'], seconds=record['seconds']
       )
     if self._predict_only:
       return Measurement(why_not='not run, because of --predict_only')
+    if _is_benchmark(command) and not os.path.isdir(_BENCHMARKS):
+      return Measurement(
+        why_not=f'not run, because {_BENCHMARKS} is not here: start the study '
+        'in the checkout of anp_jax'
+      )
     print(f'{name}: begins: {typed}', flush=True)
     # What an earlier, other command left is no result of this one.
     with contextlib.suppress(FileNotFoundError):
@@ -216,3 +227,13 @@ class Lab:
         raise
       errors.write(output)
     return child.returncode, output, log
+
+
+def _renamed(command):
+  """A command that was kept, by the modules' names of now."""
+  return [_OLD_MODULES.get(argument, argument) for argument in command]
+
+
+def _is_benchmark(command):
+  """Whether a command is a file or a module of scripts/bench."""
+  return command[command[0] == '-m'].replace('.', '/').startswith(_BENCHMARKS)

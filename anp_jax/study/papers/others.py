@@ -2,11 +2,11 @@
 
 import functools
 
+from anp_jax.study.papers import drawn
+from anp_jax.study.papers import lab as lab_lib
+from anp_jax.study.papers import page
+from anp_jax.study.papers import published
 from anp_jax.system import drawing
-from scripts.study.papers import drawn
-from scripts.study.papers import lab as lab_lib
-from scripts.study.papers import page
-from scripts.study.papers import published
 
 _NODES = (1, 2, 4, 8, 16, 32)
 _DEVICES = {'k80': 'K80', 'p100-pcie': 'P100'}
@@ -106,7 +106,7 @@ def _poseidon_rows(lab, facts, plans):
 def _synchronisations(lab, facts) -> page.Row:
   """Collectives in the compiled step of two devices."""
   result = lab.measure('others-collectives', [
-    '-m', 'scripts.portability', '--config=configs/lenet.py',
+    '-m', 'anp_jax.portability', '--config=configs/lenet.py',
     '--config.data.source=synthetic', f'--target={_TARGET}',
   ])  # fmt: skip
   compiled = result.get('targets', _TARGET, 'train', 'compiled')

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import dataclasses
 import os
 
+from anp_jax.study.papers import published
 from anp_jax.system import files
 from anp_jax.system import markdown
-from scripts.study.papers import published
 
 _HEAD = ('what', 'paper', 'ours measured', 'ours predicted', 'ratio',
          'hardware')  # fmt: skip
@@ -15,8 +15,8 @@ _PREAMBLE = (
   "Marks of the papers' figures: (p) read in the paper or its abstract, (c) in "
   "the authors' code, (d) derived from these, (?) not certain. *Ratio* is ours "
   "over the paper's, measured where we measured, else predicted. *Planner* is "
-  '`scripts.plan`, arithmetic from data sheets and published rates; *emulator* '
-  'is `scripts.study strategies --emulate`: real processes and messages, a '
+  '`anp_jax.plan`, arithmetic from data sheets and published rates; *emulator* '
+  'is `anp_jax.study strategies --emulate`: real processes and messages, a '
   'sleep in place of computing. What was measured stands in the workdir of the '
   'study: the same command in another one measures it again, or, with '
   '`--predict_only`, says that it was not run.'

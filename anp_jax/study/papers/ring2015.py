@@ -3,12 +3,12 @@
 import functools
 
 from anp_jax.runtimes.relay import schedule
+from anp_jax.study import hours
+from anp_jax.study.papers import drawn
+from anp_jax.study.papers import lab as lab_lib
+from anp_jax.study.papers import page
+from anp_jax.study.papers import published
 from anp_jax.system import drawing
-from scripts.study import hours
-from scripts.study.papers import drawn
-from scripts.study.papers import lab as lab_lib
-from scripts.study.papers import page
-from scripts.study.papers import published
 
 # (models, accelerators, epochs)
 _CASES = ((2, 4, 10), (4, 4, 10), (16, 4, 10), (4, 2, 3), (64, 16, 90))
@@ -87,7 +87,7 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
     notes=[
       'M models, N accelerators, E epochs. Slots are those of our schedule, '
       "counted; their formula is the paper's.",
-      'Planned hours follow the formulas at the head of scripts/study/hours.py '
+      'Planned hours follow the formulas at the head of anp_jax/study/hours.py '
       f'with K80 stations (planner: {1e3 * seconds:.1f} ms an image of '
       f'ResNet-50), photographs of {_IMAGE_BYTES / 1e3:.0f} KB, and links and '
       'a shared disk of the bandwidth named (assumptions). Nothing hides what '
@@ -118,7 +118,7 @@ def _measure(lab) -> lab_lib.Measurement:
   if lab.cores < 2:
     return lab_lib.Measurement(why_not=lab.too_small)
   return lab.measure('ring2015-ring', [
-    '-m', 'scripts.study', 'relay', '--config=configs/relay_anp.py',
+    '-m', 'anp_jax.study', 'relay', '--config=configs/relay_anp.py',
     '--workdir={folder}', '--stations=2',
     '--config.model.name=lenet', f'--config.strategy.models={_MODELS}',
     '--config.optimizer.learning_rate=0.01', '--config.duration=3 epochs',

@@ -1,10 +1,10 @@
 """The papers' sections by name."""
 
-from scripts.study.papers import anp2017
-from scripts.study.papers import invariant2016
-from scripts.study.papers import others
-from scripts.study.papers import ring2015
-from scripts.study.papers import uneven2017
+from anp_jax.study.papers import anp2017
+from anp_jax.study.papers import invariant2016
+from anp_jax.study.papers import others
+from anp_jax.study.papers import ring2015
+from anp_jax.study.papers import uneven2017
 
 BY_NAME = {
   'anp2017': anp2017.section,

@@ -7,13 +7,13 @@ import glob
 import json
 
 from anp_jax.config import emulation_keys
+from anp_jax.study import channel_split_page
+from anp_jax.study import channel_split_process
+from anp_jax.study.papers import drawn
+from anp_jax.study.papers import lab as lab_lib
+from anp_jax.study.papers import page
+from anp_jax.study.papers import published
 from anp_jax.system import drawing
-from scripts.study import channel_split_page
-from scripts.study import channel_split_process
-from scripts.study.papers import drawn
-from scripts.study.papers import lab as lab_lib
-from scripts.study.papers import page
-from scripts.study.papers import published
 
 _CONFIG = 'configs/channel_split_cifar10.py'
 _CPUS, _GPUS = 4, 3
@@ -121,7 +121,7 @@ def _measure(lab, name) -> lab_lib.Measurement:
   if lab.cores < 2:
     return lab_lib.Measurement(why_not=lab.too_small)
   return lab.measure(f'uneven2017-{name.replace(":", "x")}', [
-    '-m', 'scripts.study', 'channel_split', f'--config={_CONFIG}{variant}',
+    '-m', 'anp_jax.study', 'channel_split', f'--config={_CONFIG}{variant}',
     '--workdir={folder}', '--devices=2', f'--batch_sizes={images}',
     '--rounds=3', '--brief',
   ], costs)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Predicts how a training scales on machines that are not here."""

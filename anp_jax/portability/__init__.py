@@ -1,0 +1,1 @@
+"""Compiles steps for machines that are not here."""

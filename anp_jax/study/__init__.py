@@ -1,0 +1,1 @@
+"""Studies that compare ways of spreading a training."""

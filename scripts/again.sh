@@ -1,0 +1,1 @@
+../anp_jax/study/again.sh
