@@ -1,4 +1,4 @@
-"""Trains or evaluates an image classifier.
+"""Trains or evaluates an image classifier; see anp_jax/__main__.py.
 
 python main.py --config=configs/resnet_anp.py:demo --workdir=runs/demo
 python main.py --workdir=runs/demo --mode=evaluate
@@ -10,55 +10,9 @@ from anp_jax.system import interrupts
 if __name__ == '__main__':
   interrupts.install()  # all else takes time
 
-import os
-import sys
+from anp_jax import __main__ as command_lib
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax.config import command_line
-from anp_jax.system import compute_dtype
-from anp_jax.system import xla_flags
-
-
-def main(argv: list[str]) -> int:
-  """Returns the process's exit status; see `cluster.exit_status`."""
-  try:
-    overrides, rest = command_line.split_overrides(argv[1:])
-    flags = command_line.main_flags(rest, __doc__)
-    place = cluster.detect(
-      flags.coordinator, flags.num_processes, flags.process_id
-    )
-    config, workdir = command_line.from_flags(flags, overrides, place.count)
-  except config_lib.ConfigError as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
-    return 2
-
-  interrupts.set_line(
-    f'interrupted; run the same command to resume in {workdir}'
-  )
-  xla_flags.enable_for(config)
-  config = compute_dtype.decide(config, workdir)
-  command = {'--mode': flags.mode, '--checkpoint': flags.checkpoint}
-  try:
-    with cluster.start(config, place, command) as processes:
-      # Heavy: only once the input is known to be good.
-      from anp_jax import train
-
-      how = flags.mode, flags.checkpoint, processes, flags.output
-      train.run(config, workdir, *how)
-  except cluster.EXPECTED as e:
-    code, text = cluster.exit_status(e)
-    print(f'error: {text}', file=sys.stderr)
-    return code
-  return interrupts.STATUS if processes.interrupted else 0
-
+main = command_lib.main
 
 if __name__ == '__main__':
-  xla_flags.use_huge_pages()
-  interrupts.listen()
-  status = main(sys.argv)
-  if status == 1:
-    # Of a failed save, pages of errors would follow while Python shuts down.
-    print(end='', flush=True)
-    os._exit(status)
-  interrupts.exit(status)
+  command_lib.command()

@@ -143,6 +143,11 @@ def _parser():
   return parser
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """Runs as a program: python -m anp_jax.export, anp-export."""
   interrupts.listen()
   interrupts.exit(main(sys.argv))
+
+
+if __name__ == '__main__':
+  command()

@@ -12,6 +12,7 @@ import ml_collections
 
 from anp_jax.config import aliases
 from anp_jax.config import errors
+from anp_jax.config import recipes
 from anp_jax.config import resolve
 from anp_jax.config import saved_run
 from anp_jax.config import strategy as strategy_lib
@@ -22,12 +23,26 @@ _MODES = ('train', 'evaluate')
 class Parser(argparse.ArgumentParser):
   """The parser of a command: a bad argument is one line, a ConfigError."""
 
-  def __init__(self, **arguments):
-    """Takes argparse's arguments; lines are kept, names must be whole."""
+  def __init__(self, prog: str, **arguments):
+    """Takes argparse's arguments; lines are kept, names must be whole.
+
+    Where the command was started by its installed name, such as anp-show, all
+    texts say this name.
+
+    Args:
+      prog: python main.py or python -m MODULE, and what follows.
+      **arguments: others, among them description and epilog.
+    """
+    texts = {'prog': prog} | arguments
+    name = os.path.basename(sys.argv[0])
+    if name.startswith('anp-'):
+      typed = re.match(r'python (main\.py|-m [\w.]+)', prog)[0]
+      for key in texts.keys() & {'prog', 'description', 'epilog'}:
+        texts[key] = re.sub(rf'{re.escape(typed)}(?!\.?\w)', name, texts[key])
     super().__init__(
       formatter_class=argparse.RawDescriptionHelpFormatter,
       allow_abbrev=False,
-      **arguments,
+      **texts,
     )
 
   def parse(
@@ -68,12 +83,15 @@ class Parser(argparse.ArgumentParser):
     raise errors.ConfigError(message)
 
 
-def main_flags(arguments: list[str], description: str) -> argparse.Namespace:
+def main_flags(
+  arguments: list[str], description: str, mode: str = ''
+) -> argparse.Namespace:
   """Reads the flags of main.py, all but those of the config's keys.
 
   Args:
     arguments: of the command line, from `split_overrides`.
     description: of the command, for --help.
+    mode: of a command that has but one; '': --mode says it.
 
   Raises:
     SystemExit: once --help is printed.
@@ -92,10 +110,12 @@ def main_flags(arguments: list[str], description: str) -> argparse.Namespace:
     '--workdir', metavar='DIR',
     help='folder of the run (default: a fresh one in runs/)',
   )  # fmt: skip
-  add(
-    '--mode', default='train', metavar='NAME',
-    help=f'{" or ".join(_MODES)} (default: %(default)s)',
-  )  # fmt: skip
+  parser.set_defaults(mode=mode)
+  if not mode:
+    add(
+      '--mode', default='train', metavar='NAME',
+      help=f'{" or ".join(_MODES)} (default: %(default)s)',
+    )  # fmt: skip
   add(
     '--checkpoint', default='newest', metavar='NAME',
     help='what --mode=evaluate scores: newest, best or a step (default: '
@@ -337,19 +357,7 @@ def applying(spec: str, overrides: dict[str, str]) -> dict[str, str]:
 def _recipe(spec):
   """The config that a recipe returns, as it is."""
   path, _, variant = spec.partition(':')
-  path = aliases.recipe(path)
-  if not os.path.isfile(path):
-    folder = os.path.dirname(path) or '.'
-    recipes = []
-    if os.path.isdir(folder):
-      recipes = [
-        os.path.join(os.path.dirname(path), f)
-        for f in sorted(os.listdir(folder))
-        if f.endswith('.py')
-      ]
-    raise errors.ConfigError(
-      f'--config: no file {path!r}{errors.nearest(path, recipes)}'
-    )
+  path = recipes.find(aliases.recipe(path))
   module_spec = importlib.util.spec_from_file_location('anp_config', path)
   module = importlib.util.module_from_spec(module_spec)
   try:

@@ -301,7 +301,12 @@ def _origin(trained):
   return f'step {trained.step}' if trained.step else 'published weights'
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """Runs as a program: python -m anp_jax.predict, anp-predict."""
   xla_flags.use_huge_pages()
   interrupts.listen()
   interrupts.exit(main(sys.argv))
+
+
+if __name__ == '__main__':
+  command()

@@ -225,6 +225,11 @@ def _check(flags):
     )
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """Runs as a program: python -m anp_jax.data.prepare, anp-prepare."""
   interrupts.listen()
   interrupts.exit(main(sys.argv))
+
+
+if __name__ == '__main__':
+  command()

@@ -258,6 +258,11 @@ def _batch_size(config):
   return config.batch_size or config.batch_size_per_device
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """Runs as a program: python -m anp_jax.data.show, anp-show."""
   interrupts.listen()
   interrupts.exit(main(sys.argv))
+
+
+if __name__ == '__main__':
+  command()

@@ -1,0 +1,84 @@
+"""Trains or evaluates an image classifier.
+
+python main.py --config=configs/resnet_anp.py:demo --workdir=runs/demo
+python main.py --workdir=runs/demo --mode=evaluate
+srun python main.py ...    # or mpirun, or see docs/clusters.md
+"""
+
+from anp_jax.system import interrupts
+
+if __name__ == '__main__':
+  interrupts.install()  # all else takes time
+
+import os
+import sys
+
+from anp_jax import cluster
+from anp_jax import config as config_lib
+from anp_jax.config import command_line
+from anp_jax.system import compute_dtype
+from anp_jax.system import xla_flags
+
+_EVALUATION = """Evaluates an image classifier.
+
+anp-evaluate --workdir=runs/demo
+anp-evaluate --workdir=runs/demo --checkpoint=best
+"""
+
+
+def main(argv: list[str], mode: str = '') -> int:
+  """Trains or evaluates.
+
+  Args:
+    argv: the command line.
+    mode: 'evaluate' of a command that does nothing else; '': see --mode.
+
+  Returns:
+    The process's exit status; see `cluster.exit_status`.
+  """
+  try:
+    overrides, rest = command_line.split_overrides(argv[1:])
+    description = _EVALUATION if mode else __doc__
+    flags = command_line.main_flags(rest, description, mode)
+    place = cluster.detect(
+      flags.coordinator, flags.num_processes, flags.process_id
+    )
+    config, workdir = command_line.from_flags(flags, overrides, place.count)
+  except config_lib.ConfigError as e:
+    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    return 2
+
+  interrupts.set_line(
+    f'interrupted; run the same command to resume in {workdir}'
+  )
+  xla_flags.enable_for(config)
+  config = compute_dtype.decide(config, workdir)
+  command = {'--mode': flags.mode, '--checkpoint': flags.checkpoint}
+  try:
+    with cluster.start(config, place, command) as processes:
+      # Heavy: only once the input is known to be good.
+      from anp_jax import train
+
+      how = flags.mode, flags.checkpoint, processes, flags.output
+      train.run(config, workdir, *how)
+  except cluster.EXPECTED as e:
+    code, text = cluster.exit_status(e)
+    print(f'error: {text}', file=sys.stderr)
+    return code
+  return interrupts.STATUS if processes.interrupted else 0
+
+
+def command(mode: str = '') -> None:
+  """Runs as a program: python main.py, python -m anp_jax, anp-train."""
+  xla_flags.use_huge_pages()
+  interrupts.listen()
+  status = main(sys.argv, mode)
+  if status == 1:
+    # Of a failed save, pages of errors would follow while Python shuts down.
+    print(end='', flush=True)
+    os._exit(status)
+  interrupts.exit(status)
+
+
+if __name__ == '__main__':
+  command()
