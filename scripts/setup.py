@@ -52,6 +52,18 @@ EXTRAS = {
 OPTIONAL = {'cpu': ('onednn',)}
 
 
+# As pip writes them: a first line that names the Python could be too long.
+_COMMAND = """\
+#!/bin/sh
+'''exec' '{python}' "$0" "$@"
+' '''
+from {module} import {function}
+
+if __name__ == '__main__':
+  {function}()
+"""
+
+
 class SetupError(Exception):
   """What went wrong, in one line for the person at the terminal."""
 
@@ -135,12 +147,9 @@ def folder(accelerator: str) -> pathlib.Path:
 
 def requirements(accelerator: str, dev: bool) -> list[str]:
   """All requirements of a set-up, as pip takes them, without comments."""
-  # Not at the top: an old Python must reach the line that says it is too old.
-  import tomllib
-
   lines = (ROOT / 'requirements.txt').read_text().splitlines()
   listed = [line.partition('#')[0].strip() for line in lines]
-  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  project = _project()
   extras = EXTRAS[accelerator] + (('dev',) if dev else ())
   for extra in extras:
     listed += project['optional-dependencies'][extra]
@@ -149,13 +158,19 @@ def requirements(accelerator: str, dev: bool) -> list[str]:
 
 def optional(accelerator: str) -> list[str]:
   """Requirements without which a set-up is whole, but slower."""
-  import tomllib
-
-  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  project = _project()
   extras = OPTIONAL.get(accelerator, ())
   return [
     line for extra in extras for line in project['optional-dependencies'][extra]
   ]
+
+
+def _project() -> dict:
+  """What pyproject.toml says of the package."""
+  # Not at the top: an old Python must reach the line that says it is too old.
+  import tomllib
+
+  return tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 
 
 def digest(listed: list[str]) -> str:
@@ -230,6 +245,7 @@ def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
       'accelerator': accelerator,
       'python': python,
       'requirements': digest([*listed, *optional(accelerator)]),
+      'commands': _project()['scripts'],
     }
     if not fresh and recorded == expected:
       os.utime(stamp)  # make compares times.
@@ -252,6 +268,7 @@ def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
     _pip(venv, 'install', *arguments, *listed)
     _pip_optional(venv, accelerator, 'install', *arguments)
     _make_importable(venv)
+    _make_commands(venv)
     write_json(stamp, expected)
     _say(f'{venv.name} is ready')
 
@@ -342,6 +359,17 @@ def _make_importable(venv: pathlib.Path) -> None:
   """
   (site,) = venv.glob('lib/python*/site-packages')
   (site / 'anp_jax.pth').write_text(f'{ROOT}\n')
+
+
+def _make_commands(venv: pathlib.Path) -> None:
+  """Writes anp-train and the others, as an installed package has them."""
+  folder = venv / 'bin'
+  folder.mkdir(exist_ok=True)
+  for name, target in _project()['scripts'].items():
+    module, _, function = target.partition(':')
+    fields = {'python': folder / 'python', 'module': module}
+    (folder / name).write_text(_COMMAND.format(function=function, **fields))
+    (folder / name).chmod(0o755)
 
 
 def _say(text: str) -> None:

@@ -254,6 +254,26 @@ def test_set_up_is_done_once(setup, bare):
   assert path.read_text() == f'{root}\n'
 
 
+def test_set_up_makes_the_commands_of_an_installation(setup, bare):
+  root, _ = bare
+  setup.set_up('cpu', dev=True, pin_python=False)
+  command = root / '.venv' / 'bin' / 'anp-train'
+  # A Python that shows how it is called.
+  (root / '.venv' / 'bin' / 'python').symlink_to('/bin/echo')
+  done = subprocess.run(
+    [command, '--mode', 'a b'], capture_output=True, text=True, check=True
+  )
+  assert done.stdout == f'{command} --mode a b\n'
+  # What follows the shell's lines is Python.
+  compile(command.read_text(), str(command), 'exec')
+  assert 'from anp_jax.commands import train\n' in command.read_text()
+  assert {p.name for p in command.parent.glob('anp-*')} == {
+    f'anp-{name}'
+    for name in ('train', 'evaluate', 'predict', 'prepare', 'show', 'export',
+                 'study', 'plan')
+  }  # fmt: skip
+
+
 def test_set_up_cut_short_is_not_believed(setup, bare, monkeypatch):
   root, done = bare
 

@@ -1,0 +1,159 @@
+"""The wheel, installed in an environment of its own, in an empty folder."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+
+from PIL import Image
+import pytest
+
+pytestmark = pytest.mark.slow
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SOURCES = ('anp_jax', 'configs', 'pyproject.toml', 'setup.py',
+            'requirements.txt', 'LICENSE')  # fmt: skip
+_TINY = '--config=configs/resnet_anp.py:tiny'
+# In every Python of the environment: which files of the checkout are opened.
+_WATCH = """
+import os
+import sys
+
+def _note(event, arguments):
+  path = arguments[0] if event == 'open' else None
+  if isinstance(path, str) and path.startswith({root!r}) and not (
+    path.startswith({packages!r})
+  ):
+    os.write(_log, (path + '\\n').encode())
+
+_log = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+sys.addaudithook(_note)
+"""
+
+
+def _build(folder):
+  """The wheel, of copies: an earlier build's files would be taken too."""
+  for name in _SOURCES:
+    path = _ROOT / name
+    if path.is_dir():
+      ignored = shutil.ignore_patterns('__pycache__')
+      shutil.copytree(path, folder / 'source' / name, ignore=ignored)
+    else:
+      (folder / 'source').mkdir(exist_ok=True)
+      shutil.copy(path, folder / 'source' / name)
+  _pip('wheel', '--no-deps', '--no-build-isolation', f'-w{folder}',
+       str(folder / 'source'))  # fmt: skip
+  (wheel,) = folder.glob('*.whl')
+  return wheel
+
+
+def _pip(*arguments):
+  subprocess.run(
+    [sys.executable, '-m', 'pip', '--disable-pip-version-check', '--quiet',
+     *arguments], check=True,
+  )  # fmt: skip
+
+
+class _Installation:
+  """An environment with the wheel, and the packages of this one.
+
+  Attributes:
+    bin: the folder of its commands.
+    folder: an empty one, where commands run.
+  """
+
+  def __init__(self, root):
+    venv.create(root / 'venv', symlinks=True)
+    self.bin = root / 'venv' / 'bin'
+    self.folder = root / 'empty'
+    self._log = root / 'opened.txt'
+    self.folder.mkdir()
+    _pip(f'--python={self.bin / "python"}', 'install', '--no-deps',
+         '--no-index', str(_build(root)))  # fmt: skip
+    (site,) = (root / 'venv').glob('lib/python*/site-packages')
+    packages = sysconfig.get_path('purelib')
+    fields = {'root': f'{_ROOT}/', 'packages': sys.prefix}
+    (site / 'checkout_watch.py').write_text(
+      _WATCH.format(log=str(self._log), **fields)
+    )
+    # After this environment's own packages, and without their .pth files.
+    (site / 'packages.pth').write_text(f'{packages}\nimport checkout_watch\n')
+
+  def run(self, name, *arguments, status=0):
+    """Runs a command, or Python; returns what it printed."""
+    drop = ('PYTHONPATH', 'VIRTUAL_ENV')
+    environment = {k: v for k, v in os.environ.items() if k not in drop}
+    done = subprocess.run(
+      [str(self.bin / name), *arguments], cwd=self.folder, env=environment,
+      capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr + done.stdout
+    return done.stdout + done.stderr
+
+  def opened(self):
+    """The files of the checkout that were opened since the last call."""
+    text = self._log.read_text()
+    self._log.write_text('')
+    return text.splitlines()
+
+
+@pytest.fixture(scope='module')
+def installation(tmp_path_factory):
+  return _Installation(tmp_path_factory.mktemp('wheel'))
+
+
+def test_a_network_is_trained_and_used_in_an_empty_folder(installation):
+  run = installation.run
+  run('anp-train', _TINY, '--workdir=run', '--config.duration=4 steps')
+  text = run('anp-evaluate', '--workdir=run')
+  assert 'step 4' in text
+  Image.new('RGB', (40, 30), (200, 30, 30)).save(
+    installation.folder / 'photo.png'
+  )
+  text = run('anp-predict', '--checkpoint=run', 'photo.png', '--top=1')
+  assert text.splitlines()[-1].startswith('photo.png,')
+  run('anp-export', '--checkpoint=run', '--output=out', '--platforms=cpu')
+  assert (installation.folder / 'out' / 'model.stablehlo').is_file()
+  assert not installation.opened()
+
+
+def test_a_study_starts_its_processes(installation):
+  installation.run(
+    'anp-study', 'strategies', '--config=configs/lenet.py', '--workdir=study',
+    '--nodes=2', '--strategies=sync', '--config.data.source=synthetic',
+    '--config.duration=4 steps', '--config.batch_size=8',
+  )  # fmt: skip
+  assert (installation.folder / 'study' / 'study.md').is_file()
+  text = installation.run(
+    'anp-study', 'strategies', '--config=configs/lenet.py', '--workdir=jobs',
+    '--nodes=1', '--strategies=sync', '--slurm', status=2,
+  )  # fmt: skip
+  assert 'start the study in the checkout of anp_jax' in text or (
+    'there is no squeue on this machine' in text
+  )
+  assert not installation.opened()
+
+
+def test_a_plan_needs_no_checkout(installation):
+  text = installation.run(
+    'anp-plan', _TINY, '--device=h200', '--nodes=1,2', '--link=ib-ndr400x8'
+  )
+  points = json.loads(text.splitlines()[-1])['points']
+  assert [p['nodes'] for p in points] == [1, 2]
+  assert not installation.opened()
+
+
+@pytest.mark.parametrize('name', ['prepare', 'show', 'study', 'evaluate'])
+def test_help_names_the_command(installation, name):
+  text = installation.run(f'anp-{name}', '--help')
+  assert text.startswith(f'usage: anp-{name} ')
+  assert not installation.opened()
+
+
+def test_use_of_the_checkout_would_be_seen(installation):
+  path = str(_ROOT / 'main.py')
+  installation.run('python', '-c', f'open({path!r}).close()')
+  assert installation.opened() == [path]

@@ -1,0 +1,96 @@
+"""The commands of an installed package, without an installation."""
+
+import importlib
+import pathlib
+import sys
+import tomllib
+import types
+
+import pytest
+
+from anp_jax import __main__ as train_command
+from anp_jax import commands
+from anp_jax.config import command_line
+from anp_jax.system import interrupts
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PROJECT = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
+_CALLS = {  # the module of each command, and what its function is given
+  'train': ('anp_jax.__main__', {}),
+  'evaluate': ('anp_jax.__main__', {'mode': 'evaluate'}),
+  'predict': ('anp_jax.predict.__main__', {}),
+  'prepare': ('anp_jax.data.prepare.__main__', {}),
+  'show': ('anp_jax.data.show.__main__', {}),
+  'export': ('anp_jax.export', {}),
+  'study': ('anp_jax.study.__main__', {}),
+  'plan': ('anp_jax.plan.__main__', {}),
+}
+# Studies save what runs, and a planner ends by itself.
+_WITHOUT = 'study', 'plan'
+
+
+def test_the_commands_are_those_of_the_project():
+  assert _PROJECT['scripts'] == {
+    f'anp-{name}': f'anp_jax.commands:{name}' for name in _CALLS
+  }
+
+
+@pytest.mark.parametrize('name', _CALLS)
+def test_ctrl_c_is_answered_before_a_module_is_imported(monkeypatch, name):
+  events = []
+
+  def import_module(module):
+    events.append(module)
+    return types.SimpleNamespace(command=lambda **kw: events.append(kw))
+
+  monkeypatch.setattr(interrupts, 'install', lambda: events.append('install'))
+  monkeypatch.setattr(importlib, 'import_module', import_module)
+  getattr(commands, name)()
+  before = [] if name in _WITHOUT else ['install']
+  assert events == [*before, *_CALLS[name]]
+
+
+@pytest.mark.parametrize('name', _CALLS)
+def test_each_module_has_the_command(name):
+  module, arguments = _CALLS[name]
+  command = importlib.import_module(module).command
+  assert set(arguments) <= set(command.__code__.co_varnames)
+
+
+@pytest.mark.parametrize(
+  'typed, lines',
+  [
+    ('/x/bin/anp-show',
+     ['usage: anp-show a', 'anp-show --stats', 'anp_jax.showy']),
+    ('/x/show.py', ['usage: python -m anp_jax.show a',
+                    'python -m anp_jax.show --stats', 'anp_jax.showy']),
+  ],
+)  # fmt: skip
+def test_help_names_the_command_as_it_was_typed(monkeypatch, typed, lines):
+  monkeypatch.setattr(sys, 'argv', [typed])
+  parser = command_line.Parser(
+    prog='python -m anp_jax.show a', add_help=False,
+    description='python -m anp_jax.show --stats\npython -m anp_jax.showy',
+  )  # fmt: skip
+  text = parser.format_help()
+  for line in lines:
+    assert line in text
+  if 'bin' in typed:
+    assert 'python -m anp_jax.show ' not in text
+
+
+def test_anp_evaluate_only_evaluates(monkeypatch, capsys, tmp_path):
+  monkeypatch.setattr(sys, 'argv', ['/x/bin/anp-evaluate'])
+  argv = ['anp-evaluate', '--mode=train']
+  assert train_command.main(argv, mode='evaluate') == 2
+  line = "error: unknown argument '--mode=train'"
+  assert capsys.readouterr().err.startswith(line)
+  argv = ['anp-evaluate', f'--workdir={tmp_path}']
+  assert train_command.main(argv, mode='evaluate') == 2
+  assert 'is no run: it has no config.json' in capsys.readouterr().err
+  with pytest.raises(SystemExit):
+    train_command.main(['anp-evaluate', '--help'], mode='evaluate')
+  text = capsys.readouterr().out
+  assert 'usage: anp-evaluate' in text
+  assert 'anp-evaluate --workdir=runs/demo --checkpoint=best' in text
+  assert '--mode NAME' not in text
