@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 
 from PIL import Image
 import pytest
@@ -25,7 +26,7 @@ import sys
 def _note(event, arguments):
   path = arguments[0] if event == 'open' else None
   if isinstance(path, str) and path.startswith({root!r}) and not (
-    path.startswith({packages!r})
+    path.startswith({others!r})
   ):
     os.write(_log, (path + '\\n').encode())
 
@@ -61,6 +62,7 @@ class _Installation:
   """An environment with the wheel, and the packages of this one.
 
   Attributes:
+    wheel: that is installed.
     bin: the folder of its commands.
     folder: an empty one, where commands run.
   """
@@ -71,11 +73,14 @@ class _Installation:
     self.folder = root / 'empty'
     self._log = root / 'opened.txt'
     self.folder.mkdir()
+    self.wheel = _build(root)
     _pip(f'--python={self.bin / "python"}', 'install', '--no-deps',
-         '--no-index', str(_build(root)))  # fmt: skip
+         '--no-index', str(self.wheel))  # fmt: skip
     (site,) = (root / 'venv').glob('lib/python*/site-packages')
     packages = sysconfig.get_path('purelib')
-    fields = {'root': f'{_ROOT}/', 'packages': sys.prefix}
+    # This environment, and the compile cache of all tests; see conftest.py.
+    others = sys.prefix, str(_ROOT / '.pytest_cache')
+    fields = {'root': f'{_ROOT}/', 'others': others}
     (site / 'checkout_watch.py').write_text(
       _WATCH.format(log=str(self._log), **fields)
     )
@@ -83,7 +88,7 @@ class _Installation:
     (site / 'packages.pth').write_text(f'{packages}\nimport checkout_watch\n')
 
   def run(self, name, *arguments, status=0):
-    """Runs a command, or Python; returns what it printed."""
+    """Runs a command, or Python; returns its output and its errors."""
     drop = ('PYTHONPATH', 'VIRTUAL_ENV')
     environment = {k: v for k, v in os.environ.items() if k not in drop}
     done = subprocess.run(
@@ -91,7 +96,7 @@ class _Installation:
       capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == status, done.stderr + done.stdout
-    return done.stdout + done.stderr
+    return done.stdout, done.stderr
 
   def opened(self):
     """The files of the checkout that were opened since the last call."""
@@ -105,16 +110,29 @@ def installation(tmp_path_factory):
   return _Installation(tmp_path_factory.mktemp('wheel'))
 
 
+def test_the_wheel_holds_every_file_of_the_package(installation):
+  with zipfile.ZipFile(installation.wheel) as archive:
+    names = {n for n in archive.namelist() if '.dist-info/' not in n}
+  wanted = {
+    str(path.relative_to(_ROOT))
+    for path in (_ROOT / 'anp_jax').rglob('*')
+    if path.is_file() and '__pycache__' not in path.parts
+  }
+  recipes = (_ROOT / 'configs').glob('*.py')
+  assert names == wanted | {f'anp_jax/recipes/{path.name}' for path in recipes}
+
+
 def test_a_network_is_trained_and_used_in_an_empty_folder(installation):
   run = installation.run
-  run('anp-train', _TINY, '--workdir=run', '--config.duration=4 steps')
-  text = run('anp-evaluate', '--workdir=run')
-  assert 'step 4' in text
+  run('anp-train', _TINY, '--workdir=run', '--config.duration=4 steps',
+      '--config.model.name=lenet')  # fmt: skip
+  output, _ = run('anp-evaluate', '--workdir=run')
+  assert 'step 4' in output
   Image.new('RGB', (40, 30), (200, 30, 30)).save(
     installation.folder / 'photo.png'
   )
-  text = run('anp-predict', '--checkpoint=run', 'photo.png', '--top=1')
-  assert text.splitlines()[-1].startswith('photo.png,')
+  output, _ = run('anp-predict', '--checkpoint=run', 'photo.png', '--top=1')
+  assert output.splitlines()[-1].startswith('photo.png,')
   run('anp-export', '--checkpoint=run', '--output=out', '--platforms=cpu')
   assert (installation.folder / 'out' / 'model.stablehlo').is_file()
   assert not installation.opened()
@@ -127,29 +145,29 @@ def test_a_study_starts_its_processes(installation):
     '--config.duration=4 steps', '--config.batch_size=8',
   )  # fmt: skip
   assert (installation.folder / 'study' / 'study.md').is_file()
-  text = installation.run(
+  _, errors = installation.run(
     'anp-study', 'strategies', '--config=configs/lenet.py', '--workdir=jobs',
     '--nodes=1', '--strategies=sync', '--slurm', status=2,
   )  # fmt: skip
-  assert 'start the study in the checkout of anp_jax' in text or (
-    'there is no squeue on this machine' in text
+  assert 'start the study in the checkout of anp_jax' in errors or (
+    'there is no squeue on this machine' in errors
   )
   assert not installation.opened()
 
 
 def test_a_plan_needs_no_checkout(installation):
-  text = installation.run(
+  output, _ = installation.run(
     'anp-plan', _TINY, '--device=h200', '--nodes=1,2', '--link=ib-ndr400x8'
   )
-  points = json.loads(text.splitlines()[-1])['points']
+  points = json.loads(output.splitlines()[-1])['points']
   assert [p['nodes'] for p in points] == [1, 2]
   assert not installation.opened()
 
 
 @pytest.mark.parametrize('name', ['prepare', 'show', 'study', 'evaluate'])
 def test_help_names_the_command(installation, name):
-  text = installation.run(f'anp-{name}', '--help')
-  assert text.startswith(f'usage: anp-{name} ')
+  output, _ = installation.run(f'anp-{name}', '--help')
+  assert output.startswith(f'usage: anp-{name} ')
   assert not installation.opened()
 
 
