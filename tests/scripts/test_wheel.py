@@ -26,7 +26,7 @@ import sys
 def _note(event, arguments):
   path = arguments[0] if event == 'open' else None
   if isinstance(path, str) and path.startswith({root!r}) and not (
-    path.startswith({others!r})
+    path.startswith({skipped!r})
   ):
     os.write(_log, (path + '\\n').encode())
 
@@ -79,8 +79,8 @@ class _Installation:
     (site,) = (root / 'venv').glob('lib/python*/site-packages')
     packages = sysconfig.get_path('purelib')
     # This environment, and the compile cache of all tests; see conftest.py.
-    others = sys.prefix, str(_ROOT / '.pytest_cache')
-    fields = {'root': f'{_ROOT}/', 'others': others}
+    skipped_paths = sys.prefix, str(_ROOT / '.pytest_cache')
+    fields = {'root': f'{_ROOT}/', 'skipped': skipped_paths}
     (site / 'checkout_watch.py').write_text(
       _WATCH.format(log=str(self._log), **fields)
     )
@@ -113,13 +113,13 @@ def installation(tmp_path_factory):
 def test_the_wheel_holds_every_file_of_the_package(installation):
   with zipfile.ZipFile(installation.wheel) as archive:
     names = {n for n in archive.namelist() if '.dist-info/' not in n}
-  wanted = {
+  files = {
     str(path.relative_to(_ROOT))
     for path in (_ROOT / 'anp_jax').rglob('*')
     if path.is_file() and '__pycache__' not in path.parts
   }
   recipes = (_ROOT / 'configs').glob('*.py')
-  assert names == wanted | {f'anp_jax/recipes/{path.name}' for path in recipes}
+  assert names == files | {f'anp_jax/recipes/{path.name}' for path in recipes}
 
 
 def test_a_network_is_trained_and_used_in_an_empty_folder(installation):

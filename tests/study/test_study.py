@@ -366,6 +366,16 @@ def test_every_strategy_has_its_script():
   assert slurm.script('sync') == 'scripts/slurm/train.sbatch'
 
 
+def test_slurm_needs_the_checkout(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(config_lib.ConfigError) as e:
+    slurm.script('server')
+  assert str(e.value) == (
+    '--slurm: there is no scripts/slurm/server.sbatch here; start the study in '
+    'the checkout of anp_jax'
+  )
+
+
 def test_slurm_jobs(tmp_path, slurm_programs):
   study = runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
   cells = grid.expand(('sync',), (1, 2), (4,), (0,))

@@ -209,6 +209,31 @@ def test_predict_only_runs_nothing(tmp_path):
   assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+  'command',
+  [['scripts/bench/scaling.py', '--x'], ['-m', 'scripts.bench.layers', '--x']],
+)
+def test_a_benchmark_needs_the_checkout(tmp_path, monkeypatch, command):
+  monkeypatch.chdir(tmp_path)
+  lab = lab_lib.Lab(str(tmp_path))
+  result = lab.measure('one', command)
+  assert result.why_not == (
+    'not run, because scripts/bench is not here: start the study in the '
+    'checkout of anp_jax'
+  )
+  assert not lab.failures
+
+
+def test_what_was_measured_by_an_old_name_is_kept(tmp_path):
+  record = {'command': ['-m', 'scripts.plan', '--x'], 'values': {'x': 3},
+            'hardware': 'a core', 'seconds': 1.0}  # fmt: skip
+  (tmp_path / 'measured').mkdir()
+  (tmp_path / 'measured' / 'one.json').write_text(json.dumps(record))
+  lab = lab_lib.Lab(str(tmp_path), predict_only=True)
+  result = lab.measure('one', ['-m', 'anp_jax.plan', '--x'])
+  assert result.get('x') == 3 and not result.why_not
+
+
 def test_layers_of_a_measurement_are_a_table():
   values = {'conv1_2_alone': 1.9, 'conv1_16_alone': 9.0, 'all_2_alone': 1.5,
             'conv1_2_at_once': 1.1, 'max_pool_2_alone': 1.2}  # fmt: skip
