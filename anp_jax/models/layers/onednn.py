@@ -4,6 +4,7 @@ Of a platform 'cpu_onednn': a CPU for which `system.onednn` has a library.
 """
 
 import functools
+import itertools
 import math
 
 from flax import struct
@@ -19,6 +20,9 @@ PLATFORM = 'cpu_onednn'
 # A map of so few channels is taken for images, whose gradient nobody needs.
 _IMAGE_CHANNELS = 4
 _FEW_PIXELS = 4
+# The widest kernel of whose depthwise gradient oneDNN has a quick form for
+# maps with channels last.
+_QUICK_COLUMNS = 3
 
 
 def takes(x, platform: str) -> bool:
@@ -84,6 +88,9 @@ def _convolve_backward(stride, pads, groups, saved, dy):
   arguments = x, kernel, stride, pads, groups
   spec = _spec('backward_data', *arguments)
   dx = custom_call.call(spec, _like(x), dy, kernel)
+  is_depthwise = groups == x.shape[-1] == kernel.shape[-1]
+  if is_depthwise and kernel.shape[1] > _QUICK_COLUMNS:
+    return dx, _depthwise_kernel_gradient(x, kernel, dy, stride, pads)
   # The kernel's gradient waits for dx: else XLA, which sees no order between
   # dx and the update of the kernel in place, copies all kernels first (52 ms
   # of a step of ResNet-50 at 8 x 224 px). Of images dx is not asked for.
@@ -94,6 +101,36 @@ def _convolve_backward(stride, pads, groups, saved, dy):
 
 
 convolve.defvjp(_convolve_forward, _convolve_backward)
+
+
+def _depthwise_kernel_gradient(x, kernel, dy, stride, pads):
+  """The gradient of a wide depthwise kernel, some of its columns at a time.
+
+  Of all columns at once oneDNN 3.2 computes it channel by channel: 10 against
+  0.7 ms for 7x7 (8 maps of 28 x 28, 96 channels, 2 AVX-512 cores).
+  """
+  columns = kernel.shape[1]
+  blocks = -(-columns // _QUICK_COLUMNS)
+  edges = [round(i * columns / blocks) for i in range(blocks + 1)]
+  parts = []
+  for first, end in itertools.pairwise(edges):
+    part = jax.ShapeDtypeStruct(
+      (kernel.shape[0], end - first, *kernel.shape[2:]), kernel.dtype
+    )
+    left = pads[1][0] - first
+    span = (dy.shape[2] - 1) * stride + end - first
+    sides = left, span - x.shape[2] - left
+    maps = x
+    if not all(0 <= side <= (end - first) // 2 for side in sides):
+      # A negative edge cuts pixels that meet none of these columns.
+      still = (0, 0, 0)
+      zero = jnp.zeros((), x.dtype)
+      maps = jax.lax.pad(x, zero, (still, still, (*sides, 0), still))
+      sides = 0, 0
+    arguments = maps, part, stride, (pads[0], sides), x.shape[-1]
+    spec = _spec('backward_weights', *arguments)
+    parts.append(custom_call.call(spec, part, maps, dy))
+  return jnp.concatenate(parts, 1)
 
 
 @struct.dataclass
