@@ -5,8 +5,8 @@ import inspect
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
+from anp_jax.config import networks
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import table
 from anp_jax.models.layers import onednn
 from anp_jax.system import cores
 from anp_jax.system.onednn import library
@@ -21,12 +21,12 @@ _CONVNETS = {
 def has_batch_norm(config) -> bool:
   """Whether the network may normalise over groups of examples."""
   name = config.model.name
-  return name not in (*_CONVNETS, *table.CONVNEXTS)
+  return name not in (*_CONVNETS, *networks.CONVNEXTS)
 
 
 def is_resnet(config) -> bool:
   """Whether the network is a ResNet, whose tensors have published names."""
-  return config.model.name in table.RESNETS
+  return config.model.name in networks.RESNETS
 
 
 def target(config, platform: str, devices: int = 1) -> str:

@@ -12,10 +12,10 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import naming as naming_lib
-from anp_jax.config import table
+from anp_jax.config import networks
 
 NAME = 'ConvNeXt'
-MODELS = table.CONVNEXTS
+MODELS = networks.CONVNEXTS
 TIMM, TRANSFORMERS = 'timm', naming_lib.TRANSFORMERS
 CLASSIFIERS = {TIMM: 'head.fc.', TRANSFORMERS: 'classifier.'}
 PREFIXES = ('convnext.', 'convnextv2.')  # of transformers' backbone

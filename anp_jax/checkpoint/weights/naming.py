@@ -11,10 +11,10 @@ import re
 
 import numpy as np
 
-from anp_jax.config import table
+from anp_jax.config import networks
 
 NAME = 'ResNet'
-MODELS = table.RESNETS
+MODELS = networks.RESNETS
 TORCHVISION = 'torchvision and timm'
 TRANSFORMERS = 'transformers'
 # The classifier of each; another data set has another one.
