@@ -15,4 +15,10 @@ CONVNEXTS = (
   'convnextv2_femto', 'convnextv2_pico', 'convnextv2_nano', 'convnextv2_tiny',
   'convnextv2_base',
 )  # fmt: skip
-MODELS = (*RESNETS, *CONVNETS, *CONVNEXTS)
+EFFICIENTNETS = (
+  'efficientnet_b0', 'efficientnet_b1', 'efficientnet_b2', 'efficientnet_b3',
+  'efficientnet_b4', 'efficientnetv2_s',
+  'tf_efficientnet_b0', 'tf_efficientnet_b1', 'tf_efficientnet_b2',
+  'tf_efficientnet_b3', 'tf_efficientnet_b4', 'tf_efficientnetv2_s',
+)  # fmt: skip
+MODELS = (*RESNETS, *CONVNETS, *CONVNEXTS, *EFFICIENTNETS)

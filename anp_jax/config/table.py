@@ -106,8 +106,10 @@ _ALL = {
 }  # fmt: skip
 _RESNET = ('model.name', networks.RESNETS)
 # A user's network may have batch norm too; its fields are its own.
-_NORMALISED = ('model.name', (*networks.RESNETS, '*:*'))
-_DROPS_PATHS = ('model.name', networks.CONVNEXTS)
+_NORMALISED = (
+  'model.name', (*networks.RESNETS, *networks.EFFICIENTNETS, '*:*'),
+)  # fmt: skip
+_DROPS_PATHS = 'model.name', (*networks.CONVNEXTS, *networks.EFFICIENTNETS)
 _MODEL = {
   'name': text(
     'resnet50', 'network; a class of your own is called (images, train)',
@@ -159,6 +161,10 @@ _MODEL = {
   'drop_path': number(
     0, 'probability that the last block is left out of an example; that of '
     'others rises to it', at_least=0, below=1, only_if=_DROPS_PATHS,
+  ),
+  'dropout': number(
+    0, 'probability that a number before the classifier is left out',
+    at_least=0, below=1, only_if=('model.name', networks.EFFICIENTNETS),
   ),
 }  # fmt: skip
 _INIT = {

@@ -107,6 +107,7 @@ def _network(config, num_classes, platform, axis_name):
     return _user_module(m.name, common)
   from anp_jax.models import convnets
   from anp_jax.models import convnext
+  from anp_jax.models import efficientnet
   from anp_jax.models import resnet
 
   if not has_batch_norm(config):
@@ -120,6 +121,12 @@ def _network(config, num_classes, platform, axis_name):
     if m.name == 'two_convolutions':
       common['kernels'] = tuple(m.kernels)
     return getattr(convnets, _CONVNETS[m.name])(**common)
+  norm = dict(group=m.norm_group, momentum=m.norm_momentum)
+  if m.name in efficientnet.NETWORKS:
+    return efficientnet.EfficientNet(
+      **efficientnet.NETWORKS[m.name], drop_path=m.drop_path,
+      dropout=m.dropout, **norm, **common,
+    )  # fmt: skip
   fields = resnet.NETWORKS[m.name]
   if m.width < resnet.least_width(fields):
     raise config_lib.ConfigError(
@@ -131,8 +138,7 @@ def _network(config, num_classes, platform, axis_name):
     width=m.width,
     version=m.version,
     zero_init=m.zero_init,
-    group=m.norm_group,
-    momentum=m.norm_momentum,
+    **norm,
     **common,
   )
 
