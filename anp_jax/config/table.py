@@ -159,8 +159,8 @@ _MODEL = {
     True, 'last scale of each block starts at zero', only_if=_RESNET
   ),
   'drop_path': number(
-    0, 'probability that the last block is left out of an example; that of '
-    'others rises to it', at_least=0, below=1, only_if=_DROPS_PATHS,
+    0, 'stochastic depth: the probabilities with which an example skips blocks '
+    'rise to it from 0', at_least=0, below=1, only_if=_DROPS_PATHS,
   ),
   'dropout': number(
     0, 'probability that a number before the classifier is left out',
@@ -169,8 +169,9 @@ _MODEL = {
 }  # fmt: skip
 _INIT = {
   'from': text(
-    '', 'what a new run begins with: .safetensors of a ResNet, or a run\'s '
-    "workdir or checkpoint; '': random weights. See docs/use.md.",
+    '', 'what a new run begins with: .safetensors of a ResNet, ConvNeXt or '
+    "EfficientNet, or a run's workdir or checkpoint; '': random weights. See "
+    'docs/use.md.',
   ),
 }  # fmt: skip
 # At 1 a decay forgets nothing: sums grow for ever, and Adam's divide by 0.

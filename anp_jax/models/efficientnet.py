@@ -108,7 +108,7 @@ class Block(nn.Module):
   """MBConv or Fused-MBConv: expands, convolves, gates and projects.
 
   Attributes:
-    stage: of which it is; its `blocks` are not read.
+    stage: its row of the table; `blocks` are not read.
     conv: makes a convolution from (features, size, stride, name=...).
     norm: makes a normalisation, called (x, train).
   """
@@ -128,20 +128,20 @@ class Block(nn.Module):
     """
     stage, channels = self.stage, x.shape[-1]
     inner = stage.expansion * channels
-    whole = stage.size, stage.stride
+    window = stage.size, stage.stride
     y = x
     if stage.expansion > 1:
-      shape = whole if stage.fused else (1, 1)
+      shape = window if stage.fused else (1, 1)
       y = nn.silu(self._convolved('expand', y, train, inner, *shape))
     if not stage.fused:
       y = self._convolved(
-        'depthwise', y, train, inner, *whole, groups=inner,
+        'depthwise', y, train, inner, *window, groups=inner,
         kernel_init=_normal(2.0, 'fan_in'),  # a channel's: of size x size
       )  # fmt: skip
       y = layers.squeeze_excite(nn.silu(y), self.conv, channels // _SQUEEZE,
                                 nn.silu)  # fmt: skip
     if stage.fused and stage.expansion == 1:
-      y = nn.silu(self._convolved('project', y, train, stage.features, *whole))
+      y = nn.silu(self._convolved('project', y, train, stage.features, *window))
     else:
       y = self._convolved('project', y, train, stage.features, 1, 1)
     if stage.stride > 1 or channels != stage.features:
