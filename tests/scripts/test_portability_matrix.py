@@ -64,16 +64,16 @@ NETWORKS = {
   'efficientnet_b0': (
     {
       'model.name': 'efficientnet_b0', 'model.norm_group': 1,
-      'data.image_size': 64, 'batch_size': 64, 'model.drop_path': 0.2,
-      'model.dropout': 0.2,
+      'data.image_size': 64, 'data.resize': 64, 'batch_size': 64,
+      'model.drop_path': 0.2, 'model.dropout': 0.2,
     },
     5_288_548 - 990 * 1281,
     42_016,
   ),
   'convnextv2_atto': (
     {
-      'model.name': 'convnextv2_atto', 'data.image_size': 64, 'batch_size': 64,
-      'model.drop_path': 0.1,
+      'model.name': 'convnextv2_atto', 'model.drop_path': 0.1,
+      'data.image_size': 64, 'data.resize': 64, 'batch_size': 64,
     },
     3_708_400 - 990 * 321,
     0,
