@@ -2,10 +2,11 @@
 
 python -m anp_jax.export --checkpoint=runs/demo --output=demo
 
-For a ResNet it writes what `ResNetForImageClassification.from_pretrained`
-loads: model.safetensors, config.json, preprocessor_config.json. For one
-that timm has and transformers has not, it writes what
-`timm.create_model('local-dir:FOLDER')` loads. For every network it writes
+For a network that transformers has (ResNet, ConvNeXt, tf_efficientnet) it
+writes what `AutoModelForImageClassification.from_pretrained` loads:
+model.safetensors, config.json, preprocessor_config.json. For one that timm has
+and transformers has not, it writes what `timm.create_model('local-dir:FOLDER')`
+loads. For every network it writes
 model.stablehlo, which JAX runs without this package, with labels.json and
 preprocessing.json.
 """

@@ -10,6 +10,7 @@ from anp_jax.config import data_keys
 from anp_jax.config import durations
 from anp_jax.config import emulation_keys
 from anp_jax.config import errors
+from anp_jax.config import networks
 from anp_jax.config import rules
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.config.keys import CLASS
@@ -23,22 +24,6 @@ from anp_jax.config.keys import numbers
 from anp_jax.config.keys import text
 from anp_jax.config.keys import value
 
-RESNETS = (
-  'resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152',
-  'resnet20', 'resnet32', 'resnet56',
-  'resnet18d', 'resnet34d', 'resnet50d', 'resnet101d', 'resnet152d',
-  'seresnet18', 'seresnet34', 'seresnet50', 'seresnet101', 'seresnet152',
-  'resnext50_32x4d', 'resnext101_32x4d', 'resnext101_32x8d',
-  'resnext101_64x4d', 'seresnext50_32x4d', 'seresnext101_32x4d',
-  'seresnext101_32x8d', 'wide_resnet50_2', 'wide_resnet101_2',
-)  # fmt: skip
-CONVNETS = ('lenet', 'cifar10_full', 'two_convolutions')
-CONVNEXTS = (
-  'convnext_tiny', 'convnext_small', 'convnext_base', 'convnextv2_atto',
-  'convnextv2_femto', 'convnextv2_pico', 'convnextv2_nano', 'convnextv2_tiny',
-  'convnextv2_base',
-)  # fmt: skip
-MODELS = (*RESNETS, *CONVNETS, *CONVNEXTS)
 # The keys that each takes, by optax's names for them.
 OPTIMIZERS = {
   'sgd': ('decay_multipliers',),
@@ -119,14 +104,16 @@ _ALL = {
     at_least=0, resumable=True,
   ),
 }  # fmt: skip
-_RESNET = ('model.name', RESNETS)
+_RESNET = ('model.name', networks.RESNETS)
 # A user's network may have batch norm too; its fields are its own.
-_NORMALISED = ('model.name', (*RESNETS, '*:*'))
-_DROPS_PATHS = ('model.name', CONVNEXTS)
+_NORMALISED = (
+  'model.name', (*networks.RESNETS, *networks.EFFICIENTNETS, '*:*'),
+)  # fmt: skip
+_DROPS_PATHS = 'model.name', (*networks.CONVNEXTS, *networks.EFFICIENTNETS)
 _MODEL = {
   'name': text(
     'resnet50', 'network; a class of your own is called (images, train)',
-    MODELS, '.*:.*', CLASS,
+    networks.MODELS, '.*:.*', CLASS,
   ),
   'head': text(
     'joint', 'how outputs name pairs; see training/heads.py',
@@ -172,14 +159,19 @@ _MODEL = {
     True, 'last scale of each block starts at zero', only_if=_RESNET
   ),
   'drop_path': number(
-    0, 'probability that the last block is left out of an example; that of '
-    'others rises to it', at_least=0, below=1, only_if=_DROPS_PATHS,
+    0, 'stochastic depth: the probabilities with which an example skips blocks '
+    'rise to it from 0', at_least=0, below=1, only_if=_DROPS_PATHS,
+  ),
+  'dropout': number(
+    0, 'probability that a number before the classifier is left out',
+    at_least=0, below=1, only_if=('model.name', networks.EFFICIENTNETS),
   ),
 }  # fmt: skip
 _INIT = {
   'from': text(
-    '', 'what a new run begins with: .safetensors of a ResNet, or a run\'s '
-    "workdir or checkpoint; '': random weights. See docs/use.md.",
+    '', 'what a new run begins with: .safetensors of a ResNet, ConvNeXt or '
+    "EfficientNet, or a run's workdir or checkpoint; '': random weights. See "
+    'docs/use.md.',
   ),
 }  # fmt: skip
 # At 1 a decay forgets nothing: sums grow for ever, and Adam's divide by 0.

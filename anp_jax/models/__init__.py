@@ -5,8 +5,8 @@ import inspect
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
+from anp_jax.config import networks
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import table
 from anp_jax.models.layers import onednn
 from anp_jax.system import cores
 from anp_jax.system.onednn import library
@@ -21,12 +21,12 @@ _CONVNETS = {
 def has_batch_norm(config) -> bool:
   """Whether the network may normalise over groups of examples."""
   name = config.model.name
-  return name not in (*_CONVNETS, *table.CONVNEXTS)
+  return name not in (*_CONVNETS, *networks.CONVNEXTS)
 
 
 def is_resnet(config) -> bool:
   """Whether the network is a ResNet, whose tensors have published names."""
-  return config.model.name in table.RESNETS
+  return config.model.name in networks.RESNETS
 
 
 def target(config, platform: str, devices: int = 1) -> str:
@@ -107,6 +107,7 @@ def _network(config, num_classes, platform, axis_name):
     return _user_module(m.name, common)
   from anp_jax.models import convnets
   from anp_jax.models import convnext
+  from anp_jax.models import efficientnet
   from anp_jax.models import resnet
 
   if not has_batch_norm(config):
@@ -120,6 +121,12 @@ def _network(config, num_classes, platform, axis_name):
     if m.name == 'two_convolutions':
       common['kernels'] = tuple(m.kernels)
     return getattr(convnets, _CONVNETS[m.name])(**common)
+  norm = dict(group=m.norm_group, momentum=m.norm_momentum)
+  if m.name in efficientnet.NETWORKS:
+    return efficientnet.EfficientNet(
+      **efficientnet.NETWORKS[m.name], drop_path=m.drop_path,
+      dropout=m.dropout, **norm, **common,
+    )  # fmt: skip
   fields = resnet.NETWORKS[m.name]
   if m.width < resnet.least_width(fields):
     raise config_lib.ConfigError(
@@ -131,8 +138,7 @@ def _network(config, num_classes, platform, axis_name):
     width=m.width,
     version=m.version,
     zero_init=m.zero_init,
-    group=m.norm_group,
-    momentum=m.norm_momentum,
+    **norm,
     **common,
   )
 

@@ -139,11 +139,7 @@ class Block(nn.Module):
     channels = y.shape[-1]
     # A multiple of 8, as timm has it.
     squeezed = max(8, (channels // self.squeeze + 4) // 8 * 8)
-    means = y.mean((1, 2), keepdims=True, dtype=jnp.float32)
-    squeeze = self.conv(squeezed, use_bias=True, name='se_fc1')
-    excite = self.conv(channels, use_bias=True, name='se_fc2')
-    gates = nn.sigmoid(excite(nn.relu(squeeze(means))))
-    return y * gates.astype(y.dtype)
+    return layers.squeeze_excite(y, self.conv, squeezed, nn.relu)
 
   def _shortcut(self, x, size, train):
     """What is added to the last norm's result, of maps of that size."""

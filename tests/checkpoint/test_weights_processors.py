@@ -114,3 +114,36 @@ def test_what_is_done_otherwise_is_said(tmp_path, change, word):
   weight_files.folder(tmp_path, weight_files.CONVNEXT | change)
   (note,) = published.read(str(tmp_path)).notes
   assert word in note
+
+
+# Of google/efficientnet-b0: the roots of ImageNet's deviations, by which its
+# processor divides twice.
+_EFFICIENTNET = {
+  'image_processor_type': 'EfficientNetImageProcessor', 'include_top': True,
+  'size': {'height': 224, 'width': 224}, 'do_center_crop': False, 'resample': 2,
+  'image_mean': [0.485, 0.456, 0.406],
+  'image_std': [0.47853944, 0.4732864, 0.47434163],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'change, mean, std',
+  [
+    ({}, weight_files.MEAN, weight_files.STD),
+    (
+      {'include_top': False}, weight_files.MEAN,
+      (122.0276, 120.688, 120.9571),
+    ),
+    # (x / 255 - 1 - mean) / std
+    (
+      {'rescale_offset': True}, [m + 255 for m in weight_files.MEAN],
+      weight_files.STD,
+    ),
+    ({'do_normalize': False}, (0, 0, 0), (122.0276, 120.688, 120.9571)),
+  ],
+)  # fmt: skip
+def test_an_efficientnets_processor_divides_twice(tmp_path, change, mean, std):
+  weight_files.folder(tmp_path, _EFFICIENTNET | change)
+  keys = published.read(str(tmp_path)).keys
+  assert keys['data.mean'] == pytest.approx(mean, abs=1e-4)
+  assert keys['data.std'] == pytest.approx(std, abs=1e-4)

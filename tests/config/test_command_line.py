@@ -199,9 +199,9 @@ def test_evaluation_of_what_is_no_run(tmp_path, capsys):
 def test_help_of_a_key_is_what_its_declaration_says():
   assert help.text('init') == (
     "config.init.from = ''\n"
-    '      what a new run begins with: .safetensors of a ResNet, or a run\'s '
-    'workdir\n'
-    "      or checkpoint; '': random weights. See docs/use.md."
+    '      what a new run begins with: .safetensors of a ResNet, ConvNeXt or\n'
+    "      EfficientNet, or a run's workdir or checkpoint; '': random weights. "
+    'See\n      docs/use.md.'
   )  # fmt: skip
   assert help.text('config.data.mixup') == (
     'config.data.mixup = 0.0  alpha of the Beta distribution; 0: none '

@@ -6,6 +6,7 @@ from anp_jax import config as config_lib
 from anp_jax import models
 from anp_jax.config import command_line
 from anp_jax.config import keys
+from anp_jax.config import networks
 from anp_jax.config import strategy
 from anp_jax.config import table
 from anp_jax.runtimes.relay import candidates
@@ -182,8 +183,8 @@ def test_a_ring_has_the_keys_of_all_its_models():
 
 
 def test_networks_of_the_registry_are_the_configs():
-  assert set(table.CONVNETS) == set(models._CONVNETS)
-  for name in table.MODELS:
+  assert set(networks.CONVNETS) == set(models._CONVNETS)
+  for name in networks.MODELS:
     config = builders.config({'model.name': name})
     assert models.create(config, 3, 'cpu')
     assert models.has_batch_norm(config) == ('norm_group' in config.model)

@@ -100,7 +100,7 @@ def _with_key(key):
     *({'optimizer.name': name} for name in table.OPTIMIZERS),
     *({'schedule.name': name} for name in table.SCHEDULES),
     {'model.name': 'two_convolutions'}, {'model.name': 'convnext_tiny'},
-    {'model.head': 'multitask'},
+    {'model.name': 'efficientnet_b0'}, {'model.head': 'multitask'},
     {'data.source': 'folder'}, {'data.source': 'synthetic'},
     {'data.augment': 'scale'}, {'data.cache': 'encoded'},
     {'data.balance': 'weights'}, {'emulate.enabled': True},

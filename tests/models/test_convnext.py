@@ -11,7 +11,7 @@ import pytest
 from anp_jax import models
 from anp_jax.checkpoint.weights import convnext as names_lib
 from anp_jax.checkpoint.weights import source as source_lib
-from anp_jax.config import table
+from anp_jax.config import networks
 from anp_jax.models import convnext
 from tests import builders
 from tests import stepping
@@ -36,7 +36,7 @@ def _shapes(module, side=32):
   )
 
 
-@pytest.mark.parametrize('name', table.CONVNEXTS)
+@pytest.mark.parametrize('name', networks.CONVNEXTS)
 def test_parameter_counts(name):
   config = builders.config({'model.name': name})
   shapes = _shapes(models.create(config, 1000, 'cpu'))

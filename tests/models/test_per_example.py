@@ -47,6 +47,31 @@ def test_frequencies_and_means():
   assert np.abs(shares - np.eye(len(shares))).max() < 0.08
 
 
+class _Dropout(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    return per_example.dropout(self, x, 0.25)
+
+
+def test_numbers_left_out_are_of_the_row_and_a_quarter():
+  x = np.arange(1, 201, dtype=np.float32) * np.ones((40, 1), np.float32)
+
+  def apply(rows):
+    variables = {per_example.EXAMPLE: {'row': np.array(rows, np.int32)}}
+    rngs = {per_example.EXAMPLE: jax.random.key(0)}
+    return jax.device_get(
+      _Dropout().apply(variables, x[: len(rows)], rngs=rngs)
+    )
+
+  result = apply(range(40))
+  np.testing.assert_array_equal(apply([20, 3]), result[[20, 3]])
+  is_out = result == 0
+  np.testing.assert_allclose(result[~is_out], (x / 0.75)[~is_out], 1e-6)
+  # The deviation of a share of 8,000 is 0.005: five of them.
+  assert abs(is_out.mean() - 0.25) < 0.025
+  assert not (is_out == is_out[0]).all()
+
+
 def _small(config, drop_path):
   return convnext.ConvNeXt(
     stepping.CLASSES, 2, (1, 1), 4, drop_path,

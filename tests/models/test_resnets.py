@@ -13,7 +13,7 @@ from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import naming
 from anp_jax.checkpoint.weights import source as source_lib
 from anp_jax.checkpoint.weights import timm_folder
-from anp_jax.config import table
+from anp_jax.config import networks
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet
 from tests import builders
@@ -39,7 +39,7 @@ def _named(path):
 
 
 def test_the_config_offers_the_networks_that_there_are():
-  assert set(table.RESNETS) == set(resnet.NETWORKS)
+  assert set(networks.RESNETS) == set(resnet.NETWORKS)
 
 
 # With shortcuts of no parameters: those that implementations in PyTorch with

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from anp_jax.checkpoint.weights import convnext
+from anp_jax.checkpoint.weights import efficientnet
 from anp_jax.checkpoint.weights import naming as resnet
 
-_ALL = (resnet, convnext)
+_ALL = (resnet, convnext, efficientnet)
 
 
 def of_config(config):
@@ -37,7 +38,7 @@ def names() -> str:
 def namings() -> str:
   """Returns what files can be read, for people."""
   return '; or '.join(
-    f'a {family.NAME}, named as in {" or in ".join(family.CLASSIFIERS)}'
+    f'{family.NAME}, named as in {" or in ".join(family.CLASSIFIERS)}'
     for family in _ALL
   )
 

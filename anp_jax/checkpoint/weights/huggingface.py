@@ -5,6 +5,7 @@ import os
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
+from anp_jax.checkpoint.weights import efficientnet
 from anp_jax.checkpoint.weights import families
 from anp_jax.checkpoint.weights import naming
 from anp_jax.checkpoint.weights import processors
@@ -29,6 +30,8 @@ def refusal(config) -> str:
     return f'{m.name} is no {families.names()}'
   if family is naming and m.name not in _RESNETS:
     return f'transformers has {", ".join(_RESNETS)}, and no {m.name}'
+  if family is efficientnet and (problem := efficientnet.refusal(config)):
+    return problem
   if m.head != 'joint':
     return f'it names classes from outputs of their own, not by a {m.head} head'
   return ''

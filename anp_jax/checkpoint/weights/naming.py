@@ -11,11 +11,12 @@ import re
 
 import numpy as np
 
-from anp_jax.config import table
+from anp_jax.config import networks
 
 NAME = 'ResNet'
-MODELS = table.RESNETS
+MODELS = networks.RESNETS
 TORCHVISION = 'torchvision and timm'
+TIMM = TORCHVISION
 TRANSFORMERS = 'transformers'
 # The classifier of each; another data set has another one.
 CLASSIFIERS = {TORCHVISION: 'fc.', TRANSFORMERS: 'classifier.'}
@@ -139,9 +140,31 @@ def published_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
   return tuple(shape)
 
 
-def is_plain(names: Iterable[str]) -> bool:
-  """Returns whether tensors of ours are of a network that transformers has."""
-  return not any(re.search('/stem_conv1|/pooled_|/se_', name) for name in names)
+def mismatch(config, names, naming: str, saved_config: dict) -> str:
+  """Returns why a file's network is another, whatever its tensors; ''.
+
+  Where a bottleneck strides, no tensor tells: transformers' config does.
+
+  Args:
+    config: of the run that begins.
+    names: of its network's tensors.
+    naming: of the file's tensors.
+    saved_config: transformers' config.json; {} without.
+  """
+  m = config.model
+  if naming != TRANSFORMERS:
+    return ''
+  if any(re.search('/stem_conv1|/pooled_|/se_', name) for name in names):
+    return f'has the tensors of a ResNet of transformers, which has no {m.name}'
+  if saved_config.get('layer_type', 'bottleneck') != 'bottleneck':
+    return ''
+  version = 'v1' if saved_config.get('downsample_in_bottleneck') else 'v1.5'
+  if saved_config.get('model_type') == 'resnet' and m.version != version:
+    return (
+      f'holds a ResNet of version {version!r}, but '
+      f'config.model.version={m.version!r}'
+    )
+  return ''
 
 
 def prefix(config) -> str:

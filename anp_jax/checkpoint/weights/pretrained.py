@@ -22,7 +22,7 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
     The network, of step 0, and lines for people.
 
   Raises:
-    ConfigError: for what cannot be read, or is no whole ResNet.
+    ConfigError: for what cannot be read, or is no whole network.
   """
   weights = published.read(path)
   vocabulary = published.vocabulary(weights, labels)

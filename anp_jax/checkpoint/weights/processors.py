@@ -84,12 +84,20 @@ def normalisation(processor: dict, path: str) -> dict[str, tuple]:
   if not _is_number(scale):
     raise _unexpected(path, 'rescale_factor', scale, 'a number')
   scale = scale if processor.get('do_rescale', True) else 1
-  mean, std = processor.get('image_mean'), processor.get('image_std')
+  mean = _colours(path, 'image_mean', processor.get('image_mean') or _MEAN)
+  divisor = _colours(path, 'image_std', processor.get('image_std') or _STD)
+  std = divisor
   if not processor.get('do_normalize', True):
     mean, std = (0, 0, 0), (1, 1, 1)
+  kind = str(processor.get('image_processor_type'))
+  if kind.startswith('EfficientNet') and processor.get('include_top', True):
+    # Their processor divides once more for networks with a classifier.
+    std = [s * d for s, d in zip(std, divisor, strict=True)]
+  if processor.get('rescale_offset'):  # a processor's that subtracts 1 first
+    mean = [m + 1 for m in mean]
   return {
-    'data.mean': _of_255(_colours(path, 'image_mean', mean or _MEAN), scale),
-    'data.std': _of_255(_colours(path, 'image_std', std or _STD), scale),
+    'data.mean': _of_255(mean, scale),
+    'data.std': _of_255(std, scale),
   }
 
 

@@ -51,7 +51,6 @@ def read(path: str, config, names) -> Source:
   path = published.weights_file(path)
   if not os.path.isfile(path):
     return _of_checkpoint(path, config)
-  _check_version(path, config)
   return _of_file(path, config, names)
 
 
@@ -93,23 +92,6 @@ def _of_checkpoint(path, config):
   )
 
 
-def _check_version(path, config):
-  """Where a bottleneck strides, no tensor tells: transformers' config does."""
-  architecture = published.architecture(path)
-  folder = os.path.dirname(path)
-  if architecture.get('layer_type', 'bottleneck') != 'bottleneck':
-    return
-  version = 'v1' if architecture.get('downsample_in_bottleneck') else 'v1.5'
-  if (
-    architecture.get('model_type') == 'resnet'
-    and config.model.version != version
-  ):
-    raise config_lib.ConfigError(
-      f'config.init.from={folder!r} holds a ResNet of version {version!r}, but '
-      f'config.model.version={config.model.version!r}'
-    )
-
-
 def _of_file(path, config, names):
   if not families.of_config(config):
     raise config_lib.ConfigError(
@@ -126,14 +108,12 @@ def _of_tensors(path, file, names, config):
   family, naming = published.naming(path, file_names)
   if family is not families.of_config(config):
     raise config_lib.ConfigError(
-      f'config.init.from={path!r} holds a {family.NAME}, but '
+      f'config.init.from={path!r} holds weights of {family.NAME}, but '
       f'config.model.name={config.model.name!r}'
     )
-  if naming == naming_lib.TRANSFORMERS and not naming_lib.is_plain(names):
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r} has the tensors of a ResNet of transformers, '
-      f'which has no {config.model.name}'
-    )
+  saved_config = published.architecture(path)
+  if problem := family.mismatch(config, names, naming, saved_config):
+    raise config_lib.ConfigError(f'config.init.from={path!r} {problem}')
   prefix = next(
     (p for p in family.PREFIXES if any(n.startswith(p) for n in file_names)), ''
   )

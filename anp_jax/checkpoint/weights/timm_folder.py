@@ -1,11 +1,11 @@
-"""A trained ResNet of a kind that transformers lacks, as a folder for timm."""
+"""A trained network of a kind that transformers lacks, as a folder for timm."""
 
 import os
 
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax import models
+from anp_jax.checkpoint.weights import efficientnet
 from anp_jax.checkpoint.weights import families
 from anp_jax.checkpoint.weights import naming
 from anp_jax.data.input import augment
@@ -13,7 +13,7 @@ from anp_jax.models import resnet
 from anp_jax.system import files
 
 FILES = ('model.safetensors', 'config.json')
-_WIDTH = 64  # of all that timm has
+_WIDTH = 64  # of all ResNets that timm has
 
 
 def refusal(config) -> str:
@@ -22,12 +22,12 @@ def refusal(config) -> str:
   Args:
     config: of the run that trained it.
   """
-  m = config.model
-  if not models.is_resnet(config):
-    return f'{m.name} is no ResNet'
-  if resnet.NETWORKS[m.name].get('stem') == 'small':
+  m, family = config.model, families.of_config(config)
+  if family not in (naming, efficientnet):
+    return f'{m.name} is no {naming.NAME} or {efficientnet.NAME}'
+  if family is naming and resnet.NETWORKS[m.name].get('stem') == 'small':
     return f'timm has no {m.name}'
-  if m.width != _WIDTH or m.version != 'v1.5':
+  if family is naming and (m.width != _WIDTH or m.version != 'v1.5'):
     return f"timm's {m.name} has width={_WIDTH} and version='v1.5'"
   if m.head != 'joint':
     return f'it names classes from outputs of their own, not by a {m.head} head'
@@ -57,14 +57,14 @@ def write(trained, folder: str) -> list[str]:
 
 def tensors(trained) -> dict[str, np.ndarray]:
   """Returns arrays, float32, by their names in timm."""
-  return families.tensors(trained, naming.TORCHVISION)
+  return families.tensors(trained, families.of_config(trained.config).TIMM)
 
 
 def architecture(trained) -> dict:
   """Returns the fields of timm's config.json, with the names of the classes."""
   d = trained.config.data
   names = list(trained.vocabulary.names)
-  is_deep = resnet.NETWORKS[trained.config.model.name].get('stem') == 'deep'
+  first, classifier = _ends(trained.config)
   return {
     'architecture': trained.config.model.name,
     'num_classes': len(names),
@@ -79,7 +79,17 @@ def architecture(trained) -> dict:
       ),
       'mean': [value / 255 for value in d.mean],
       'std': [value / 255 for value in d.std],
-      'first_conv': 'conv1.0' if is_deep else 'conv1',
-      'classifier': 'fc',
+      'first_conv': first,
+      'classifier': classifier,
     },
   }
+
+
+def _ends(config):
+  """Returns timm's names for the first convolution and the classifier."""
+  family = families.of_config(config)
+  classifier = family.CLASSIFIERS[family.TIMM].rstrip('.')
+  if family is efficientnet:
+    return efficientnet.FIRST_CONVOLUTION, classifier
+  is_deep = resnet.NETWORKS[config.model.name].get('stem') == 'deep'
+  return ('conv1.0' if is_deep else 'conv1'), classifier

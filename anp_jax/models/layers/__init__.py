@@ -21,10 +21,11 @@ from anp_jax.models.layers.folding import conv_norm
 from anp_jax.models.layers.normalisation import normalise
 from anp_jax.models.layers.pooling import avg_pool
 from anp_jax.models.layers.pooling import max_pool
+from anp_jax.models.layers.squeeze import squeeze_excite
 
 __all__ = [
   'BatchNorm', 'Conv', 'add_bias', 'avg_pool', 'conv_norm', 'convolve',
-  'max_pool', 'normalise', 'relu',
+  'max_pool', 'normalise', 'relu', 'squeeze_excite',
 ]  # fmt: skip
 
 # He et al. 2015 (arXiv 1502.01852), over the fan-out as torchvision does.

@@ -47,3 +47,20 @@ def branch_factors(module, rates: Sequence[float], dtype):
   shares = 1 - jnp.array(rates)
   factors = jnp.where(uniform(module, len(rates)) < shares, 1 / shares, 0)
   return factors.astype(dtype).T[..., None, None, None]
+
+
+def dropout(module, x, rate: float):
+  """Leaves numbers out, and divides the others by 1 - rate.
+
+  Srivastava et al. 2014 (JMLR 15).
+
+  Args:
+    module: the network, applied with EXAMPLE.
+    x: (batch, features).
+    rate: probability with which a number is left out, below 1.
+
+  Returns:
+    Like x.
+  """
+  is_kept = uniform(module, x.shape[-1]) >= rate
+  return jnp.where(is_kept, x / (1 - rate), 0)

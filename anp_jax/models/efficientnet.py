@@ -1,0 +1,249 @@
+"""EfficientNet, and EfficientNetV2-S.
+
+Tan and Le 2019 (arXiv 1905.11946) and 2021 (arXiv 2104.00298). Names are
+timm's: those with `tf_` pad and normalise as the authors' TensorFlow and
+Hugging Face transformers do, the others as PyTorch.
+"""
+
+from collections.abc import Sequence
+import functools
+import math
+from typing import Any
+from typing import NamedTuple
+
+from flax import linen as nn
+import jax.numpy as jnp
+
+from anp_jax.models import layers
+from anp_jax.models.layers import per_example
+
+
+class Stage(NamedTuple):
+  """A row of the papers' tables.
+
+  Attributes:
+    fused: whether blocks are Fused-MBConv, which expand by the convolution of
+      `size` and have no squeeze and excitation; else MBConv, which expand by
+      1x1 and convolve depthwise.
+    expansion: channels inside a block over those of its input.
+    size: of the convolution, pixels.
+    stride: of the first block.
+    features: channels of the result.
+    blocks: in a network of depth 1.
+  """
+
+  fused: bool
+  expansion: int
+  size: int
+  stride: int
+  features: int
+  blocks: int
+
+
+# Table 1 of the first paper. A row's stride is that of its own first block; the
+# table has the resolution before it.
+V1 = (
+  Stage(False, 1, 3, 1, 16, 1),
+  Stage(False, 6, 3, 2, 24, 2),
+  Stage(False, 6, 5, 2, 40, 2),
+  Stage(False, 6, 3, 2, 80, 3),
+  Stage(False, 6, 5, 1, 112, 3),
+  Stage(False, 6, 5, 2, 192, 4),
+  Stage(False, 6, 3, 1, 320, 1),
+)
+# Table 4 of the second.
+V2_S = (
+  Stage(True, 1, 3, 1, 24, 2),
+  Stage(True, 4, 3, 2, 48, 4),
+  Stage(True, 4, 3, 2, 64, 4),
+  Stage(False, 4, 3, 2, 128, 6),
+  Stage(False, 6, 3, 1, 160, 9),
+  Stage(False, 6, 3, 2, 256, 15),
+)
+_PYTORCH = {
+  'efficientnet_b0': dict(width=1.0, depth=1.0),
+  'efficientnet_b1': dict(width=1.0, depth=1.1),
+  'efficientnet_b2': dict(width=1.1, depth=1.2),
+  'efficientnet_b3': dict(width=1.2, depth=1.4),
+  'efficientnet_b4': dict(width=1.4, depth=1.8),
+  'efficientnetv2_s': dict(stages=V2_S, stem=24),
+}
+_TENSORFLOW = dict(padding='SAME', epsilon=1e-3)
+# The fields of each network.
+NETWORKS = {
+  **_PYTORCH,
+  **{f'tf_{name}': {**n, **_TENSORFLOW} for name, n in _PYTORCH.items()},
+}
+_HEAD = 1280  # channels before the classifier
+_SQUEEZE = 4  # channels of a block's input over those that gate
+
+_normal = functools.partial(
+  nn.initializers.variance_scaling, distribution='normal'
+)
+
+
+def rounded(channels: float) -> int:
+  """The nearest multiple of 8 that is not below 0.9 of the channels."""
+  multiple = max(8, int(channels + 4) // 8 * 8)
+  return multiple if multiple >= 0.9 * channels else multiple + 8
+
+
+def strides(name: str) -> list[int]:
+  """Strides of a network's blocks, by its name."""
+  module = EfficientNet(0, **NETWORKS[name])
+  return [
+    1 if j else stage.stride
+    for stage in module.stages
+    for j in range(module.blocks(stage))
+  ]
+
+
+def size(name: str) -> tuple[int, int]:
+  """A network's blocks, and channels before its classifier, by its name."""
+  module = EfficientNet(0, **NETWORKS[name])
+  return len(strides(name)), rounded(_HEAD * module.width)
+
+
+class Block(nn.Module):
+  """MBConv or Fused-MBConv: expands, convolves, gates and projects.
+
+  Attributes:
+    stage: its row of the table; `blocks` are not read.
+    conv: makes a convolution from (features, size, stride, name=...).
+    norm: makes a normalisation, called (x, train).
+  """
+
+  stage: Stage
+  conv: Any
+  norm: Any
+
+  @nn.compact
+  def __call__(self, x, train: bool, factor):
+    """(batch, height, width, in) to (batch, height', width', features).
+
+    Args:
+      x: map.
+      train: whether batch norm takes its groups' statistics.
+      factor: of the branch in each example, (batch, 1, 1, 1); None: 1.
+    """
+    stage, channels = self.stage, x.shape[-1]
+    inner = stage.expansion * channels
+    window = stage.size, stage.stride
+    y = x
+    if stage.expansion > 1:
+      shape = window if stage.fused else (1, 1)
+      y = nn.silu(self._convolved('expand', y, train, inner, *shape))
+    if not stage.fused:
+      y = self._convolved(
+        'depthwise', y, train, inner, *window, groups=inner,
+        kernel_init=_normal(2.0, 'fan_in'),  # a channel's: of size x size
+      )  # fmt: skip
+      y = layers.squeeze_excite(nn.silu(y), self.conv, channels // _SQUEEZE,
+                                nn.silu)  # fmt: skip
+    if stage.fused and stage.expansion == 1:
+      y = nn.silu(self._convolved('project', y, train, stage.features, *window))
+    else:
+      y = self._convolved('project', y, train, stage.features, 1, 1)
+    if stage.stride > 1 or channels != stage.features:
+      return y
+    return x + (y if factor is None else factor * y)
+
+  def _convolved(self, name, x, train, *shape, **fields):
+    conv = self.conv(*shape, name=f'{name}_conv', **fields)
+    return layers.conv_norm(conv, self.norm(name=f'{name}_norm'), x, train)
+
+
+class EfficientNet(nn.Module):
+  """Stem, stages of blocks, 1x1, mean over the map, dropout, classifier.
+
+  Attributes:
+    num_classes: of the logits.
+    stages: the paper's table.
+    width: factor of all channels, which are `rounded`.
+    depth: factor of each stage's blocks, rounded up.
+    stem: channels of the first convolution, before `width`.
+    padding: of all convolutions, see `layers.Conv`.
+    epsilon, group, momentum, axis_name: see `layers.BatchNorm`.
+    drop_path: rate of stochastic depth, times the share of all blocks that lie
+      before a block, as in the authors' code and timm.
+    dropout: probability that a number before the classifier is left out.
+    dtype: of the computation; logits come in param_dtype.
+    platform: see `layers`.
+  """
+
+  num_classes: int
+  stages: Sequence[Stage] = V1
+  width: float = 1.0
+  depth: float = 1.0
+  stem: int = 32
+  padding: str | None = None
+  epsilon: float = 1e-5
+  drop_path: float = 0.0
+  dropout: float = 0.0
+  group: int = 32
+  momentum: float = 0.9
+  axis_name: str | None = None
+  dtype: Any = jnp.float32
+  param_dtype: Any = jnp.float32
+  platform: str = 'cpu'
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    """(batch, height, width, 3) normalised to logits (batch, classes)."""
+    conv, norm = self._layers()
+    factors = iter(self._factors(train))
+
+    def convolved(name, x, *shape):
+      layer = conv(*shape, name=f'{name}_conv')
+      return layers.conv_norm(layer, norm(name=f'{name}_norm'), x, train)
+
+    stem = rounded(self.stem * self.width)
+    x = nn.silu(convolved('stem', images, stem, 3, 2))
+    for i, stage in enumerate(self.stages, 1):
+      stage = stage._replace(features=rounded(stage.features * self.width))
+      for j in range(1, self.blocks(stage) + 1):
+        x = Block(stage, conv, norm, name=f'stage{i}_block{j}')(
+          x, train, next(factors)
+        )
+        stage = stage._replace(stride=1)
+    x = nn.silu(convolved('head', x, rounded(_HEAD * self.width)))
+    x = x.mean((1, 2), dtype=self.param_dtype)
+    if train and self.dropout:
+      x = per_example.dropout(self, x, self.dropout)
+    return nn.Dense(
+      self.num_classes,
+      kernel_init=nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform'),
+      dtype=self.param_dtype,
+      param_dtype=self.param_dtype,
+      name='head',
+    )(x)
+
+  def _layers(self):
+    types = dict(
+      dtype=self.dtype, param_dtype=self.param_dtype, platform=self.platform
+    )
+    conv = functools.partial(
+      layers.Conv, padding=self.padding,
+      kernel_init=_normal(2.0, 'fan_out'), **types,
+    )  # fmt: skip
+    norm = functools.partial(
+      layers.BatchNorm,
+      group=self.group,
+      momentum=self.momentum,
+      epsilon=self.epsilon,
+      axis_name=self.axis_name,
+      **types,
+    )
+    return conv, norm
+
+  def blocks(self, stage: Stage) -> int:
+    """How many blocks it has of a stage."""
+    return math.ceil(stage.blocks * self.depth)
+
+  def _factors(self, train):
+    """What each block's branch is multiplied by; None: 1."""
+    blocks = sum(map(self.blocks, self.stages))
+    if not train or not self.drop_path:
+      return [None] * blocks
+    rates = [self.drop_path * i / blocks for i in range(blocks)]
+    return per_example.branch_factors(self, rates, self.dtype)

@@ -1,0 +1,287 @@
+"""EfficientNet against timm, transformers and closed forms."""
+
+import functools
+import json
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors_numpy
+
+from anp_jax import config as config_lib
+from anp_jax import models
+from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.checkpoint.weights import efficientnet as names_lib
+from anp_jax.checkpoint.weights import huggingface
+from anp_jax.checkpoint.weights import naming
+from anp_jax.checkpoint.weights import published as published_lib
+from anp_jax.checkpoint.weights import source as source_lib
+from anp_jax.checkpoint.weights import timm_folder
+from anp_jax.config import networks
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.models import efficientnet
+from anp_jax.models.layers import per_example
+from tests import builders
+from tests import timm_peer
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+CLASSES = 10
+# Of timm 1.0.26, with 1,000 classes; the first paper has 5.3, 7.8, 9.2, 12 and
+# 19 million, the second 22 of V2-S.
+PARAMETERS = {
+  'efficientnet_b0': 5_288_548, 'efficientnet_b1': 7_794_184,
+  'efficientnet_b2': 9_109_994, 'efficientnet_b3': 12_233_232,
+  'efficientnet_b4': 19_341_616, 'efficientnetv2_s': 21_458_488,
+}  # fmt: skip
+_QUICK = ('efficientnet_b0', 'efficientnetv2_s')
+
+
+def _network(name, classes=CLASSES, **keys):
+  config = builders.config({'model.name': name, **keys})
+  return config, models.create(config, classes, 'cpu')
+
+
+def _shapes(module, side=32):
+  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+  return jax.eval_shape(
+    functools.partial(module.init, train=False), jax.random.key(0), images
+  )
+
+
+def _flat(variables):
+  return traverse_util.flatten_dict(variables, sep='/')
+
+
+def _published_shapes(shapes, namings):
+  """Shapes by published names, in the published order of axes."""
+  flat = _flat(shapes)
+  names = names_lib.published_names(flat, namings)
+  return {
+    names[name]: naming.published_shape(name, leaf.shape)
+    for name, leaf in flat.items()
+  }
+
+
+def test_the_config_offers_the_networks_that_there_are():
+  assert set(networks.EFFICIENTNETS) == set(efficientnet.NETWORKS)
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow)
+    for name in PARAMETERS
+  ],
+)
+def test_parameters_and_what_a_file_tells_of_them(name):
+  shapes = _shapes(_network(name, 1000)[1])
+  params = jax.tree.leaves(shapes['params'])
+  assert sum(x.size for x in params) == PARAMETERS[name]
+  for prefix, saved_config in (
+    ('', {}),
+    ('tf_', {'architecture': f'tf_{name}'}),
+  ):
+    keys = names_lib.network(
+      'x', _published_shapes(shapes, 'timm'), 'timm', saved_config
+    )
+    assert keys == {'model.name': prefix + name, 'model.head': 'joint'}
+
+
+def _trained(name, gain, side):
+  """Weights and statistics with which logits of order one tell images apart."""
+  changes = {'data.image_size': side, 'data.resize': side}
+  config, module = _network(name, **changes)
+  random = np.random.default_rng(0)
+
+  def leaf(path, struct):
+    kind = path[-1].key
+    if kind in ('scale', 'var'):
+      value = random.uniform(0.7, 1.3, struct.shape)
+    elif kind == 'kernel':
+      fan_in = np.prod(struct.shape[:-1])
+      value = random.normal(size=struct.shape) * np.sqrt(gain / fan_in)
+    else:
+      value = random.uniform(-0.5, 0.5, struct.shape)
+    return value.astype(np.float32)
+
+  variables = jax.tree_util.tree_map_with_path(leaf, _shapes(module))
+  vocabulary = vocabulary_lib.Vocabulary(tuple(f'c{i}' for i in range(CLASSES)))
+  params = variables.pop('params')
+  return trained_lib.Trained('', config, vocabulary, 7, params, variables)
+
+
+def _logits(trained, images):
+  apply = functools.partial(trained.model('cpu').apply, train=False)
+  return jax.jit(apply)({'params': trained.params, **trained.stats}, images)
+
+
+def _assert_equal(got, want):
+  # float32 sums in another order, relative to the largest logit.
+  scale = max(1, np.abs(want).max())
+  assert np.abs(got - want).max() <= 1e-4 * scale
+  assert 0.01 < want.std(0).max() / scale and np.abs(want).max() < 100
+
+
+def _assert_read_back(trained, path):
+  flat = _flat({'params': trained.params, **trained.stats})
+  source = source_lib.read(path, trained.config, flat)
+  assert set(source.tensors) == set(flat) and not source.unused
+  for name, (_, value) in source.tensors.items():
+    np.testing.assert_array_equal(value, flat[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_logits_equal_timms(tmp_path):
+  """It loads what is written for it, all names, and is read back."""
+  gains = {
+    'efficientnet_b0': 2, 'tf_efficientnet_b0': 2, 'efficientnetv2_s': 1.25,
+  }  # fmt: skip
+  # Maps of 70, 35, 18, 9, 5 and 3 pixels: where paddings differ.
+  trained = {name: _trained(name, gain, 70) for name, gain in gains.items()}
+  arguments = {}
+  for name, network in trained.items():
+    folder = tmp_path / f'ours_{name}'
+    folder.mkdir()
+    timm_folder.write(network, str(folder))
+    saved = timm_folder.architecture(network)
+    assert saved['pretrained_cfg']['classifier'] == 'classifier'
+    arguments[name] = {
+      'model_name': saved['architecture'], 'num_classes': CLASSES,
+      'state': str(folder / 'model.safetensors'),
+    }  # fmt: skip
+    assert published_lib.read(str(folder)).keys['model.name'] == name
+  for name, peer in timm_peer.compute(tmp_path, arguments, side=70).items():
+    _assert_equal(_logits(trained[name], peer.images), peer.logits)
+    _assert_read_back(trained[name], peer.path)
+
+
+@pytest.mark.slow
+def test_logits_equal_transformers(tmp_path):
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  from tests import published
+
+  # Maps of 72, 36, 18, 9 and 5 pixels, even and odd.
+  trained = _trained('tf_efficientnet_b0', 2, 72)
+  assert not huggingface.refusal(trained.config)
+  huggingface.write(trained, tmp_path)
+  network, info = transformers.AutoModelForImageClassification.from_pretrained(
+    tmp_path, output_loading_info=True
+  )
+  assert not any(info.values()), info
+  images = np.random.default_rng(0).normal(size=(3, 72, 72, 3)).astype('f4')
+  with torch.no_grad():
+    want = network.eval()(published.pixels(images)).logits.numpy()
+  _assert_equal(_logits(trained, images), want)
+  _assert_read_back(trained, str(tmp_path))
+  weights = published_lib.read(str(tmp_path))
+  assert weights.keys['model.name'] == 'tf_efficientnet_b0'
+  assert weights.names == trained.vocabulary.names
+
+
+# As the config.json of google/efficientnet-b0 to -b4 have them.
+@pytest.mark.parametrize(
+  'name, side, blocks',
+  [
+    ('b0', 224, []), ('b1', 240, [16]), ('b2', 260, [5, 8, 16]),
+    ('b3', 300, [5, 18]), ('b4', 380, [6]),
+  ],
+)  # fmt: skip
+def test_blocks_that_pad_both_sides_alike(name, side, blocks):
+  assert names_lib.depthwise_padding(f'tf_efficientnet_{name}', side) == blocks
+
+
+@pytest.mark.parametrize(
+  'name, tensor, saved_config, words',
+  [
+    (
+      'efficientnet_b0', 'conv', {'architecture': 'tf_efficientnet_b0'},
+      "epsilon of tf_efficientnet_b0, but config.model.name='efficientnet_b0'",
+    ),
+    ('tf_efficientnet_b0', 'conv', {'architecture': 'efficientnet_b0'},
+     'epsilon of efficientnet_b0, but'),
+    ('efficientnet_b0', 'encoder', {}, 'as all of transformers, but'),
+    (
+      'tf_efficientnet_b0', 'encoder',
+      {'image_size': 224, 'depthwise_padding': [3]}, r'depthwise_padding=\[3\]',
+    ),
+    ('tf_efficientnet_b0', 'encoder',
+     {'image_size': 224, 'hidden_act': 'relu'}, "hidden_act='relu'"),
+    ('resnet50', 'conv', {}, 'holds weights of EfficientNet, but'),
+  ],
+)  # fmt: skip
+def test_a_network_that_differs_in_no_tensor_is_refused(
+  tmp_path, name, tensor, saved_config, words
+):
+  tensors = {
+    'conv': ('conv_stem.weight', 'conv_head.weight', 'bn2.weight'),
+    'encoder': ('efficientnet.encoder.top_conv.weight',),
+  }[tensor]
+  safetensors_numpy.save_file(
+    {tensor: np.zeros(1, 'f4') for tensor in tensors},
+    tmp_path / 'model.safetensors',
+  )
+  (tmp_path / 'config.json').write_text(json.dumps(saved_config))
+  config = builders.config({'model.name': name})
+  with pytest.raises(config_lib.ConfigError, match=words):
+    source_lib.read(str(tmp_path), config, ['params/head/kernel'])
+
+
+@pytest.mark.parametrize(
+  'name, side, words',
+  [
+    ('efficientnet_b0', 224, 'not of efficientnet_b0'),
+    ('tf_efficientnetv2_s', 384, 'has no tf_efficientnetv2_s'),
+    ('tf_efficientnet_b0', 225, 'image_size=225'),
+    ('tf_efficientnet_b0', 224, ''),
+  ],
+)
+def test_what_transformers_lacks_is_for_timm(name, side, words):
+  config = builders.config(
+    {'model.name': name, 'data.image_size': side, 'data.resize': side}
+  )
+  refusal = huggingface.refusal(config)
+  assert words in refusal if words else not refusal
+  assert not timm_folder.refusal(config)
+
+
+def test_rates_rise_over_all_blocks_as_timms(monkeypatch):
+  """By the share of all blocks that lie before one: 15/16 for the last."""
+  rates = []
+
+  def branch_factors(module, values, dtype):
+    rates.extend(values)
+    return jnp.ones((len(values), 1, 1, 1, 1), dtype)
+
+  monkeypatch.setattr(per_example, 'branch_factors', branch_factors)
+  _, module = _network('efficientnet_b0', **{'model.drop_path': 0.2})
+  images = jax.ShapeDtypeStruct((32, 32, 32, 3), jnp.float32)
+  apply = functools.partial(module.apply, train=True, mutable=['batch_stats'])
+  jax.eval_shape(apply, _shapes(module), images)
+  np.testing.assert_allclose(rates, [0.2 * i / 16 for i in range(16)])
+
+
+@pytest.mark.parametrize('is_fused', [False, True])
+def test_the_branch_of_a_block_that_is_left_out(is_fused):
+  """An example whose factor is 0 keeps its map; 2 counts the branch twice."""
+  block = efficientnet.Block(
+    efficientnet.Stage(is_fused, 2, 3, 1, 8, 1),
+    efficientnet.layers.Conv,
+    efficientnet.layers.BatchNorm,
+  )
+  x = np.random.default_rng(0).normal(size=(2, 3, 3, 8)).astype(np.float32)
+  shapes = jax.eval_shape(
+    lambda x: block.init(jax.random.key(0), x, False, None), x
+  )
+  random = np.random.default_rng(0)
+  variables = jax.tree.map(
+    lambda s: random.uniform(0.1, 1, s.shape).astype(s.dtype), shapes
+  )
+  factor = np.array([0, 2], np.float32)[:, None, None, None]
+  result, some = (block.apply(variables, x, False, f) for f in (None, factor))
+  np.testing.assert_array_equal(some[0], x[0])
+  np.testing.assert_allclose(some[1] - x[1], 2 * (result - x)[1], 1e-4, 1e-4)
+  assert np.abs(result - x).max() > 1e-3

@@ -1,0 +1,125 @@
+"""Depthwise, grouped and gated networks under each strategy."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from anp_jax import train
+from anp_jax.config import command_line
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.system import cores
+from tests import launching
+from tests import small_networks
+from tests import splitting
+
+# Compiling is most of the time here; the arithmetic is what is tested.
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+_STEPS = 3
+# With clipping, a group of `local` would clip its own gradient.
+_KEYS = {'optimizer.clip_norm': 0.0}
+_INVARIANT = {
+  **splitting.FLOAT32,
+  'strategy.logical_shards': 8,  # of two images
+  'strategy.threads': max(8, cores.count()),  # of this process
+}
+
+
+def _cases(slow, options):
+  """All networks with all options; those of `slow` in every `make test`."""
+  return [
+    pytest.param(
+      name,
+      option,
+      marks=pytest.mark.slow
+      if (name.partition(':')[2], option) in slow
+      else pytest.mark.soak,
+    )
+    for name in small_networks.NAMES
+    for option in options
+  ]
+
+
+def _trained(strategy, name, data, model=1, **keys):
+  """Weights, statistics and values of steps, on data x model devices."""
+  keys = {'model.name': name, **_KEYS, **keys}
+  program, mesh = splitting.build(strategy, data, model, **keys)
+  state, values = splitting.train(program, mesh, _STEPS)
+  state = program.eval_state_fn(state)
+  return jax.device_get((state.params, state.stats)), values
+
+
+@functools.cache
+def _sync(name, devices):
+  return _trained('sync', name, devices)
+
+
+def _assert_same(result, name):
+  """Compares with `sync` on one device, in float64 to splitting.TIGHT."""
+  expected, expected_values = _sync(name, 1)
+  state, values = result
+  splitting.assert_same(state, expected)
+  assert np.isfinite(values).all() and len(set(values[:, 0])) == _STEPS
+  np.testing.assert_allclose(values[:, 0], expected_values[:, 0], 1e-6)
+
+
+@pytest.mark.parametrize(
+  'name, devices',
+  _cases({('EfficientNet', 4)}, (2, 4)),
+)
+def test_sync_trains_alike_on_any_number_of_devices(x64, name, devices):
+  _assert_same(_sync(name, devices), name)
+
+
+@pytest.mark.parametrize('name, devices', _cases((), (2, 4)))
+def test_local_that_exchanges_each_step_trains_as_sync(x64, name, devices):
+  keys = {'strategy.period': 1, 'strategy.moments': 'average'}
+  _assert_same(_trained('local', name, devices, **keys), name)
+
+
+@pytest.mark.parametrize('name, data', _cases({('EfficientNet', 1)}, (1, 2)))
+def test_channel_split_trains_as_sync(x64, name, data):
+  """It divides the dense convolutions; each device computes the others."""
+  _assert_same(_trained('channel_split', name, data, 2), name)
+
+
+@functools.cache
+def _invariant(name, devices):
+  state, values = _trained('invariant', name, devices, **_INVARIANT)
+  leaves = jax.tree_util.tree_leaves_with_path(state)
+  bits = {mesh_lib.path_name(path): leaf.tobytes() for path, leaf in leaves}
+  return bits, values
+
+
+@pytest.mark.parametrize(
+  'name, devices', _cases({('EfficientNet', 8)}, (2, 4, 8))
+)
+def test_invariant_has_the_same_bits_on_any_number_of_devices(name, devices):
+  expected, expected_values = _invariant(name, 1)
+  bits, values = _invariant(name, devices)
+  assert bits.keys() == expected.keys()
+  assert not [leaf for leaf in expected if bits[leaf] != expected[leaf]]
+  assert np.isfinite(values).all() and len(set(values[:, 0])) == _STEPS
+  np.testing.assert_array_equal(values, expected_values)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize('name', small_networks.NAMES)
+def test_a_resumed_run_leaves_out_the_same(tmp_path, name):
+  """Branches and numbers before the classifier: no bit differs."""
+  for folder, durations in ('whole', (3,)), ('resumed', (2, 3)):
+    for steps in durations:
+      keys = {
+        'model.name': name, 'duration': f'{steps} steps', 'batch_size': '16',
+        'data.image_size': '8', 'data.resize': '8', 'model.norm_group': '2',
+        'eval.batch_size': '16', 'data.synthetic_examples': '32',
+      }  # fmt: skip
+      config = command_line.load('configs/resnet_anp.py:tiny', keys)
+      train.run(config, str(tmp_path / folder))
+  expected = launching.weights(tmp_path / 'whole')
+  weights = launching.weights(tmp_path / 'resumed')
+  assert weights.keys() == expected.keys()
+  for leaf, value in expected.items():
+    np.testing.assert_array_equal(weights[leaf], value, err_msg=leaf)

@@ -1,0 +1,48 @@
+"""Small networks of the package's families, which compile fast.
+
+config.model.name='tests.small_networks:ConvNeXt', and so on. Each has what sets
+its family apart: depthwise and grouped convolutions, layer norm and GRN, batch
+norm, squeeze and excitation, stochastic depth and dropout.
+"""
+
+from collections.abc import Sequence
+
+from anp_jax.models import convnext
+from anp_jax.models import efficientnet
+from anp_jax.models import resnet
+
+NAMES = tuple(
+  f'tests.small_networks:{name}'
+  for name in ('ConvNeXt', 'EfficientNet', 'SEResNeXt')
+)
+
+
+class ConvNeXt(convnext.ConvNeXt):
+  version: int = 2
+  stages: Sequence[int] = (1,)
+  width: int = 4
+  drop_path: float = 0.5
+
+
+class EfficientNet(efficientnet.EfficientNet):
+  """An MBConv that keeps its map, with a branch, after a Fused-MBConv."""
+
+  stages: Sequence[efficientnet.Stage] = (
+    efficientnet.Stage(True, 1, 3, 1, 8, 1),
+    efficientnet.Stage(False, 2, 3, 1, 8, 1),
+  )
+  width: float = 0.01  # 8 channels, the least
+  drop_path: float = 0.5
+  dropout: float = 0.2
+  group: int = 2
+
+
+class SEResNeXt(resnet.ResNet):
+  stages: Sequence[int] = (1,)
+  bottleneck: bool = True
+  width: int = 8
+  stem: str = 'small'
+  groups: int = 2
+  group_width: int = 16
+  squeeze: int = 16
+  group: int = 2
