@@ -6,9 +6,9 @@
 trains ConvNeXt-T from random weights on the photographs in DIR, at 224 px, by
 the recipe of Liu et al. 2022 (arXiv 2201.03545, table 5, ImageNet-1K). Their
 4,096 images a step at a rate of 4e-3 are 1,024 at 1e-3 here; another batch
-takes the rate in proportion. After 300 epochs their top-1 on ImageNet is 82.1 %.
-On a few thousand photographs begin with weights instead. Variants, as in
---config=configs/convnext_anp.py:finetune
+takes the rate in proportion. Their top-1 on ImageNet is 82.1 %, after 300
+epochs. On a few thousand photographs begin with weights instead. Variants, as
+in --config=configs/convnext_anp.py:finetune
 
   finetune   from published weights, by the paper's recipe for weights of
              ImageNet-22K (the same table; 82.9 % on ImageNet with ConvNeXt-T)

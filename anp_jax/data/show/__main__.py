@@ -32,7 +32,7 @@ from anp_jax.data.show import stats
 from anp_jax.data.sources import balance
 
 _MAX_COUNT = 1000  # a sheet of more would not open in every viewer
-_STREAM = 2  # of random numbers; the shuffle has 0, the augmentation 1
+_STREAM = 2  # of random numbers, see `index_shuffle`
 _DRAWING, _PRINTING = ('output', 'count', 'step'), ('sentiment', 'emotions')
 
 
