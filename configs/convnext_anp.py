@@ -4,16 +4,16 @@
     --config.data.source=folder --config.data.path=DIR
 
 trains ConvNeXt-T from random weights on the photographs in DIR, at 224 px, by
-the recipe of Liu et al. 2022 (arXiv 2201.03545, table 5, ImageNet-1K). Their
+the recipe of Liu et al. 2022 (arXiv 2201.03545, appendix A). Their
 4,096 images a step at a rate of 4e-3 are 1,024 at 1e-3 here; another batch
 takes the rate in proportion. Their top-1 on ImageNet is 82.1 %, after 300
 epochs. On a few thousand photographs begin with weights instead. Variants, as
 in --config=configs/convnext_anp.py:finetune
 
   finetune   from published weights, by the paper's recipe for weights of
-             ImageNet-22K (the same table; 82.9 % on ImageNet with ConvNeXt-T)
-  tiny       four steps on handwritten digits; for tests. Most of its minute on
-             two cores is compiling
+             ImageNet-22K (82.9 % on ImageNet with ConvNeXt-T)
+  tiny       four steps on handwritten digits, most of whose time is compiling;
+             for tests
 
 finetune begins with the folder convnext_tiny of the current folder, which
 another computer fetches by
