@@ -12,6 +12,7 @@ MOST_MEGAPIXELS = 178.9
 SOURCES = (
   'anp_shapes', 'folder', 'tfds:NAME', 'arrays', 'digits', 'synthetic',
 )  # fmt: skip
+_STRONG = ('strong_crop', 'strong_scale', 'strong_pad')
 KEYS = {
   'source': text(
     'anp_shapes', 'data set; tfds:NAME is what `tfds build NAME` prepared',
@@ -44,21 +45,34 @@ KEYS = {
   ),
   'augment': text(
     'crop', 'crop: random area and aspect; scale: random shorter side; pad: '
-    'moved by up to an eighth of image_size, black beyond',
-    ('crop', 'scale', 'pad', 'none'),
+    'moved by up to an eighth of image_size, black beyond; strong_crop and the '
+    'like: RandAugment and random erasing follow',
+    ('crop', 'scale', 'pad', 'none', *_STRONG),
   ),
   'crop_area': numbers(
     (0.35, 1.0), 'shares of the image', above=0, at_most=1, increasing=True,
     expected='shares of the image, at most 1',
-    only_if=('data.augment', ('crop',)),
+    only_if=('data.augment', ('crop', 'strong_crop')),
   ),
   'crop_ratio': numbers(
     (0.75, 4 / 3), 'width over height', above=0, increasing=True,
-    only_if=('data.augment', ('crop',)),
+    only_if=('data.augment', ('crop', 'strong_crop')),
   ),
   'scale_range': numbers(
     (256, 512), 'pixels of the shorter side', above=0, increasing=True,
-    only_if=('data.augment', ('scale',)),
+    only_if=('data.augment', ('scale', 'strong_scale')),
+  ),
+  'rand_augment_ops': integer(
+    2, 'operations of RandAugment on an image, each left out in half of the '
+    'cases; 0: none', at_least=0, only_if=('data.augment', _STRONG),
+  ),
+  'rand_augment_magnitude': number(
+    9, 'of these operations', at_least=0, at_most=10,
+    only_if=('data.augment', _STRONG),
+  ),
+  'erase': number(
+    0.25, 'probability that 2 to 33 % of an image are painted over',
+    at_least=0, at_most=1, only_if=('data.augment', _STRONG),
   ),
   'flip': number(
     0.5, 'probability of a horizontal flip', at_least=0, at_most=1

@@ -78,8 +78,7 @@ def _entry(key, declared):
   """The lines of one key."""
   notes = [declared.expected] if declared.expected else []
   if declared.only_if:
-    other, values = declared.only_if
-    notes.append(f'only with {other}={", ".join(values)}')
+    notes.append(f'only with {declared.condition}')
   comment = declared.help + (f' ({"; ".join(notes)})' if notes else '')
   line = f'config.{key} = {declared.default!r}'
   if len(line) + 2 + len(comment) <= _WIDTH:

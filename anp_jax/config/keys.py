@@ -20,6 +20,8 @@ _KINDS = {
   bool: 'True or False', int: 'a whole number', float: 'a number',
   str: 'a text',
 }  # fmt: skip
+# What `Key.only_if` may have in place of names.
+_PATTERNS = {'?*': 'a path', '[!0]*': 'a number above 0'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,12 @@ class Key:
     key, patterns = self.only_if
     value = str(values.get(key))
     return any(fnmatch.fnmatchcase(value, p) for p in patterns)
+
+  @property
+  def condition(self) -> str:
+    """Returns `only_if` in words: the other key and its values."""
+    key, patterns = self.only_if
+    return f'{key}={", ".join(_PATTERNS.get(p, p) for p in patterns)}'
 
   def _type_error(self, name, value):
     words = _KINDS.get(type(self.default), f'a tuple like {self.default!r}')

@@ -240,18 +240,16 @@ def _check_applies(key, values):
   name = _strategy_name(values)
   declared = (table.KEYS | strategy_keys(name)).get(key)
   if declared:
-    chooser, choices = declared.only_if
-    choices = ', '.join(choices)
+    chooser, condition = declared.only_if[0], declared.condition
   else:
     chooser = _NAME
-    choices = ', '.join(n for n in strategy_lib.BUILT_IN
-                       if key in strategy_keys(n))  # fmt: skip
+    names = (n for n in strategy_lib.BUILT_IN if key in strategy_keys(n))
+    condition = f'{chooser}={", ".join(names)}'
   now = values.get(chooser)
   if now is None:
     now = (table.KEYS | strategy_keys(name))[chooser].default
-  raise errors.ConfigError(
-    f'config.{key} belongs to {chooser}={choices}, not {now}'
-  )
+  now = "''" if now == '' else now
+  raise errors.ConfigError(f'config.{key} belongs to {condition}, not {now}')
 
 
 def _frozen(values):

@@ -212,6 +212,10 @@ _OPTIMIZER = {
     'pairs; the first match wins, none: 1. 0 freezes it, as in '
     "(('stem|stage1', 0),).", check=rules.check_multipliers,
   ),
+  'layer_decay': number(
+    1, 'of the learning rate from each block to the one below it; the head\'s '
+    'is whole', above=0, at_most=1, only_if=('init.from', ('?*',)),
+  ),
   'decay_multipliers': Key(
     (), 'the same of weight decay, where it is in the gradient; vectors have '
     'none', check=rules.check_multipliers,

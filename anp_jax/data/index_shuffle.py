@@ -16,7 +16,8 @@ _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Arrays, since NumPy warns when a scalar product wraps around.
 _SALTS = np.arange(1, _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
-_CLASS_STREAM = 3  # of random numbers; others have 0 to 2, see `uniform`
+# Of random numbers, see `uniform`; data/input and data/show have 1, 2, 4 and 5.
+_CLASS_STREAM = 3
 
 
 def mix(x: np.ndarray) -> np.ndarray:

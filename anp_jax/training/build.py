@@ -94,6 +94,7 @@ def create(spec: run_spec.RunSpec) -> Program:
   for key in ('multipliers', 'decay_multipliers'):
     rules = config.optimizer.get(key, ())
     multipliers.check(f'optimizer.{key}', rules, single.params)
+  multipliers.check_layers(config, single.params)
   multipliers.check_that_some_train(config.optimizer.multipliers, single.params)
   specs = jax.tree.map(lambda s: s.sharding.spec, single.params)
   strategy_step = strategy.build(

@@ -1,4 +1,4 @@
-"""Multipliers of rates and decays by rules, and what a rate of 0 freezes.
+"""Multipliers of rates and decays, and what a rate of 0 freezes.
 
 Rules are those of sharding: an ordered list of (regex, value), the regex
 searched for in the parameter's path; the first that matches wins. A frozen
@@ -7,6 +7,7 @@ batch norm all of whose parameters are frozen normalises with its running
 statistics and leaves these as they are.
 """
 
+from collections.abc import Iterable
 import contextlib
 import re
 
@@ -19,6 +20,8 @@ import optax
 from anp_jax import config as config_lib
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
+
+_STAGE = re.compile(r'stage(\d+)_(?:block(\d+))?')
 
 
 def factor(rules, name: str) -> float:
@@ -34,18 +37,65 @@ def factor(rules, name: str) -> float:
   return 1.0
 
 
-def scaled(rules) -> optax.GradientTransformation:
+def rate_factors(config, params) -> dict[str, float]:
+  """What each parameter's learning rate is multiplied by, by its path.
+
+  The factor of config.optimizer.multipliers times layer_decay to the power of
+  the layers above the parameter's own.
+
+  Args:
+    config: the run's config.
+    params: pytree of all parameters, arrays or shapes.
+  """
+  rules, decay = config.optimizer.multipliers, layer_decay(config)
+  names = _paths(params)
+  layers_of = layer_numbers(names)
+  top = max(layers_of.values())
+  return {
+    name: factor(rules, name) * decay ** (top - layers_of[name])
+    for name in names
+  }
+
+
+def layer_decay(config) -> float:
+  """config.optimizer.layer_decay; 1 where a run begins at random."""
+  return config.optimizer.get('layer_decay', 1.0)
+
+
+def layer_numbers(names: Iterable[str]) -> dict[str, int]:
+  """The layer that each parameter belongs to, by its path.
+
+  The stem is 0; blocks are 1, 2, ... from the first stage to the last, a
+  stage's own modules (ConvNeXt's downsampling) belonging to its first block;
+  all else, the head with its norm, is one more than the last block.
+  """
+  places = {name: _place(name) for name in names}
+  blocks = sorted({place for place in places.values() if place})
+  numbers = {place: i for i, place in enumerate(blocks, 1)}
+  return {
+    name: 0 if name.startswith('stem') else numbers.get(place, len(blocks) + 1)
+    for name, place in places.items()
+  }
+
+
+def scaled(config) -> optax.GradientTransformation:
   """Multiplies the update of each parameter, as the last effect of a chain."""
 
-  def scale(path, update):
-    value = factor(rules, mesh_lib.path_name(path))
+  def scale(updates, _):
+    factors = rate_factors(config, updates)
+    return jax.tree_util.tree_map_with_path(
+      lambda path, update: multiplied(
+        update, factors[mesh_lib.path_name(path)]
+      ),
+      updates,
+    )
+
+  def multiplied(update, value):
     if not value:  # also of an update that is not finite
       return jnp.zeros_like(update)
     return update if value == 1 else update * jnp.asarray(value, update.dtype)
 
-  return optax.stateless(
-    lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates)
-  )
+  return optax.stateless(scale)
 
 
 def decayed(weight_decay: float, rules, mask) -> optax.GradientTransformation:
@@ -88,6 +138,26 @@ def check(key: str, rules, params) -> None:
         f'config.{key}: {pattern!r} matches no parameter'
         + (near or f'; the modules are {", ".join(modules)}')
       )
+
+
+def check_layers(config, params) -> None:
+  """Refuses layer-wise decay of a network without stages of blocks.
+
+  Args:
+    config: the run's config.
+    params: pytree of arrays or shapes.
+
+  Raises:
+    ConfigError: naming the network's modules.
+  """
+  names = _paths(params)
+  if layer_decay(config) != 1 and not any(map(_place, names)):
+    modules = sorted({name.partition('/')[0] for name in names})
+    raise config_lib.ConfigError(
+      f'config.optimizer.layer_decay={layer_decay(config):g}: expected 1, or a '
+      'network whose modules are stage1_block1 and so on; those of '
+      f'{config.model.name} are {", ".join(modules)}'
+    )
 
 
 def check_that_some_train(rules, params) -> None:
@@ -216,6 +286,12 @@ class Frozen:
       return leaf
 
     return jax.tree_util.tree_map_with_path(apply, tree, *more_trees)
+
+
+def _place(name):
+  """(stage, block) of a parameter; None: of no stage."""
+  match = _STAGE.match(name)
+  return match and (int(match[1]), int(match[2] or 1))
 
 
 def _paths(params):

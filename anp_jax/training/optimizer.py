@@ -12,8 +12,8 @@ A gradient goes through these effects, in this order:
 4. The optimizer's direction.
 5. The learning rate. rmsprop and lars apply momentum after it, as their
    authors did, so that a decay of the rate takes time to be felt.
-6. `optimizer.multipliers`: a factor of the whole update of a parameter, hence
-   of its learning rate, by rules; 0 freezes it, see `multipliers`.
+6. `optimizer.multipliers` and `layer_decay`: a factor of the whole update of a
+   parameter, hence of its learning rate; 0 freezes it, see `multipliers`.
 
 Weight decay and trust ratios act on leaves of two or more dimensions only:
 biases and the scales of norm layers are vectors. The rank alone decides, not
@@ -147,8 +147,8 @@ def create(
       else optax.add_decayed_weights(o.weight_decay, decay_mask)
     )
   effects.append(_optimizer(o, rate))
-  if o.multipliers:
-    scaled = multipliers.scaled(o.multipliers)
+  if o.multipliers or multipliers.layer_decay(config) != 1:
+    scaled = multipliers.scaled(config)
     effects.append(scaled if whole_leaves else optax.identity())
   return optax.chain(*effects)
 

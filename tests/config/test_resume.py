@@ -102,7 +102,8 @@ def _with_key(key):
     {'model.name': 'two_convolutions'}, {'model.name': 'convnext_tiny'},
     {'model.name': 'efficientnet_b0'}, {'model.head': 'multitask'},
     {'data.source': 'folder'}, {'data.source': 'synthetic'},
-    {'data.augment': 'scale'}, {'data.cache': 'encoded'},
+    {'data.augment': 'scale'}, {'data.augment': 'strong_crop'},
+    {'init.from': 'weights.safetensors'}, {'data.cache': 'encoded'},
     {'data.balance': 'weights'}, {'emulate.enabled': True},
     *({'strategy.name': name, 'strategy.simulate.workers': 2}
       for name in ('server', 'local')),

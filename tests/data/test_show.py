@@ -91,6 +91,25 @@ def test_batch_size_of_a_device_counts_where_there_is_no_other(tmp_path):
   assert sheets[0] == sheets[1] != sheets[2]
 
 
+def test_a_sheet_says_how_its_examples_are_augmented(tmp_path, monkeypatch):
+  flags = showing.save_arrays(tmp_path / 'set.npz', [0] * 20)
+  titles, sheets = [], []
+
+  def sheet(path, images, names, replaced, title):
+    titles.append(title)
+    sheets.append(images)
+
+  monkeypatch.setattr(draw, 'sheet', sheet)
+  for cut in ('crop', 'strong_crop'):
+    arguments = [*flags, f'--config.data.augment={cut}', '--count=4']
+    assert show.main(['show', *arguments, f'--output={tmp_path}']) == 0
+  plain, _, strong, evaluation = titles
+  assert strong[-1] == 'RandAugment: 2 operations, magnitude 9; erase=0.25'
+  assert 'augment=strong_crop' in strong[1] and len(plain) == len(strong) - 1
+  assert not any('RandAugment' in line for line in evaluation)
+  assert (sheets[0] != sheets[2]).any() and (sheets[1] == sheets[3]).all()
+
+
 def test_evaluation_examples_come_from_all_classes(tmp_path, config):
   # The files of each class one after another, as a tree has them.
   showing.save_arrays(tmp_path / 'set.npz', [0], np.repeat(np.arange(10), 20))

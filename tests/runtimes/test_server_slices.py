@@ -10,6 +10,7 @@ from anp_jax.runtimes.server import layout as layout_lib
 from anp_jax.runtimes.server import look_ahead
 from anp_jax.runtimes.server import setup as setup_lib
 from anp_jax.runtimes.server import slice_optimizer
+from anp_jax.training import multipliers
 from tests import serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -290,6 +291,29 @@ def test_rates_are_multiplied_wherever_slices_end(sgd, servers):
     _close(weights, value)
   # All parameters of the norm are frozen, and so are its statistics.
   _same(result.stats, start.stats)
+
+
+def test_rates_decay_from_the_head_down_wherever_slices_end(sgd, monkeypatch):
+  """Layer 0 is conv1, layer 1 conv2, layer 2 the rest; plain SGD again."""
+  layers = {'conv1': 0, 'conv2': 1}
+  # Of a network without stages.
+  monkeypatch.setattr(multipliers, 'check_layers', lambda *_: None)
+  monkeypatch.setattr(
+    multipliers, 'layer_numbers',
+    lambda names: {name: layers.get(name.split('/')[0], 2) for name in names},
+  )  # fmt: skip
+  sgd.init['from'], sgd.optimizer.layer_decay = 'weights.safetensors', 0.5
+  setup = _setup(sgd, 3)
+  result, start = _run(setup), _random_state(setup)
+  flat = setup.layout.params
+  gradients = [flat.unflatten(gradient) for (gradient,), _ in _gradients(setup)]
+  for name in flat.names:
+    module, leaf = name.split('/')
+    value = start.params[module][leaf]
+    rate = sgd.optimizer.learning_rate * 0.5 ** (2 - layers.get(module, 2))
+    for gradient in gradients:
+      value = value - rate * gradient[module][leaf]
+    _close(result.params[module][leaf], value)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])

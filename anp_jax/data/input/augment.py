@@ -17,6 +17,7 @@ _DRAWS = 5
 _PAD_SHARE = 8  # He et al. pad images of 32 pixels by 4
 MAX_HALVINGS = 3  # of an image's scale, by a JPEG decoder
 RESAMPLED = ('bilinear', 'bicubic')  # of config.data.decode: Pillow's filters
+_STRONG = 'strong_'  # before the name of a cut
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,8 @@ def train_views(config, draws: np.ndarray, sizes: np.ndarray) -> Views:
   1409.4842), a side longer than the image being cut to it; 'scale' draws the
   length to which the shorter side is brought and a square in it (Simonyan and
   Zisserman 2014, arXiv 1409.1556); 'pad' mirrors the evaluation's view, whose
-  pixels `moved` moves; 'none' takes that view as it is.
+  pixels `moved` moves; 'none' takes that view as it is. 'strong_crop' and the
+  like cut alike.
 
   Args:
     config: the run's config.
@@ -62,15 +64,15 @@ def train_views(config, draws: np.ndarray, sizes: np.ndarray) -> Views:
   Returns:
     Views of whole pixels.
   """
-  d = config.data
-  if d.augment == 'none':
+  d, cut = config.data, _cut(config)
+  if cut == 'none':
     return eval_views(config, sizes)
   flips = draws[:, 4] < d.flip
-  if d.augment == 'pad':
+  if cut == 'pad':
     return dataclasses.replace(eval_views(config, sizes), flips=flips)
   sizes = np.asarray(sizes, np.float64)
-  if d.augment == 'crop':
-    sides = _area_and_aspect(d, draws, sizes)
+  if cut == 'crop':
+    sides = random_sides(draws, d.crop_area, d.crop_ratio, sizes)
   else:
     low, high = d.scale_range
     shorter = low + np.floor(draws[:, 0] * (high - low + 1))
@@ -96,7 +98,7 @@ def moved(config, draws: np.ndarray, images: np.ndarray) -> np.ndarray:
   Returns:
     Likewise.
   """
-  if config.data.augment != 'pad':
+  if _cut(config) != 'pad':
     return images
   side = config.data.image_size
   pad = side // _PAD_SHARE
@@ -168,9 +170,36 @@ def reduced(boxes: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
   return boxes >> halvings[:, None] << halvings[:, None], halvings
 
 
-def _area_and_aspect(d, draws, sizes):
-  low, high = d.crop_area
-  area = (low + draws[:, 0] * (high - low)) * sizes.prod(1)
-  logs = np.log(d.crop_ratio)
-  ratio = np.exp(logs[0] + draws[:, 1] * (logs[1] - logs[0]))
-  return np.stack([np.sqrt(area / ratio), np.sqrt(area * ratio)], 1)
+def random_sides(
+  draws: np.ndarray, area: tuple, ratio: tuple, sizes: np.ndarray
+) -> np.ndarray:
+  """Height and width of boxes of random area and aspect ratio.
+
+  Args:
+    draws: (n, 2) float64 in [0, 1); further columns are not read.
+    area: least and most, shares of the image; uniform between them.
+    ratio: least and most width over height; its logarithm is uniform.
+    sizes: (n, 2) height and width of the images.
+
+  Returns:
+    (n, 2) float64, neither rounded nor cut to the image.
+  """
+  low, high = area
+  pixels = (low + draws[:, 0] * (high - low)) * sizes.prod(1)
+  logs = np.log(ratio)
+  ratios = np.exp(logs[0] + draws[:, 1] * (logs[1] - logs[0]))
+  return np.stack([np.sqrt(pixels / ratios), np.sqrt(pixels * ratios)], 1)
+
+
+def is_strong(config) -> bool:
+  """Whether RandAugment and random erasing follow the cut."""
+  return config.data.augment.startswith(_STRONG)
+
+
+def mean_colour(config) -> tuple[int, int, int]:
+  """The colour nearest to config.data.mean, RGB, 0..255."""
+  return tuple(min(255, max(0, round(level))) for level in config.data.mean)
+
+
+def _cut(config):
+  return config.data.augment.removeprefix(_STRONG)

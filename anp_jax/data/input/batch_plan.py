@@ -7,11 +7,14 @@ processes are parts of the same batches.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 
 import numpy as np
 
 from anp_jax.data import index_shuffle
 from anp_jax.data.input import augment
+from anp_jax.data.input import rand_augment
+from anp_jax.data.input import random_erasing
 from anp_jax.data.sources import balance
 
 
@@ -87,10 +90,36 @@ class BatchPlan:
     draws = augment.train_draws(self.config, positions)
     return augment.train_views(self.config, draws, sizes)
 
-  def moved(self, count: int, images: np.ndarray) -> np.ndarray:
-    """The images of a batch of this stream, as `augment.moved` leaves them."""
+  def augmented(
+    self, count: int, images: np.ndarray, map_fn: Callable = map
+  ) -> np.ndarray:
+    """The images of a batch of this stream, with all that follows the cut.
+
+    Args:
+      count: of the batch in the stream.
+      images: (n, size, size, 3) uint8, as `views` cuts them.
+      map_fn: like `map`, perhaps by several threads.
+
+    Returns:
+      Likewise: moved, after RandAugment, in part erased.
+    """
     if not self.training:
       return images
+    config = self.config
     step, rows = self.step_and_rows(count)
-    draws = augment.train_draws(self.config, step * self.batch_size + rows)
-    return augment.moved(self.config, draws, images)
+    positions = step * self.batch_size + rows
+    images = augment.moved(
+      config, augment.train_draws(config, positions), images
+    )
+    if not augment.is_strong(config):
+      return images
+    d, fill = config.data, augment.mean_colour(config)
+    if d.rand_augment_ops:
+      draws = rand_augment.draws(config, positions)
+      operate = functools.partial(
+        rand_augment.augmented, magnitude=d.rand_augment_magnitude, fill=fill
+      )
+      images = np.stack([*map_fn(operate, images, draws)])
+    return random_erasing.erased(
+      images, random_erasing.boxes(config, positions), fill
+    )

@@ -42,6 +42,6 @@ def batches(
     else:
       decoded = decode_pillow.batches(reader)
     for count, (image, label, weight) in enumerate(decoded, plan.start):
-      image = plan.moved(count, image)
+      image = plan.augmented(count, image, pool.map)
       rows = plan.step_and_rows(count)[1].astype(np.int32)
       yield {'image': image, 'label': label, 'weight': weight, 'row': rows}

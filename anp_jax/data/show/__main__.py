@@ -25,13 +25,14 @@ from anp_jax.data import index_shuffle
 from anp_jax.data import lexicons
 from anp_jax.data import sources
 from anp_jax.data import vocabulary
+from anp_jax.data.input import augment
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import pipeline
 from anp_jax.data.show import stats
 from anp_jax.data.sources import balance
 
 _MAX_COUNT = 1000  # a sheet of more would not open in every viewer
-_STREAM = 2  # of random numbers; the shuffle has 0, the augmentation 1
+_STREAM = 2  # of random numbers, see `index_shuffle`
 _DRAWING, _PRINTING = ('output', 'count', 'step'), ('sentiment', 'emotions')
 
 
@@ -248,6 +249,11 @@ def _title(config, source, training, step, batch):
   ]
   if d.augment != 'none':  # which flips nothing either
     lines[-1] += f', flip={d.flip:g}'
+  if augment.is_strong(config):
+    lines.append(
+      f'RandAugment: {d.rand_augment_ops} operations, magnitude '
+      f'{d.rand_augment_magnitude:g}; erase={d.erase:g}'
+    )
   mixed = [f'{k}={d[k]:g}' for k in ('mixup', 'cutmix') if d[k]]
   if mixed:
     lines.append(f'shown unmixed: the device applies {" and ".join(mixed)}')

@@ -10,6 +10,7 @@ _FREE = (
   'seed', 'batch_size', 'batch_size_per_device', 'accumulate',
   'label_smoothing', 'ema', 'init', 'model', 'optimizer', 'schedule',
   'data.augment', 'data.crop_area', 'data.crop_ratio', 'data.scale_range',
+  'data.rand_augment_ops', 'data.rand_augment_magnitude', 'data.erase',
   'data.flip', 'data.mixup', 'data.cutmix', 'data.mean', 'data.std',
 )  # fmt: skip
 

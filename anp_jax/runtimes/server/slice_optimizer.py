@@ -97,10 +97,10 @@ class SliceOptimizer:
     self.blocks = layout.params.blocks(self.slice, _BLOCK)
     self.stats_size = layout.stats.size if index == 0 else 0
     self.device = _cpu()
-    rules = config.optimizer.multipliers
-    self._rules = rules
     params = layout.params
-    frozen = multipliers.Frozen(rules, params.unflatten(np.zeros(params.size)))
+    zeros = params.unflatten(np.zeros(params.size))
+    self._rate_factors = multipliers.rate_factors(config, zeros)
+    frozen = multipliers.Frozen(config.optimizer.multipliers, zeros)
     self._frozen_stats = (
       layout.stats.spread(frozen.is_frozen_stat)[: self.stats_size] > 0
     )
@@ -198,12 +198,10 @@ class SliceOptimizer:
 
   @functools.cached_property
   def _factors(self):
-    """What updates are multiplied by, by block; None without rules."""
-    if not self._rules:
+    """What updates are multiplied by, by block; None where that is 1."""
+    if set(self._rate_factors.values()) == {1.0}:
       return [None] * len(self.blocks)
-    factors = self._layout.params.spread(
-      functools.partial(multipliers.factor, self._rules)
-    )
+    factors = self._layout.params.spread(self._rate_factors.__getitem__)
     cuts = [block.cut(factors[self.slice], _BLOCK) for block in self.blocks]
     return jax.device_put(cuts, self.device)
 

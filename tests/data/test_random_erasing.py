@@ -1,0 +1,84 @@
+"""Random erasing against closed forms."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from anp_jax.data.input import random_erasing
+
+_N, _SIDE = 4000, 2000
+
+
+@pytest.fixture
+def strong(config):
+  config.data.augment = 'strong_crop'
+  config.data.image_size = _SIDE  # rounding is below what a test resolves
+  return config
+
+
+@pytest.mark.parametrize('share', [0.0, 0.25, 1.0])
+def test_share_of_images(strong, share):
+  strong.data.erase = share
+  boxes = random_erasing.boxes(strong, np.arange(_N))
+  assert boxes.shape == (_N, 4) and boxes.dtype == np.int64
+  erased = boxes[:, 2] > 0
+  np.testing.assert_array_equal(erased, boxes[:, 3] > 0)
+  # Five standard deviations of a binomial share.
+  assert abs(erased.mean() - share) <= 5 * np.sqrt(share * (1 - share) / _N)
+
+
+def test_areas_ratios_and_places(strong):
+  strong.data.erase = 1.0
+  boxes = random_erasing.boxes(strong, np.arange(_N)).astype(float)
+  area = boxes[:, 2] * boxes[:, 3] / _SIDE**2
+  ratio = np.log(boxes[:, 3] / boxes[:, 2]) / np.log(1 / 0.3)
+  # Area a of ratio r is cut where a max(r, 1 / r) > 1; none below 0.3 is.
+  small = area < 0.29
+  # Sides of 150 pixels and more, rounded by half a pixel.
+  assert 0.0198 < area.min() and area.max() < 0.3336
+  assert -1.01 < ratio.min() and ratio.max() < 1.01
+  places = boxes[:, :2] / (_SIDE - boxes[:, 2:]).clip(1)
+  columns = {
+    'area': (area[small] - 0.02) / 0.27,
+    'ratio': (ratio[small] + 1) / 2,
+    'top': places[small, 0],
+    'left': places[small, 1],
+  }
+  for name, column in columns.items():
+    # Kolmogorov and Smirnov: chance is below it once in 10,000 seeds.
+    assert stats.kstest(column, 'uniform').pvalue > 1e-4, name
+  correlations = np.corrcoef(list(columns.values())) - np.eye(4)
+  assert np.abs(correlations).max() < 5 / np.sqrt(small.sum())
+
+
+@pytest.mark.parametrize('side', [1, 2, 7, 32])
+def test_boxes_are_inside_the_image(strong, side):
+  strong.data.image_size, strong.data.erase = side, 1.0
+  boxes = random_erasing.boxes(strong, np.arange(_N))
+  assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] >= 1).all()
+  assert (boxes[:, :2] + boxes[:, 2:] <= side).all()
+  if side == 32:  # every edge is reached
+    assert (boxes[:, :2].min(0) == 0).all()
+    assert (boxes[:, :2] + boxes[:, 2:]).max(0).tolist() == [32, 32]
+
+
+def test_what_is_in_the_box_has_the_colour(strong):
+  images = np.random.default_rng(0).integers(0, 100, (3, 8, 8, 3), np.uint8)
+  boxes = np.array([[1, 2, 3, 4], [0, 0, 0, 0], [5, 5, 3, 3]])
+  want = images.copy()
+  want[0, 1:4, 2:6] = want[2, 5:8, 5:8] = (124, 117, 104)
+  before = images.copy()
+  images.flags.writeable = False  # as a decoder may hand them over
+  result = random_erasing.erased(images, boxes, (124, 117, 104))
+  np.testing.assert_array_equal(result, want)
+  np.testing.assert_array_equal(images, before)
+
+
+def test_boxes_belong_to_the_position_and_the_seed(strong):
+  strong.data.erase = 1.0
+  boxes = random_erasing.boxes(strong, np.arange(20))
+  np.testing.assert_array_equal(
+    random_erasing.boxes(strong, np.array([7, 3])), boxes[[7, 3]]
+  )
+  strong.seed += 1
+  assert (random_erasing.boxes(strong, np.arange(20)) != boxes).any(1).all()

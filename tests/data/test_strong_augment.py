@@ -1,0 +1,153 @@
+"""RandAugment and random erasing in the stream: after the cut, by position."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data.input import augment
+from anp_jax.data.input import batch_plan
+from anp_jax.data.input import pipeline
+from anp_jax.data.input import rand_augment
+from anp_jax.data.input import random_erasing
+from tests import builders
+from tests import image_sources
+
+_BATCH = 8
+# How an example's pixels come about: (kind of the source, data.decode).
+_PATHS = [('encoded', 'fast'), ('encoded', 'bicubic'), ('pixels', 'fast')]
+
+
+@pytest.fixture(scope='module')
+def sources():
+  """The same 21 pictures as files and as arrays, by kind."""
+  sizes = itertools.cycle([(40, 50), (64, 33), (36, 36), (90, 45)])
+  images = [image_sources.pixels(*next(sizes), seed=i) for i in range(21)]
+  files = [builders.encode_image(image, 'PNG') for image in images]
+  return {
+    'encoded': image_sources.Source(files),
+    'pixels': image_sources.Source(images),
+  }
+
+
+@pytest.fixture
+def strong(config):
+  config.data.augment, config.data.resize = 'strong_crop', 40
+  config.data.erase = 0.5
+  return config
+
+
+def _images(config, source, steps, rows=None, batch_size=_BATCH, start=0):
+  """The images of the first steps, (steps * rows, side, side, 3)."""
+  rows = np.arange(batch_size) if rows is None else rows
+  plan = batch_plan.BatchPlan(
+    config, len(source), batch_size, rows, True, start
+  )
+  batches = itertools.islice(pipeline.batches(source, plan), steps)
+  return np.concatenate([batch['image'] for batch in batches])
+
+
+@pytest.mark.parametrize('kind, decode', _PATHS)
+@pytest.mark.parametrize('cut', ['crop', 'pad'])
+def test_they_follow_the_cut_in_each_decoder(
+  strong, sources, kind, decode, cut
+):  # fmt: skip
+  strong.data.decode, strong.data.augment = decode, f'strong_{cut}'
+  images = _images(strong, sources[kind], 2)
+  positions = np.arange(2 * _BATCH)
+  boxes = random_erasing.boxes(strong, positions)
+  draws = rand_augment.draws(strong, positions)
+  strong.data.augment = cut
+  plain = _images(strong, sources[kind], 2)
+  fill = augment.mean_colour(strong)
+  assert fill == (124, 117, 104)  # of ImageNet, rounded
+  want = np.stack([
+    rand_augment.augmented(image, numbers, 9.0, fill)
+    for image, numbers in zip(plain, draws)
+  ])  # fmt: skip
+  changed = (want != plain).any((1, 2, 3))
+  # Three of four images have an operation, some of no effect.
+  assert 6 <= changed.sum() <= 15
+  want = random_erasing.erased(want, boxes, fill)
+  np.testing.assert_array_equal(images, want)
+
+
+@pytest.mark.parametrize('kind', ['encoded', 'pixels'])
+def test_the_position_decides(strong, sources, kind):
+  """Not the batch's size, the process, the first step or the threads."""
+  source = sources[kind]
+  images = _images(strong, source, 4)
+  by_step = images.reshape(4, _BATCH, *images.shape[1:])
+  np.testing.assert_array_equal(_images(strong, source, 8, None, 4), images)
+  rows = np.array([1, 2, 6])
+  part = _images(strong, source, 4, rows).reshape(4, 3, *images.shape[1:])
+  np.testing.assert_array_equal(part, by_step[:, rows])
+  later = _images(strong, source, 1, start=3)
+  np.testing.assert_array_equal(later, by_step[3])
+  for threads in (1, 3):
+    strong.data.threads = threads
+    np.testing.assert_array_equal(_images(strong, source, 1), by_step[0])
+
+
+def test_nothing_is_left_where_both_are_off(strong, sources):
+  strong.data.rand_augment_ops, strong.data.erase = 0, 0.0
+  images = _images(strong, sources['pixels'], 2)
+  strong.data.augment = 'crop'
+  np.testing.assert_array_equal(images, _images(strong, sources['pixels'], 2))
+
+
+def test_erasing_alone(strong, sources):
+  strong.data.rand_augment_ops, strong.data.erase = 0, 1.0
+  images = _images(strong, sources['pixels'], 2)
+  strong.data.augment = 'crop'
+  plain = _images(strong, sources['pixels'], 2)
+  same = (images == plain).all(-1)
+  colour = (images == np.array([124, 117, 104])).all(-1)
+  assert (same | colour).all() and colour.any((1, 2)).all()
+
+
+@pytest.mark.parametrize('kind, decode', _PATHS)
+def test_evaluation_is_as_it_was(strong, sources, kind, decode):
+  strong.data.decode = decode
+
+  def evaluated():
+    plan = batch_plan.BatchPlan(strong, 21, 21, np.arange(21), False)
+    (batch,) = pipeline.batches(sources[kind], plan)
+    return batch['image']
+
+  images = evaluated()
+  strong.data.augment = 'none'
+  np.testing.assert_array_equal(images, evaluated())
+
+
+def test_the_keys_apply_to_strong_augmentation_only():
+  keys = {'data.erase', 'data.rand_augment_ops', 'data.rand_augment_magnitude'}
+  for cut, its in (
+    ('crop', {'data.crop_area', 'data.crop_ratio'}),
+    ('scale', {'data.scale_range'}),
+    ('pad', set()),
+  ):
+    flat = config_lib.flat(builders.config({'data.augment': cut}))
+    assert its <= set(flat) and not keys & set(flat)
+    flat = config_lib.flat(builders.config({'data.augment': f'strong_{cut}'}))
+    assert its | keys <= set(flat)
+    assert flat['data.rand_augment_ops'] == 2 and flat['data.erase'] == 0.25
+
+
+@pytest.mark.parametrize(
+  'key, value, line',
+  [
+    ('data.augment', 'strong_cropp', "did you mean 'strong_crop'?"),
+    ('data.rand_augment_magnitude', 11.0, 'a number from 0 to 10'),
+    ('data.rand_augment_ops', -1, '0 or more'),
+    ('data.erase', 1.5, 'a number from 0 to 1'),
+  ],
+)
+def test_what_is_refused(key, value, line):
+  recipe = {'data.augment': 'strong_crop', key: value}
+  with pytest.raises(config_lib.ConfigError) as e:
+    builders.config(recipe)
+  text = str(e.value)
+  assert text.startswith(f'config.{key}={value!r}: ') and line in text
+  assert '\n' not in text
