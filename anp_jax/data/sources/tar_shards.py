@@ -185,9 +185,7 @@ def _braces(pattern):
     choices = _choices(piece, pattern)
     count *= len(choices)
     if count > _MOST_SHARDS:
-      raise config_lib.ConfigError(
-        f'{pattern} stands for more than {_MOST_SHARDS:,} shards'
-      )
+      raise _too_many(pattern)
     pieces.append(choices)
   return [''.join(p) for p in itertools.product(*pieces)]
 
@@ -200,12 +198,20 @@ def _choices(piece, pattern):
     first, last = bounds.groups()
     if int(first) <= int(last):
       width = len(first) if first.startswith('0') else 0
-      last = min(int(last), int(first) + _MOST_SHARDS)
-      return [f'{i:0{width}}' for i in range(int(first), last + 1)]
+      numbers = range(int(first), int(last) + 1)
+      if len(numbers) > _MOST_SHARDS:
+        raise _too_many(pattern)
+      return [f'{i:0{width}}' for i in numbers]
   elif ',' in piece:
     return piece[1:-1].split(',')
   raise config_lib.ConfigError(
     f'{pattern}: {piece!r}, expected {{000..015}}, {{a,b}} or {SPLIT}'
+  )
+
+
+def _too_many(pattern):
+  return config_lib.ConfigError(
+    f'{pattern} names more than {_MOST_SHARDS:,} shards'
   )
 
 
