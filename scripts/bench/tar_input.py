@@ -1,6 +1,6 @@
 """Images a second of tar shards, against the same images prepared.
 
-  python scripts/bench/tar_input.py [--files=60000] [--side=48] [--rounds=9]
+  python scripts/bench/tar_input.py [--files=60000] [--side=48] [--rounds=15]
 
 Makes a set of small JPEG files as WebDataset has it, in tar shards of 4,000
 samples, and prepares it by `python -m anp_jax.data.prepare`, in ArrayRecord.
@@ -41,7 +41,7 @@ def main():
   parser.add_argument('--files', type=int, default=60000)
   parser.add_argument('--side', type=int, default=48, help='pixels')
   parser.add_argument('--seconds', type=float, default=2.0)
-  parser.add_argument('--rounds', type=int, default=9)
+  parser.add_argument('--rounds', type=int, default=15)
   parser.add_argument('--folder', default='', help='where the set is kept')
   flags = parser.parse_args()
   with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import hf_set
-from anp_jax.data.sources import kept_tables
+from anp_jax.data.sources import table_cache
 from tests import listed_sets
 from tests import opening
 from tests import prepared
@@ -75,8 +75,8 @@ def test_splits_by_index(form, tmp_path, config):
   _, labels = _photos(_open(config, folder, training=False))
   assert labels == [1, 0, 1]
   # The pixels are mapped, or copied once.
-  kept = pathlib.Path(config.data.dir, kept_tables.FOLDER).glob('*.arrow')
-  assert len([*kept]) == 2 * (form == 'parquet')
+  copies = pathlib.Path(config.data.dir, table_cache.FOLDER).glob('*.arrow')
+  assert len([*copies]) == 2 * (form == 'parquet')
 
 
 @pytest.mark.parametrize('form', ['arrow', 'parquet'])
@@ -101,12 +101,14 @@ def test_what_the_library_writes_is_read(tmp_path, config):
     'image': datasets.Image(),
     'label': datasets.ClassLabel(names=['cat', 'dog']),
   })  # fmt: skip
-  one = datasets.Dataset.from_dict(
+  train = datasets.Dataset.from_dict(
     {'image': listed_sets.photos(range(5)), 'label': [0, 1, 1, 0, 1]}, features
   )
-  both = datasets.DatasetDict({'train': one, 'validation': one.select([4, 1])})
-  both.save_to_disk(tmp_path / 'arrow')
-  for split, part in both.items():
+  splits = datasets.DatasetDict(
+    {'train': train, 'validation': train.select([4, 1])}
+  )
+  splits.save_to_disk(tmp_path / 'arrow')
+  for split, part in splits.items():
     (tmp_path / 'parquet').mkdir(exist_ok=True)
     part.to_parquet(tmp_path / 'parquet' / f'{split}-00000-of-00001.parquet')
   for form in ('arrow', 'parquet'):
@@ -242,8 +244,8 @@ def test_bad_files_are_one_line(tmp_path, config):
   _refused(['empty', 'nor Parquet files'], config, tmp_path / 'empty')
   arrow = _save('arrow', tmp_path / 'arrow') / 'train'
   path = arrow / 'data-00001-of-00002.arrow'
-  whole = path.read_bytes()
-  path.write_bytes(whole[:300])
+  content = path.read_bytes()
+  path.write_bytes(content[:300])
   _refused([path, 'Arrow file'], config, tmp_path / 'arrow')
   path.unlink()
   _refused([path, 'Arrow file'], config, tmp_path / 'arrow')

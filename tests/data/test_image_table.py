@@ -75,15 +75,15 @@ def test_a_list_without_splits_is_divided(tmp_path, config):
   root = _files(tmp_path, 30)
   lines = ['image,class', *(f'x/{i}.jpg,{i % 3}' for i in range(30))]
   file = _write(root / 'list.csv', '\n'.join(lines))
-  held = [
+  held_out = [
     i for i in range(30)
     if int.from_bytes(hashlib.sha256(f'x/{i}.jpg'.encode()).digest()[:8], 'big')
     >= 0.8 * 2**64
   ]  # fmt: skip
-  assert held
+  assert held_out
   validation = _open(config, file, training=False)
-  assert validation.labels().tolist() == [i % 3 for i in held]
-  assert len(_open(config, file)) == 30 - len(held)
+  assert validation.labels().tolist() == [i % 3 for i in held_out]
+  assert len(_open(config, file)) == 30 - len(held_out)
   assert validation.vocabulary.names == ('class0', 'class1', 'class2')
   _write(root / 'classes.txt', 'c\nb\na\n')
   assert _open(config, file).vocabulary.names == ('c', 'b', 'a')

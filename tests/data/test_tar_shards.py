@@ -13,7 +13,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.sources import kept_tables
+from anp_jax.data.sources import table_cache
 from anp_jax.data.sources import tar_index
 from anp_jax.data.sources import tar_shards
 from tests import listed_sets
@@ -162,7 +162,7 @@ def test_the_index_is_built_once_and_again_for_other_files(
   _shards(tmp_path)
   pattern = f'{tmp_path}/{{split}}-*.tar'
   first = _open(config, pattern)
-  (kept,) = pathlib.Path(config.data.dir, kept_tables.FOLDER).glob('*.arrow')
+  (index,) = pathlib.Path(config.data.dir, table_cache.FOLDER).glob('*.arrow')
   with monkeypatch.context() as patch:
     patch.setattr(tar_index, '_batch', None)  # would fail
     again = _open(config, pattern)
@@ -171,7 +171,7 @@ def test_the_index_is_built_once_and_again_for_other_files(
   assert sources.fingerprint(again) == sources.fingerprint(first)
   _shards(tmp_path, counts=(3, 5))
   assert len(_open(config, pattern)) == 8
-  assert kept.exists()
+  assert index.exists()
   monkeypatch.setattr(os, 'makedirs', _read_only)
   (tmp_path / 'train-002.tar').write_bytes(
     (tmp_path / 'train-001.tar').read_bytes()
@@ -277,7 +277,7 @@ def test_a_bad_sample_is_one_line(tmp_path, config, members, words):
   _refused([f'{tmp_path}/train.tar', *words], config,
            f'{tmp_path}/{{split}}.tar')  # fmt: skip
   # A failed build leaves nothing.
-  folder = pathlib.Path(config.data.dir, kept_tables.FOLDER)
+  folder = pathlib.Path(config.data.dir, table_cache.FOLDER)
   assert os.listdir(folder) == ['.lock']
 
 
@@ -285,18 +285,18 @@ def test_damaged_shards(tmp_path, config):
   pattern = f'{tmp_path}/{{split}}-*.tar'
   _shards(tmp_path, counts=(4, 4))
   path = tmp_path / 'train-001.tar'
-  whole = path.read_bytes()
+  content = path.read_bytes()
   with tarfile.open(path) as tar:
     start = tar.getmembers()[2].offset
   for damaged, words in (
-    (whole[:1300], ['no whole tar file']),
+    (content[:1300], ['no whole tar file']),
     (b'\0' * 2000, []),
     (b'x' * 2000, ['no whole tar file']),
     (b'', ['no whole tar file']),
-    (gzip.compress(whole), ['compressed (gzip)', 'plain tar']),
+    (gzip.compress(content), ['compressed (gzip)', 'plain tar']),
     # A damaged header in the middle, which tarfile takes for the end.
     (
-      whole[:start] + b'x' * 512 + whole[start + 512 :],
+      content[:start] + b'x' * 512 + content[start + 512 :],
       [f'header at byte {start:,}'],
     ),
   ):

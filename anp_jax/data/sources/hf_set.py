@@ -16,11 +16,11 @@ from anp_jax.data.sources import class_texts
 from anp_jax.data.sources import hf_columns
 from anp_jax.data.sources import hf_files
 from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import kept_tables
 from anp_jax.data.sources import stored_images
+from anp_jax.data.sources import table_cache
 from anp_jax.system import files
 
-_VERSION = 1  # of what is kept of Parquet files
+_VERSION = 1  # of the copies of Parquet files
 _ROWS = 64  # of a batch of these
 
 
@@ -118,7 +118,7 @@ def find(
       as config.data.
     split: its name.
     other_split: of the run, or ''; its classes count too.
-    data_dir: the data folder; Parquet files are kept there as Arrow files,
+    data_dir: the data folder; Parquet files are copied there as Arrow files,
       which have random access.
 
   Raises:
@@ -187,7 +187,7 @@ def _open(part, data_dir):
   """The Arrow files of a set, their states, and its columns."""
   paths = part.paths
   if part.are_parquet:
-    paths = (_kept(part, data_dir),)
+    paths = (_arrow_copy(part, data_dir),)
   states = tuple(map(files.state, paths))
   schema = _table(paths, states).schema
   return paths, states, hf_columns.choose(schema, part.folder)
@@ -197,14 +197,14 @@ def _open(part, data_dir):
 def _table(paths, states):
   """The rows of Arrow files; a process has many tasks on the same ones."""
   del states  # of the same paths with another content
-  tables = [kept_tables.read(path) for path in paths]
+  tables = [table_cache.read(path) for path in paths]
   for path, table in zip(paths, tables):
     if table.schema != tables[0].schema:
       raise config_lib.ConfigError(f'{path} has other columns than {paths[0]}')
   return pa.concat_tables(tables)
 
 
-def _kept(part, data_dir):
+def _arrow_copy(part, data_dir):
   """The Arrow file of a set's Parquet files, written once."""
   states = [(os.path.abspath(p), *files.state(p)) for p in part.paths]
   key = json.dumps([_VERSION, states])
@@ -221,7 +221,7 @@ def _kept(part, data_dir):
       ) from e
 
   digest = hashlib.sha256(key.encode()).hexdigest()
-  return kept_tables.keep(data_dir, f'parquet-{digest[:32]}', build)
+  return table_cache.ensure(data_dir, f'parquet-{digest[:32]}', build)
 
 
 def _copy(part, path):

@@ -2,7 +2,7 @@
 
 WebDataset's layout: the members of a sample have one name up to the first dot
 of their last part, as in 0017.jpg, 0017.cls. The index is built once, from the
-members' headers and the texts of the classes, and kept in the data folder.
+members' headers and the texts of the classes, and stored in the data folder.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ import pyarrow as pa
 from anp_jax import config as config_lib
 from anp_jax.data.image_files import images
 from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import kept_tables
+from anp_jax.data.sources import table_cache
 from anp_jax.system import files
 
-_VERSION = 1  # of what is kept
+_VERSION = 1  # of the stored index
 _SCHEMA = pa.schema([
   ('name', pa.binary()), ('shard', pa.int32()), ('offset', pa.int64()),
   ('size', pa.int64()), ('class', pa.string()),
@@ -41,7 +41,7 @@ _BLOCK = 512
 
 
 def load(shards: list[str], data_dir: str) -> pa.Table:
-  """The samples of shards, in their order; built if no index is kept.
+  """The samples of shards, in their order; built if none is stored.
 
   An index is of these files as they are: of other names, sizes or times it is
   built again. Processes of one host wait for the first that builds it.
@@ -72,8 +72,8 @@ def load(shards: list[str], data_dir: str) -> pa.Table:
       len(shards), time.monotonic() - start,
     )  # fmt: skip
 
-  path = kept_tables.keep(data_dir, f'tar-{digest[:32]}', build)
-  return kept_tables.read(path)
+  path = table_cache.ensure(data_dir, f'tar-{digest[:32]}', build)
+  return table_cache.read(path)
 
 
 def places(table: pa.Table) -> np.ndarray:

@@ -90,7 +90,7 @@ def find(
       pairs, as config.data.
     split: its name.
     other_split: of the run, or ''; its classes count too.
-    data_dir: the data folder, which keeps the index.
+    data_dir: the data folder, which stores the index.
     suffixes: of the images, in lower case; others are left out.
 
   Returns:

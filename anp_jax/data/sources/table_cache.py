@@ -1,4 +1,4 @@
-"""Arrow files: mapped into memory, and those that are made once and kept."""
+"""Arrow files: mapped into memory, and those that are made once."""
 
 from collections.abc import Callable
 import os
@@ -11,8 +11,8 @@ from anp_jax.system import files
 FOLDER = 'tables'
 
 
-def keep(data_dir: str, name: str, build: Callable[[str], None]) -> str:
-  """The path of a kept table, which is made if it is missing.
+def ensure(data_dir: str, name: str, build: Callable[[str], None]) -> str:
+  """The path of a stored table, which is made if it is missing.
 
   It appears under its name when it is whole. Processes of one host wait for
   the first that makes it; of several hosts each does, and all make the same.
