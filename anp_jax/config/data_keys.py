@@ -9,26 +9,30 @@ from anp_jax.config.keys import value
 # TensorFlow decodes images of no more than 2 ** 29 bytes of three channels.
 MOST_MEGAPIXELS = 178.9
 
+# Sources of image files that are listed with their classes.
+LISTED = ('folder', 'list:*', 'tar:*', 'hf:*')
 SOURCES = (
-  'anp_shapes', 'folder', 'tfds:NAME', 'arrays', 'digits', 'synthetic',
+  'anp_shapes', 'folder', 'list:FILE', 'tar:PATTERN', 'hf:PATH', 'tfds:NAME',
+  'arrays', 'digits', 'synthetic',
 )  # fmt: skip
 _STRONG = ('strong_crop', 'strong_scale', 'strong_pad')
 KEYS = {
   'source': text(
-    'anp_shapes', 'data set; tfds:NAME is what `tfds build NAME` prepared',
-    SOURCES, r'tfds:\S+',
+    'anp_shapes', 'data set, see docs/data.md; tfds:NAME is what `tfds build '
+    'NAME` prepared', SOURCES, r'tfds:\S+|(list|tar|hf):.+',
   ),
   'dir': text(
     '', "where sets are built; '': $ANP_DATA, else a cache folder",
     resumable=True,
   ),
   'path': text(
-    '', 'folder or file of the images, see docs/data.md',
-    only_if=('data.source', ('folder', 'arrays')), resumable=True,
+    '', 'folder or file of the images; of list:, tar: and hf:, the folder '
+    'that relative paths start from',
+    only_if=('data.source', (*LISTED, 'arrays')), resumable=True,
   ),
   'lists': text(
     '', "'ANPS.txt[,ADJECTIVES.txt,NOUNS.txt]': class ids by line",
-    only_if=('data.source', ('folder',)), resumable=True,
+    only_if=('data.source', LISTED), resumable=True,
   ),
   # The classes themselves are compared when a run is resumed.
   'pairs': text(

@@ -59,10 +59,11 @@ def _check_emulation(values):
 
 def _check_source(values):
   if 'data.path' in values:
-    path = values['data.path']
-    check(path, 'data.path', path, f'the path of the {values["data.source"]}')
-    check(os.path.exists(os.path.expanduser(path)), 'data.path', path,
-          'a path that exists')  # fmt: skip
+    path, source = values['data.path'], values['data.source']
+    # A source such as tar:PATTERN may be the whole path.
+    check(path or ':' in source, 'data.path', path, f'the path of the {source}')
+    check(not path or os.path.exists(os.path.expanduser(path)), 'data.path',
+          path, 'a path that exists')  # fmt: skip
   lists = values.get('data.lists', '')
   check(values['data.pairs'] != 'no' or ',' not in lists, 'data.pairs', 'no',
         'auto or yes where data.lists has adjectives and nouns')  # fmt: skip

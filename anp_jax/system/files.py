@@ -2,9 +2,19 @@
 
 from collections.abc import Iterator
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import secrets
+import stat
+
+from absl import logging
+
+# Errors of one entry, not of the disk or of this process.
+MISSING = {errno.ENOENT, errno.ENOTDIR}
+UNREADABLE = {errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+NO_FILE = (-1, -1)  # the state of what is no file
 
 
 def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
@@ -46,6 +56,40 @@ def atomic_path(path: str, mode: int = 0o666) -> Iterator[str]:
   except BaseException:
     os.unlink(draft)
     raise
+
+
+def state(path: str) -> tuple[int, int]:
+  """A file's size in bytes and time in ns; NO_FILE if it is none."""
+  try:
+    status = os.stat(path)
+  except OSError as e:
+    if e.errno in MISSING | UNREADABLE:
+      return NO_FILE
+    raise
+  if not stat.S_ISREG(status.st_mode):
+    return NO_FILE
+  return status.st_size, status.st_mtime_ns
+
+
+@contextlib.contextmanager
+def lock(path: str) -> Iterator[bool]:
+  """Waits for other processes of this host that hold a lock; then holds it.
+
+  Args:
+    path: of a file that stands for the lock; made if missing, and left.
+
+  Yields:
+    Whether the lock is held: False where the file system has no locks.
+  """
+  # The kernel drops the lock with the process, so a killed one blocks nobody.
+  with open(path, 'a') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+      logging.warning('Cannot lock %s: %s', path, error)
+      yield False
+    else:
+      yield True
 
 
 def write_json(path: str, value) -> None:

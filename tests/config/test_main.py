@@ -56,7 +56,10 @@ def _main(*arguments, **environment):
     ),
     (
       [f'--config={_RECIPE}', '--config.data.lists=anps.txt'],
-      ['config.data.lists belongs to data.source=folder, not anp_shapes'],
+      [
+        'config.data.lists belongs to data.source=folder, list:*, tar:*',
+        'hf:*, not anp_shapes',
+      ],
     ),
     (
       [f'--config={_RECIPE}', '--config.duration=3 epocs'],

@@ -232,7 +232,7 @@ def test_two_hosts_at_once(tmp_path, small_digest):
 import fcntl, os, time
 def refuse(*args):
   raise OSError('no locks here')
-anp_shapes.fcntl.flock = refuse
+fcntl.flock = refuse
 rename = os.rename
 def rename_together(source, target):
   open(os.path.join(sys.argv[1], f'ready{os.getpid()}'), 'w').close()

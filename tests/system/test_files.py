@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import threading
+import time
 
 import pytest
 
@@ -65,3 +67,29 @@ def test_typed_line():
 def test_first_line():
   assert errors.first_line(ValueError('\none\ntwo')) == 'one'
   assert errors.first_line(KeyboardInterrupt()) == 'KeyboardInterrupt'
+
+
+def test_state_tells_a_change_and_what_is_no_file(tmp_path):
+  path = tmp_path / 'x'
+  assert files.state(str(path)) == files.NO_FILE == files.state(str(tmp_path))
+  path.write_bytes(b'abc')
+  os.utime(path, ns=(5, 7))
+  assert files.state(str(path)) == (3, 7)
+  assert files.state(str(path / 'below')) == files.NO_FILE
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path):
+  entered, left = threading.Event(), []
+
+  def hold():
+    with files.lock(str(tmp_path / 'lock')) as locked:
+      entered.set()
+      time.sleep(0.2)
+      left.append(locked)
+
+  thread = threading.Thread(target=hold)
+  thread.start()
+  entered.wait()
+  with files.lock(str(tmp_path / 'lock')):
+    assert left == [True]
+  thread.join()

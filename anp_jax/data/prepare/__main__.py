@@ -3,6 +3,7 @@
 python -m anp_jax.data.prepare --from=photos --name=photos
 python -m anp_jax.data.prepare --from=photos --name=photos
     --train_split=train.txt --eval_split=test.txt --lists=anps.txt
+python -m anp_jax.data.prepare --from='tar:{split}-*.tar' --name=photos
 python -m anp_jax.data.prepare --from=tfds:NAME
 
 To train on the set: --config.data.source=tfds:anp_folder/NAME. After an
@@ -22,11 +23,12 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.data.prepare import plan as plan_lib
+from anp_jax.data.sources import listings
 from anp_jax.system import cores
 
 _FOLDER_FLAGS = (
-  'train_split', 'eval_split', 'lists', 'pairs', 'policy', 'max_megapixels',
-  'min_size', 'min_count', 'shard_megabytes',
+  'path', 'train_split', 'eval_split', 'lists', 'pairs', 'policy',
+  'max_megapixels', 'min_size', 'min_count', 'shard_megabytes',
 )  # fmt: skip
 _INTERRUPTED = 'interrupted; run the same command to resume'
 
@@ -64,8 +66,10 @@ def _parse(arguments):
     for name in _FOLDER_FLAGS:
       if getattr(flags, name) != parser.get_default(name):
         raise config_lib.ConfigError(
-          f'--{name} is for folders of images, not for --from={flags.source}'
+          f'--{name} is for images in files, not for --from={flags.source}'
         )
+  elif listings.kind(flags.source) == 'folder' and flags.path:
+    raise config_lib.ConfigError('--path is for --from=list:, tar: or hf:')
   elif flags.from_dir:
     raise config_lib.ConfigError('--from_dir is for --from=tfds:NAME')
   _check(flags)
@@ -123,9 +127,14 @@ def _add_places(add):
   """Adds the flags of the input, the output and the workers."""
   add(
     '--from', dest='source', required=True, metavar='PATH',
-    help='folder of class folders, with or without split folders; or '
-    'tfds:NAME, a prepared set of TFRecord files, which is copied as '
-    'ArrayRecord',
+    help='folder of class folders, with or without split folders; '
+    'list:FILE, tar:PATTERN or hf:PATH, see docs/data.md; or tfds:NAME, a '
+    'prepared set of TFRecord files, which is copied as ArrayRecord',
+  )  # fmt: skip
+  add(
+    '--path', default='', metavar='DIR',
+    help="where relative paths of list:, tar: and hf: start (default: the "
+    "list's folder, else the current one)",
   )  # fmt: skip
   add(
     '--name', metavar='NAME',

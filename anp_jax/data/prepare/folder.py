@@ -20,7 +20,7 @@ from anp_jax.data.prepare import tasks as tasks_lib
 # Version of the files that tasks leave: with another one, none is used again.
 _VERSION = 3
 _FILES = 256  # of a task
-# In a finished set: (n, 2) int64, `tasks.file_state` of every file.
+# In a finished set: (n, 2) int64, the state of every file.
 _STATES = 'prepared.npy'
 _STAT_THREADS = 16
 
@@ -102,7 +102,11 @@ class _Preparation:
       before = np.load(os.path.join(self.target.final, _STATES))
     except (OSError, ValueError):
       return paths[0]
-    chunks = [paths[i : i + _FILES] for i in range(0, len(paths), _FILES)]
+    chunks = [
+      (listing.storage, range(i, min(i + _FILES, len(listing.files))))
+      for listing in self._listings
+      for i in range(0, len(listing.files), _FILES)
+    ]
     with futures.ThreadPoolExecutor(_STAT_THREADS) as threads:
       now = np.concatenate([*threads.map(_states, chunks)])
     changed = np.flatnonzero((now != before).any(1))
@@ -131,9 +135,11 @@ class _Preparation:
     tasks = {name: [] for name in self._names}
     for name, listing in zip(self._names, self._listings):
       for i in range(0, len(listing.files), _FILES):
+        indices = np.arange(i, min(i + _FILES, len(listing.files)))
         task = tasks_lib.Examine(
           root=listing.root,
           files=listing.files[i : i + _FILES],
+          storage=listing.storage.select(indices),
           out=os.path.join(
             self.target.work, 'examined', f'{name}-{i // _FILES:06}.jsonl'
           ),
@@ -232,6 +238,7 @@ class _Preparation:
     return {
       'root': split.listing.root,
       'files': [split.listing.files[i] for i in indices],
+      'storage': split.listing.storage.select(indices),
       'digests': [split.digests[i] for i in indices],
       'work': self.target.work,
     }
@@ -320,8 +327,9 @@ def _split(name, listing, rows):
   )
 
 
-def _states(paths):
-  return np.array([*map(tasks_lib.file_state, paths)], np.int64)
+def _states(chunk):
+  storage, indices = chunk
+  return np.array([*map(storage.state, indices)], np.int64)
 
 
 def _read_json(path):

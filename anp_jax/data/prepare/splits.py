@@ -1,11 +1,16 @@
 """The splits of a set: their files, and their names."""
 
+import argparse
 import dataclasses
 import os
 import re
 
+import numpy as np
+
 from anp_jax import config as config_lib
+from anp_jax.data.prepare import disk_files
 from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import listings
 
 DEFAULT_NAMES = ('train', 'validation')
 
@@ -56,28 +61,45 @@ def _names(splits):
 
 def _listing(flags, splits, i):
   """The files of the split of index i."""
-  root = os.path.expanduser(flags.source)
-  split, siblings = splits[i], tuple(splits[:i] + splits[i + 1 :])
-  is_all = not siblings and split == 'train' and not _has_splits(root)
+  split, siblings = splits[i], splits[:i] + splits[i + 1 :]
+  # A tree is named by its path alone.
+  is_tree = listings.kind(flags.source) == 'folder'
+  d = argparse.Namespace(
+    source=flags.source, path=flags.source if is_tree else flags.path,
+    lists=flags.lists, pairs=flags.pairs,
+  )  # fmt: skip
   try:
-    listing = image_folder.find(
-      flags.source, '' if is_all else split, flags.lists, other_splits=siblings,
-      suffixes=(*image_folder.SUFFIXES, *image_folder.convertible()),
-      pairs=flags.pairs,
+    is_all = (
+      not siblings
+      and split == 'train'
+      and not listings.has_splits(d.source, os.path.expanduser(d.path))
+    )
+    listing = listings.find(
+      d, '' if is_all else split, ''.join(siblings), flags.data_dir,
+      (*image_folder.SUFFIXES, *image_folder.convertible()),
     )  # fmt: skip
     classes = listing.vocabulary.with_pairs(flags.pairs)
   except config_lib.ConfigError as e:
-    # A run's keys; the flags here have the names of all but one.
-    text = str(e).replace('config.data.path', '--from')
-    text = text.replace('config.data.', '--')
-    raise config_lib.ConfigError(text) from e
-  listing = dataclasses.replace(listing, vocabulary=classes)
-  if is_all:
+    raise config_lib.ConfigError(_flags_for_keys(str(e), is_tree)) from e
+  listing = dataclasses.replace(
+    listing, vocabulary=classes, files=tuple(listing.files),
+    storage=listing.storage
+    or disk_files.DiskFiles(listing.root, listing.files),
+  )  # fmt: skip
+  if is_all and is_tree:
+    root = os.path.expanduser(flags.source)
     listing = dataclasses.replace(listing, root=root, name=root)
   if not listing.files:
     raise config_lib.ConfigError(f'{listing.name} has no files')
+  unlabelled = np.flatnonzero(listing.labels < 0)
+  if len(unlabelled):
+    path = os.path.join(listing.root, listing.files[unlabelled[0]])
+    raise config_lib.ConfigError(f'{path} has no class, which a set needs')
   return listing
 
 
-def _has_splits(root):
-  return os.path.isdir(root) and bool(image_folder.split_folders(root))
+def _flags_for_keys(text, is_tree):
+  """An error of a run's keys, with the flags of this command."""
+  text = text.replace('config.data.path', '--from' if is_tree else '--path')
+  text = text.replace('config.data.dir', '--data_dir')
+  return text.replace('config.data.', '--')

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import os
 import signal
-import stat
 import struct
 from typing import NamedTuple
 
@@ -23,14 +21,9 @@ from anp_jax.data import vocabulary
 from anp_jax.data.image_files import image_format
 from anp_jax.data.prepare import examine
 from anp_jax.data.prepare import worker_pool
+from anp_jax.data.sources import stored_images
 from anp_jax.system import files as files_lib
 
-# TensorFlow's readers count bytes in 32 bits.
-_MAX_BYTES = 2**31 - 1
-# Errors of one entry, not of the disk or of this process.
-_MISSING = {errno.ENOENT, errno.ENOTDIR}
-_UNREADABLE = {errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
-_NO_FILE = (-1, -1)
 _DAMAGED = {'missing', 'corrupt', 'large', 'truncated'}
 # By these a process dies of its own doing, and would die again.
 _CRASHES = {
@@ -49,7 +42,7 @@ class Row(NamedTuple):
     width: likewise.
     kinds: of the file alone.
     reason: of damage.
-    disk_size: with disk_time, the `file_state` before it was read.
+    disk_size: with disk_time, the state in its storage before it was read.
     disk_time: in ns.
   """
 
@@ -70,16 +63,6 @@ def read_rows(path: str) -> list[Row]:
     return [Row(*json.loads(line)) for line in file]
 
 
-def file_state(path: str) -> tuple[int, int]:
-  """Returns a file's size in bytes and time in ns; (-1, -1) if it is none."""
-  try:
-    return _state(os.stat(path))
-  except OSError as e:
-    if e.errno in _MISSING | _UNREADABLE:
-      return _NO_FILE
-    raise
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Examine(worker_pool.Task):
   """Examines files, and writes their rows.
@@ -88,10 +71,12 @@ class Examine(worker_pool.Task):
   that are large or not as they were.
 
   Attributes:
+    storage: of the files.
     max_megapixels: million pixels above which a file is large.
     crashing: files that crashed the decoder twice.
   """
 
+  storage: stored_images.Storage
   max_megapixels: float
   crashing: frozenset[str] = frozenset()
 
@@ -99,10 +84,10 @@ class Examine(worker_pool.Task):
     """Does the work; returns how many of the files are damaged."""
     before = self._rows_before()
     rows = []
-    for i, (name, row) in enumerate(zip(self.files, before)):
+    for i, row in enumerate(before):
       worker_pool.begin_file(i)
-      if name in self.crashing or self._is_outdated(name, row):
-        row = self._row(name)
+      if self.files[i] in self.crashing or self._is_outdated(i, row):
+        row = self._row(i)
       rows.append(row)
     if rows != before:
       lines = ''.join(json.dumps(row) + '\n' for row in rows)
@@ -128,22 +113,29 @@ class Examine(worker_pool.Task):
         return rows
     return [None] * len(self.files)
 
-  def _is_outdated(self, name, row):
+  def _is_outdated(self, index, row):
     # The state does not tell whether a file can be read now.
     if not row or not row.digest:
       return True
     is_large = image_format.is_large(row.height, row.width, self.max_megapixels)
-    state = file_state(os.path.join(self.root, name))
+    state = self.storage.state(index)
     return row[-2:] != state or ('large' in row.kinds) != is_large
 
-  def _row(self, name):
-    path = os.path.join(self.root, name)
+  def _row(self, index):
+    name, state = self.files[index], self.storage.state(index)
     try:
-      data, state = _read(path)
-    except _MissingError:
-      return Row('', 0, '', 0, 0, ['missing'], 'no such file', *_NO_FILE)
-    except _UnusableError as e:
-      return Row('', 0, '', 0, 0, ['corrupt'], str(e), *file_state(path))
+      data = self.storage.read(index)
+    except stored_images.UnusableError as e:
+      return Row('', 0, '', 0, 0, ['corrupt'], str(e), *state)
+    except OSError as e:
+      if e.errno in files_lib.MISSING:
+        reason = 'no such file'
+        return Row(
+          '', 0, '', 0, 0, ['missing'], reason, *files_lib.NO_FILE
+        )  # fmt: skip
+      if e.errno in files_lib.UNREADABLE:
+        return Row('', 0, '', 0, 0, ['corrupt'], e.strerror, *state)
+      raise
     if name in self.crashing:
       finding = examine.corrupt('', 'crashes the decoder')
     else:
@@ -160,18 +152,22 @@ class _Storing(worker_pool.Task):
   """Work on files that were examined.
 
   Attributes:
+    storage: of the files.
     digests: SHA-256 of each file's bytes, by which a change is noticed.
     work: the folder that a user deletes to have all files examined again.
   """
 
+  storage: stored_images.Storage
   digests: Sequence[bytes]
   work: str
 
   def _read(self, index):
     worker_pool.begin_file(index)
     path = os.path.join(self.root, self.files[index])
-    with open(path, 'rb') as file:
-      data = file.read()
+    try:
+      data = self.storage.read(index)
+    except stored_images.UnusableError as e:
+      raise config_lib.ConfigError(f'{path}: {e}') from e
     if hashlib.sha256(data).digest() != self.digests[index]:
       raise config_lib.ConfigError(
         f'{path} has changed since it was examined: start again, and if it has '
@@ -309,42 +305,6 @@ class Copy(worker_pool.Task):
       raise config_lib.ConfigError(
         f'{source} is damaged: {count} whole examples, expected {self.count}'
       )
-
-
-class _MissingError(Exception):
-  """Nothing is in a file's place."""
-
-
-class _UnusableError(Exception):
-  """What is in a file's place cannot be an image."""
-
-
-def _read(path):
-  """A file's bytes, and its state before they were read."""
-  try:
-    # A pipe would wait for a writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-  except OSError as e:
-    if e.errno in _MISSING:
-      raise _MissingError from e
-    if e.errno in _UNREADABLE:
-      raise _UnusableError(e.strerror) from e
-    if not os.path.isfile(path) and os.path.exists(path):
-      raise _UnusableError('no file') from e
-    raise
-  status = os.fstat(handle)
-  is_file = stat.S_ISREG(status.st_mode)
-  if not is_file or status.st_size > _MAX_BYTES:
-    os.close(handle)
-    raise _UnusableError(f'{status.st_size} bytes' if is_file else 'no file')
-  with open(handle, 'rb') as file:
-    return file.read(), _state(status)
-
-
-def _state(status):
-  if not stat.S_ISREG(status.st_mode):
-    return _NO_FILE
-  return status.st_size, status.st_mtime_ns
 
 
 def _sync(path):

@@ -9,7 +9,7 @@ from anp_jax import config as config_lib
 from anp_jax.data.sources import arrays
 from anp_jax.data.sources import cache
 from anp_jax.data.sources import digits
-from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import listings
 from anp_jax.data.sources import subset
 from anp_jax.data.sources import synthetic
 from anp_jax.data.sources import tfds_set
@@ -60,14 +60,11 @@ def open_split(config, split: str, other_split: str) -> Source:
     return arrays.Arrays(os.path.expanduser(d.path), split)
   if d.source == 'digits':
     return digits.Digits(split)
-  if d.source == 'folder':
-    listing = image_folder.find(
-      d.path, split, d.lists, other_splits=(other_split,), pairs=d.pairs
-    )
-    if listing.left_out:
-      image_folder.warn_once('%s', listing.left_out)
-    return image_folder.ImageFolder(listing)
   directory = config_lib.data_dir(config)
+  if d.source == 'folder' or listings.kind(d.source) != 'folder':
+    return listings.open_listing(
+      listings.find(d, split, other_split, directory)
+    )
   if d.source == 'anp_shapes':
     from anp_jax.data.sources import anp_shapes
 

@@ -6,8 +6,6 @@ ArrayRecord files. Neither that nor reading them imports TensorFlow.
 """
 
 import concurrent.futures
-import contextlib
-import fcntl
 import os
 import shutil
 import socket
@@ -22,6 +20,7 @@ import tensorflow_datasets as tfds
 
 from anp_jax.data.sources import scenes
 from anp_jax.system import cores
+from anp_jax.system import files
 
 EXAMPLES_PER_CLASS = {'train': 160, 'validation': 30}
 
@@ -107,7 +106,8 @@ def prepare(data_dir: str) -> tfds.core.DatasetBuilder:
   final_dir = os.path.join(data_dir, AnpShapes.name, str(AnpShapes.VERSION))
   if not _is_finished(final_dir):
     os.makedirs(data_dir, exist_ok=True)
-    with _lock(data_dir) as locked:
+    lock = os.path.join(data_dir, f'.{AnpShapes.name}.lock')
+    with files.lock(lock) as locked:
       if locked:
         _remove_leftovers(data_dir)
       if not _is_finished(final_dir):
@@ -168,20 +168,6 @@ def _remove_leftovers(data_dir):
     path = os.path.join(data_dir, name)
     if name.startswith(_own_prefix()) and os.path.isdir(path):
       shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _lock(data_dir):
-  """Waits for other builds on this host; False where locks do not exist."""
-  # The kernel drops the lock with the process, so a killed build blocks nobody.
-  with open(os.path.join(data_dir, f'.{AnpShapes.name}.lock'), 'a') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-      logging.warning('Cannot lock %s: %s', data_dir, error)
-      yield False
-    else:
-      yield True
 
 
 def _render(jobs):

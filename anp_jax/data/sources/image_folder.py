@@ -14,6 +14,7 @@ from anp_jax.data.image_files import images
 from anp_jax.data.sources import skipped_files
 from anp_jax.data.sources import source as source_lib
 from anp_jax.data.sources import split_file
+from anp_jax.data.sources import stored_images
 
 SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
 # Those that training cannot decode, and `prepare` turns into others.
@@ -43,6 +44,7 @@ class Listing:
     vocabulary: of the labels.
     name: what messages call the split.
     left_out: a line about files of the tree that are in no split; '': none.
+    storage: of the files, where these are within others; None: on disk.
   """
 
   root: str
@@ -51,6 +53,7 @@ class Listing:
   vocabulary: vocabulary_lib.Vocabulary
   name: str
   left_out: str = ''
+  storage: stored_images.Storage | None = None
 
 
 class ImageFolder(source_lib.Source):
@@ -167,7 +170,7 @@ def _from_tree(root, split, vocabulary, other_splits, suffixes):
       f'{base} has no images in its class folders'
       + _shape(root, base, suffixes, left_out)
     )
-  text = left_out.text(_hints(suffixes))
+  text = left_out.text(hints(suffixes))
   return Listing(
     base, tuple(files), np.array(labels, np.int32), vocabulary,
     f'{root}: {split}', text and f'{base}: left out {text}',
@@ -202,7 +205,7 @@ def _check_listed(base, folders, vocabulary):
 
 def _shape(root, base, suffixes, left_out):
   """The difference of a tree without images from the expected tree."""
-  text = f'; left out {left_out.text(_hints(suffixes))}' if left_out else ''
+  text = f'; left out {left_out.text(hints(suffixes))}' if left_out else ''
   text += f'; expected {root}/CLASS/IMAGE or {root}/SPLIT/CLASS/IMAGE'
   first = next(_images(base, below=True), '').split(os.sep)
   if base == root and len(first) == 3:
@@ -210,7 +213,7 @@ def _shape(root, base, suffixes, left_out):
   return text
 
 
-def _hints(suffixes):
+def hints(suffixes: tuple[str, ...]) -> dict[str, str]:
   """Hints about files that are left out, by suffix."""
   hints = skipped_files.heif_hints()
   for suffix in convertible():
@@ -243,6 +246,33 @@ def _split_folder(root, split):
       'config.data.train_split and config.data.eval_split'
     )
   return os.path.join(root, folders[0]) if folders else ''
+
+
+def split_names(split: str) -> tuple[str, ...]:
+  """The name of a split, then the others that it usually goes by."""
+  usual = next((names for names in _SPLITS if split.casefold() in names), ())
+  return (split, *(name for name in usual if name != split.casefold()))
+
+
+def in_half(name: str, split: str) -> bool:
+  """Whether an image of an undivided set is in train or validation.
+
+  Args:
+    name: of the image; its hash alone tells.
+    split: 'train' or 'validation'; '' for both.
+  """
+  return not split or _in_train(name) == (split == 'train')
+
+
+def check_half(root: str, split: str) -> None:
+  """Refuses another split of an undivided set than train and validation."""
+  if split not in ('', 'train', 'validation'):
+    raise config_lib.ConfigError(
+      f'{root} has no split {split!r}; a set without splits is divided into '
+      'train and validation: set config.data.train_split and '
+      'config.data.eval_split to these'
+      f'{config_lib.nearest(split, ("train", "validation"))}'
+    )
 
 
 def _is_split(root, folder, names):

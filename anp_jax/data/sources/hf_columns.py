@@ -1,0 +1,145 @@
+"""The columns of a Hugging Face data set: its image, and what names its class.
+
+What a column is, the library writes into the schema's metadata, in Arrow and
+in Parquet files alike. Without that, types and names tell.
+"""
+
+import dataclasses
+import json
+
+import pyarrow as pa
+
+from anp_jax import config as config_lib
+from anp_jax.data import vocabulary as vocabulary_lib
+
+_LABELS = ('label', 'labels', 'class', 'anp')
+_PAIR = ('adjective', 'noun')
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+  """The columns that are read.
+
+  Attributes:
+    image: name of a column of {bytes, path}, or of bytes.
+    label: names of the one column of the class, or of adjective and noun.
+    names: the classes of a ClassLabel, by column; () for another column.
+  """
+
+  image: str
+  label: tuple[str, ...]
+  names: tuple[tuple[str, ...], ...]
+
+
+def choose(schema: pa.Schema, place: str) -> Columns:
+  """The columns of the image and of the class.
+
+  The image is in the first Image column. The class is in the column `label`,
+  or the only ClassLabel, or in a column of a usual name, or in `adjective` and
+  `noun`.
+
+  Args:
+    schema: of the table.
+    place: what messages call it.
+
+  Raises:
+    ConfigError: if there are none, with the columns that there are.
+  """
+  features = _features(schema)
+  images = [f.name for f in schema if _is_image(f, features.get(f.name))]
+  labels = [n for n in schema.names if _names(features.get(n))]
+  if 'label' in schema.names:
+    labels = ['label']
+  elif len(labels) != 1 or set(labels) & set(_PAIR):
+    labels = [n for n in _LABELS if n in schema.names][:1]
+  if not labels and set(_PAIR) <= set(schema.names):
+    labels = _PAIR
+  wrong = [n for n in labels if not _is_label(schema.field(n).type)]
+  if not images or not labels or wrong:
+    columns = ', '.join(
+      f'{f.name} ({_kind(f, features.get(f.name))})' for f in schema
+    )
+    raise config_lib.ConfigError(
+      f'{place} has the columns {columns}; expected an Image, and a label '
+      '(ClassLabel, string or whole number) or adjective and noun'
+    )
+  names = tuple(_names(features.get(n)) for n in labels)
+  return Columns(images[0], tuple(labels), names)
+
+
+def texts(table: pa.Table, columns: Columns, place: str) -> list[str]:
+  """The class of each row as a text, its name or its number.
+
+  It is '' for a row without one: null, or -1.
+
+  Raises:
+    ConfigError: for a number that is none of a class.
+  """
+  values = [
+    _texts(table[name], names, f'{place}, column {name!r}')
+    for name, names in zip(columns.label, columns.names)
+  ]
+  if len(values) == 1:
+    return values[0]
+  return [f'{a}_{n}' if a and n else '' for a, n in zip(*values)]
+
+
+def vocabulary(columns: Columns) -> vocabulary_lib.Vocabulary | None:
+  """The classes of a ClassLabel, in its order; None without one."""
+  if len(columns.label) == 1 and columns.names[0]:
+    return vocabulary_lib.Vocabulary(columns.names[0])
+  return None
+
+
+def _texts(column, names, place):
+  """A column's values as texts."""
+  values = column.to_pylist()
+  if not pa.types.is_integer(column.type):
+    return ['' if value is None else value.strip() for value in values]
+  lowest = min((v for v in values if v is not None), default=0)
+  highest = max((v for v in values if v is not None), default=0)
+  if lowest < -1 or (names and highest >= len(names)):
+    most = f' to {len(names) - 1}' if names else ' on'
+    raise config_lib.ConfigError(
+      f'{place} has the class {lowest if lowest < -1 else highest}, expected '
+      f'0{most}, or -1 for none'
+    )
+  return [
+    '' if v in (None, -1) else names[v] if names else str(v) for v in values
+  ]
+
+
+def _features(schema):
+  """The library's own description of each column; {} without it."""
+  data = (schema.metadata or {}).get(b'huggingface', b'{}')
+  try:
+    return json.loads(data).get('info', {}).get('features') or {}
+  except (ValueError, AttributeError):
+    return {}
+
+
+def _names(feature):
+  if isinstance(feature, dict) and feature.get('_type') == 'ClassLabel':
+    return tuple(feature.get('names') or ())
+  return ()
+
+
+def _is_image(field, feature):
+  if isinstance(feature, dict) and '_type' in feature:
+    return feature['_type'] == 'Image'
+  kind = field.type
+  if pa.types.is_struct(kind):
+    return kind.get_field_index('bytes') >= 0
+  return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_label(kind):
+  types = pa.types
+  return types.is_integer(kind) or types.is_string(kind) or (
+    types.is_large_string(kind)
+  )  # fmt: skip
+
+
+def _kind(field, feature):
+  named = isinstance(feature, dict) and feature.get('_type')
+  return named if named and named != 'Value' else field.type

@@ -1,0 +1,79 @@
+"""Sets whose images are listed with their classes: folder, list, tar and hf."""
+
+from anp_jax.data.sources import hf_files
+from anp_jax.data.sources import hf_set
+from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import image_table
+from anp_jax.data.sources import source as source_lib
+from anp_jax.data.sources import stored_images
+from anp_jax.data.sources import tar_shards
+
+KINDS = ('list', 'tar', 'hf')
+
+
+def kind(text: str) -> str:
+  """The kind that a source such as 'tar:PATTERN' names; 'folder' without."""
+  name, colon, _ = text.partition(':')
+  return name if colon and name in KINDS else 'folder'
+
+
+def find(
+  d, split: str, other_split: str, data_dir: str,
+  suffixes: tuple[str, ...] = image_folder.SUFFIXES,
+) -> image_folder.Listing:  # fmt: skip
+  """The images of a split.
+
+  Args:
+    d: with source, path, lists and pairs, as config.data.
+    split: its name; '', or for a tree '.', for all of a set without splits.
+    other_split: of the run, or ''; its classes count too.
+    data_dir: the data folder, for what is built once.
+    suffixes: of the files to list, where the set is chosen by these.
+
+  Raises:
+    ConfigError: naming the file, folder or key at fault.
+  """
+  name = kind(d.source)
+  if name == 'tar':
+    return tar_shards.find(d, split, other_split, data_dir, suffixes)
+  if name == 'hf':
+    return hf_set.find(d, split, other_split, data_dir)
+  if name == 'list':
+    return image_table.find(d, split)
+  return image_folder.find(
+    d.path,
+    split,
+    d.lists,
+    tuple(filter(None, [other_split])),
+    suffixes,
+    pairs=d.pairs,
+  )
+
+
+def has_splits(text: str, path: str) -> bool:
+  """Whether a set has splits of its own, rather than being divided.
+
+  Args:
+    text: the source, as config.data.source.
+    path: as config.data.path.
+
+  Raises:
+    ConfigError: if it is a list that cannot be read.
+  """
+  name, place = kind(text), text.partition(':')[2]
+  if name == 'tar':
+    return tar_shards.SPLIT in place
+  if name == 'hf':
+    return hf_files.has_splits(hf_set.full_path(text, path))
+  if name == 'list':
+    return image_table.has_splits(place)
+  return bool(image_folder.split_folders(path))
+
+
+def open_listing(listing: image_folder.Listing) -> source_lib.Source:
+  """The source of the images of a listing."""
+  if listing.left_out:
+    image_folder.warn_once('%s', listing.left_out)
+  if listing.storage is None:
+    return image_folder.ImageFolder(listing)
+  return stored_images.StoredImages(listing)

@@ -1,0 +1,203 @@
+"""An index of tar shards: where each sample's image is, and its class.
+
+WebDataset's layout: the members of a sample have one name up to the first dot
+of their last part, as in 0017.jpg, 0017.cls. The index is built once, from the
+members' headers and the texts of the classes, and stored in the data folder.
+"""
+
+import hashlib
+import json
+import os
+import tarfile
+import time
+
+from absl import logging
+import numpy as np
+import pyarrow as pa
+
+from anp_jax import config as config_lib
+from anp_jax.data.image_files import images
+from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import table_cache
+from anp_jax.system import files
+
+_VERSION = 1  # of the stored index
+_SCHEMA = pa.schema([
+  ('name', pa.binary()), ('shard', pa.int32()), ('offset', pa.int64()),
+  ('size', pa.int64()), ('class', pa.string()),
+])  # fmt: skip
+_IMAGE_SUFFIXES = (
+  *image_folder.SUFFIXES, *image_folder.CONVERTIBLE, *images.HEIF_SUFFIXES
+)  # fmt: skip
+# Members that tell the class, the first that a sample has.
+_CLASS_SUFFIXES = ('cls', 'json', 'txt')
+_CLASS_KEYS = ('label', 'class', 'cls', 'anp')  # of .json
+_MAX_CLASS_BYTES = 1 << 20
+_COMPRESSED = {
+  b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ': 'xz',
+  b'\x28\xb5\x2f\xfd': 'zstd',
+}  # fmt: skip
+_BLOCK = 512
+
+
+def load(shards: list[str], data_dir: str) -> pa.Table:
+  """The samples of shards, in their order; built if none is stored.
+
+  An index is of these files as they are: of other names, sizes or times it is
+  built again. Processes of one host wait for the first that builds it.
+
+  Args:
+    shards: paths of files.
+    data_dir: the data folder.
+
+  Returns:
+    A table, mapped into memory, with a row for each sample: name (binary) of
+    its image, shard (its number), offset and size of the image in it, and
+    class: its name, or its number.
+
+  Raises:
+    ConfigError: naming the shard, and the sample, that is not as expected.
+  """
+  states = [files.state(path) for path in shards]
+  key = [_VERSION, [(os.path.abspath(p), *s) for p, s in zip(shards, states)]]
+  digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
+
+  def build(path):
+    start = time.monotonic()
+    with pa.OSFile(path, 'wb') as file, pa.ipc.new_file(file, _SCHEMA) as out:
+      for number, shard in enumerate(shards):
+        out.write_batch(_batch(shard, number))
+    logging.info(
+      'Indexed %d tar shards, once, in %.1f s.',
+      len(shards), time.monotonic() - start,
+    )  # fmt: skip
+
+  path = table_cache.ensure(data_dir, f'tar-{digest[:32]}', build)
+  return table_cache.read(path)
+
+
+def places(table: pa.Table) -> np.ndarray:
+  """The shard, first byte and size of each image: (n, 3) int64."""
+  columns = [table[c].to_numpy() for c in ('shard', 'offset', 'size')]
+  return np.stack(columns, 1).astype(np.int64)
+
+
+def _batch(path, number):
+  """The samples of a shard as rows."""
+  try:
+    with open(path, 'rb') as file:
+      _refuse_compressed(path, file.read(8))
+      samples = _samples(path, file)
+      rows = [
+        _row(path, file, number, key, members)
+        for key, members in samples.items()
+      ]
+  except OSError as e:
+    raise config_lib.ConfigError(f'cannot read {path}: {e.strerror}') from e
+  columns = list(zip(*rows)) or [[]] * len(_SCHEMA)
+  arrays = [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA)]
+  return pa.record_batch(arrays, schema=_SCHEMA)
+
+
+def _refuse_compressed(path, head):
+  for magic, name in _COMPRESSED.items():
+    if head.startswith(magic):
+      raise config_lib.ConfigError(
+        f'{path} is compressed ({name}), which has no random access; expected '
+        'a plain tar: unpack it, images do not shrink'
+      )
+
+
+def _samples(path, file):
+  """{name up to the suffix: {suffix: (name, first byte, size)}}."""
+  samples = {}
+  for member in _members(path, file):
+    folder, _, base = member.name.rpartition('/')
+    key, dot, suffix = base.partition('.')
+    # Files of the archive rather than of a sample, and hidden ones.
+    if not (member.isreg() and key and dot) or key.startswith('__'):
+      continue
+    members = samples.setdefault(f'{folder}/{key}' if folder else key, {})
+    suffix = suffix.lower()
+    if suffix in members:
+      raise config_lib.ConfigError(f'{path}: two members {member.name!r}')
+    members[suffix] = (member.name, member.offset_data, member.size)
+  return samples
+
+
+def _members(path, file):
+  """Yields the members of a whole tar file."""
+  file.seek(0)
+  position = 0
+  try:
+    with tarfile.open(fileobj=file, mode='r:') as tar:
+      for member in iter(tar.next, None):
+        position = member.offset
+        yield member
+        tar.members.clear()  # else it keeps those of a million
+      end = tar.offset
+  except (tarfile.TarError, ValueError, OverflowError) as e:
+    raise config_lib.ConfigError(
+      f'{path} is no whole tar file (byte {position:,}): {e}'
+    ) from e
+  # The library takes a damaged header for the end.
+  file.seek(end)
+  block = file.read(_BLOCK)
+  if any(block) or end > os.fstat(file.fileno()).st_size:
+    raise config_lib.ConfigError(
+      f'{path} is no whole tar file: expected a header at byte {end:,}'
+    )
+
+
+def _row(path, file, number, key, members):
+  """The image of a sample and its class."""
+  pictures = [
+    members[s] for s in members if f'.{s}'.endswith(_IMAGE_SUFFIXES)
+  ]  # fmt: skip
+  if len(pictures) != 1:
+    raise config_lib.ConfigError(
+      f'{path}: sample {key!r} has {len(pictures)} images, expected one (its '
+      f'members: {", ".join(members)})'
+    )
+  (name, start, size) = pictures[0]
+  return (
+    os.fsencode(name), number, start, size, _class(path, file, key, members)
+  )  # fmt: skip
+
+
+def _class(path, file, key, members):
+  """The name or the number of a sample's class."""
+  suffix = next((s for s in _CLASS_SUFFIXES if s in members), '')
+  if not suffix:
+    raise config_lib.ConfigError(
+      f'{path}: sample {key!r} has no .cls, .json or .txt that tells its class '
+      f'(its members: {", ".join(members)})'
+    )
+  name, start, size = members[suffix]
+  data = os.pread(file.fileno(), min(size, _MAX_CLASS_BYTES), start)
+  try:
+    text = data.decode().strip()
+    text = _class_of_json(json.loads(text)) if suffix == 'json' else text
+  except ValueError:
+    text = ''
+  if not text or '\n' in text:
+    form = (
+      f'an object with one of {", ".join(_CLASS_KEYS)}, or adjective and noun'
+      if suffix == 'json'
+      else 'a line, the name or the number of a class'
+    )
+    raise config_lib.ConfigError(
+      f'{path}: {name} is {data[:40]!r}, expected {form}'
+    )
+  return text
+
+
+def _class_of_json(value):
+  """The class that an object names; '' if it names none."""
+  if not isinstance(value, dict):
+    return ''
+  if {'adjective', 'noun'} <= value.keys():
+    return f'{value["adjective"]}_{value["noun"]}'
+  label = next((value[k] for k in _CLASS_KEYS if k in value), '')
+  is_number = isinstance(label, int) and not isinstance(label, bool)
+  return str(label).strip() if is_number or isinstance(label, str) else ''

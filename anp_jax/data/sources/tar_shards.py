@@ -1,0 +1,254 @@
+"""WebDataset's tar shards: their samples by index."""
+
+import glob
+import itertools
+import os
+import re
+import threading
+
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.data.sources import class_texts
+from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import skipped_files
+from anp_jax.data.sources import stored_images
+from anp_jax.data.sources import tar_index
+from anp_jax.system import files
+
+SPLIT = '{split}'
+_MOST_OPEN = 256  # shards; of a process's 1,024 files
+_MOST_SHARDS = 1_000_000
+
+
+class TarMembers(stored_images.Storage):
+  """Members of tar files, read where the index says they are."""
+
+  def __init__(self, shards, places: np.ndarray, states):
+    """Creates the storage; nothing is opened.
+
+    Args:
+      shards: paths of the tar files.
+      places: (n, 3) int64: shard, first byte and size of each member.
+      states: size and time of each shard.
+    """
+    self._shards, self._places, self._states = shards, places, states
+    self._files, self._lock = {}, threading.Lock()
+
+  def __getstate__(self):
+    return self._shards, self._places, self._states
+
+  def __setstate__(self, state):
+    self.__init__(*state)
+
+  def read(self, index):
+    """Returns the bytes of a member, from any thread."""
+    shard, start, size = self._places[index].tolist()
+    file = self._files.get(shard) or self._open(shard)
+    data = os.pread(file.fileno(), size, start)
+    if len(data) < size:
+      raise stored_images.UnusableError(
+        f'{self._shards[shard]} ends before byte {start + size:,}'
+      )
+    return data
+
+  def state(self, index):
+    """Returns the size of a member and the time of its shard."""
+    shard, _, size = self._places[index].tolist()
+    return size, self._states[shard][1]
+
+  def select(self, indices):
+    """Returns the members of these indices."""
+    return TarMembers(self._shards, self._places[indices], self._states)
+
+  def _open(self, shard):
+    file = open_shard(self._shards[shard])
+    with self._lock:
+      # Another thread's may still be read from; its last reader closes it.
+      if len(self._files) < _MOST_OPEN:
+        self._files[shard] = file
+    return file
+
+
+def open_shard(path: str):
+  """Opens a shard whose members are read by position."""
+  return open(path, 'rb', buffering=0)
+
+
+def find(
+  d, split: str, other_split: str, data_dir: str, suffixes: tuple[str, ...]
+) -> image_folder.Listing:
+  """The samples of a split of config.data.source=tar:PATTERN.
+
+  Where the pattern holds {split}, each split has shards of its own: its name,
+  or another that it usually goes by, stands there. Otherwise the samples are
+  divided as those of a tree without splits, by a hash of each sample's name;
+  the split '' is then all of them.
+
+  Args:
+    d: with source, path (which a relative pattern starts from), lists and
+      pairs, as config.data.
+    split: its name.
+    other_split: of the run, or ''; its classes count too.
+    data_dir: the data folder, which stores the index.
+    suffixes: of the images, in lower case; others are left out.
+
+  Returns:
+    The samples, by shard and by their order in it.
+
+  Raises:
+    ConfigError: naming the pattern, or the shard and the sample, at fault.
+  """
+  pattern = os.path.join(
+    os.path.expanduser(d.path),
+    os.path.expanduser(d.source.removeprefix('tar:')),
+  )
+  shards = _shards_of_split(pattern, split)
+  table = tar_index.load(shards, data_dir)
+  texts = table['class'].to_pylist()
+  names = [os.fsdecode(name) for name in table['name'].to_pylist()]
+  places = tar_index.places(table)
+  classes = class_texts.vocabulary(
+    {*texts, *_other_texts(pattern, split, other_split, data_dir)},
+    d.lists, os.path.dirname(shards[0]), d.pairs,
+  )  # fmt: skip
+  labels = class_texts.labels(
+    texts, classes, lambda i: f'{shards[places[i, 0]]}: {names[i]}',
+    bool(d.lists),
+  )  # fmt: skip
+  chosen = labels >= 0  # the lists may leave classes out
+  if SPLIT not in pattern:
+    chosen &= [image_folder.in_half(_key(name), split) for name in names]
+  left_out = _left_out(names, chosen, suffixes)
+  chosen = np.flatnonzero(chosen)
+  places = places[chosen]
+  root = os.path.dirname(os.path.commonprefix(shards)) or '.'
+  tars = [os.path.relpath(shard, root) for shard in shards]
+  return image_folder.Listing(
+    root,
+    tuple(f'{tars[s]}/{names[i]}' for s, i in zip(places[:, 0], chosen)),
+    labels[chosen],
+    classes,
+    f'{pattern}: {split}' if split else pattern,
+    left_out and f'{pattern}: left out {left_out}',
+    TarMembers(tuple(shards), places, [*map(files.state, shards)]),
+  )
+
+
+def _left_out(names, chosen, suffixes):
+  """Unchooses images of other suffixes; returns a text that counts them."""
+  skipped = skipped_files.SkippedFiles()
+  for i in np.flatnonzero(chosen):
+    if not names[i].lower().endswith(suffixes):
+      skipped.add(names[i])
+      chosen[i] = False
+  return skipped.text(image_folder.hints(suffixes))
+
+
+def expand(pattern: str) -> list[str]:
+  """The paths that a pattern of shards stands for, in order.
+
+  Args:
+    pattern: with ranges {000..015} and lists {a,b}, or *, ? and [...].
+
+  Raises:
+    ConfigError: if no file has such a name, or a range is none.
+  """
+  paths = []
+  for path in _braces(pattern):
+    if glob.has_magic(path):
+      paths += sorted(glob.glob(path))
+    else:
+      paths.append(path)
+      if not os.path.isfile(path):
+        _refuse_missing(path)
+  if not paths:
+    _refuse_missing(pattern)
+  if len(paths) > len(set(paths)):
+    raise config_lib.ConfigError(f'{pattern} names a shard twice')
+  return paths
+
+
+def _refuse_missing(pattern):
+  folder, name = os.path.split(pattern)
+  tars = sorted(glob.glob(os.path.join(glob.escape(folder), '*.tar')))
+  raise config_lib.ConfigError(
+    f'no file is called {pattern}; expected tar shards'
+    f'{config_lib.nearest(name, map(os.path.basename, tars))}'
+  )
+
+
+def _braces(pattern):
+  """The texts that a pattern's braces stand for."""
+  pieces, count = [], 1
+  for piece in re.split(r'(\{[^{}]*\})', pattern):
+    choices = _choices(piece, pattern)
+    count *= len(choices)
+    if count > _MOST_SHARDS:
+      raise _too_many(pattern)
+    pieces.append(choices)
+  return [''.join(p) for p in itertools.product(*pieces)]
+
+
+def _choices(piece, pattern):
+  if not piece.startswith('{'):
+    return [piece]
+  bounds = re.fullmatch(r'\{(\d{1,12})\.\.(\d{1,12})\}', piece)
+  if bounds:
+    first, last = bounds.groups()
+    if int(first) <= int(last):
+      width = len(first) if first.startswith('0') else 0
+      numbers = range(int(first), int(last) + 1)
+      if len(numbers) > _MOST_SHARDS:
+        raise _too_many(pattern)
+      return [f'{i:0{width}}' for i in numbers]
+  elif ',' in piece:
+    return piece[1:-1].split(',')
+  raise config_lib.ConfigError(
+    f'{pattern}: {piece!r}, expected {{000..015}}, {{a,b}} or {SPLIT}'
+  )
+
+
+def _too_many(pattern):
+  return config_lib.ConfigError(
+    f'{pattern} names more than {_MOST_SHARDS:,} shards'
+  )
+
+
+def _shards_of_split(pattern, split):
+  """The shards of a split; all shards of a set without splits."""
+  if SPLIT not in pattern:
+    image_folder.check_half(pattern, split)
+    return expand(pattern)
+  names = image_folder.split_names(split)
+  patterns = [pattern.replace(SPLIT, name) for name in names]
+  existing = [p for p in patterns if _exists(p)]
+  if len(existing) > 1:
+    raise config_lib.ConfigError(
+      f'{pattern} has {" and ".join(existing)}; set config.data.train_split '
+      'and config.data.eval_split'
+    )
+  return expand((existing or patterns)[0])
+
+
+def _exists(pattern):
+  """Whether the first path of a pattern is there."""
+  path = _braces(pattern)[0]
+  return bool(glob.glob(path)) or os.path.exists(path)
+
+
+def _other_texts(pattern, split, other_split, data_dir):
+  """The classes of the run's other split, if that has shards."""
+  if SPLIT not in pattern or other_split in ('', split):
+    return ()
+  try:
+    shards = _shards_of_split(pattern, other_split)
+  except config_lib.ConfigError:  # opening it says so, if the run needs it
+    return ()
+  return tar_index.load(shards, data_dir)['class'].unique().to_pylist()
+
+
+def _key(name):
+  """A sample's name, which all of its members have."""
+  folder, _, base = name.rpartition('/')
+  return f'{folder}/{base.partition(".")[0]}'

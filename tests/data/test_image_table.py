@@ -1,0 +1,132 @@
+"""Tests of list: CSV and Parquet lists of images."""
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data import sources
+from tests import builders
+from tests import listed_sets
+from tests import opening
+from tests import prepared
+
+
+def _files(root, count=6):
+  files = {f'x/{i}.jpg': prepared.photo(i) for i in range(count)}
+  return builders.write_tree(root, files)
+
+
+def _write(path, text):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(text, newline='')
+  return path
+
+
+def _open(config, file, root='', training=True):
+  config.data.source, config.data.path = f'list:{file}', str(root)
+  return sources.open_source(config, training)
+
+
+_SPLITS = """\
+Path,label,split,author
+x/0.jpg,old_dog,train,"a, b"
+"x/1.jpg",old_cat,train,
+
+x/2.jpg,old_dog,val,c
+x/3.jpg,big_dog,train,c
+"""
+
+
+def test_rows_of_a_split(tmp_path, config):
+  root = _files(tmp_path / 'photos')
+  file = _write(root / 'list.csv', '\ufeff' + _SPLITS.replace('\n', '\r\n'))
+  source = _open(config, file)
+  assert source.kind == 'encoded' and source.vocabulary.is_anp
+  assert source.vocabulary.names == ('big_dog', 'old_cat', 'old_dog')
+  images, labels = source.read(np.arange(3))
+  assert images == [prepared.photo(i) for i in (0, 1, 3)]
+  assert labels.tolist() == [2, 1, 0]
+  assert source.example_name(1) == f'{root}/x/1.jpg'
+  assert _open(config, file, training=False).labels().tolist() == [2]
+  # A list elsewhere, by config.data.path.
+  file = _write(tmp_path / 'lists' / 'list.csv', _SPLITS)
+  assert _open(config, file, root).read(np.array([2]))[0] == [prepared.photo(3)]
+
+
+def test_parquet_and_two_columns_of_a_pair(tmp_path, config):
+  root = _files(tmp_path)
+  table = pa.table({
+    'noun': ['dog', 'cat', 'dog'], 'width': [3.5, None, 1.0],
+    'file': ['x/4.jpg', 'x/1.jpg', 'x/0.jpg'],
+    'adjective': ['old', 'old', 'big'], 'split': ['train', 'train', 'test'],
+  })  # fmt: skip
+  file = listed_sets.write_parquet(root / 'list.parquet', table)
+  source = _open(config, file)
+  assert source.vocabulary.names == ('big_dog', 'old_cat', 'old_dog')
+  images, labels = source.read(np.arange(2))
+  assert images == [prepared.photo(4), prepared.photo(1)]
+  assert labels.tolist() == [2, 1]
+
+
+def test_a_list_without_splits_is_divided(tmp_path, config):
+  root = _files(tmp_path, 30)
+  lines = ['image,class', *(f'x/{i}.jpg,{i % 3}' for i in range(30))]
+  file = _write(root / 'list.csv', '\n'.join(lines))
+  held_out = [
+    i for i in range(30)
+    if int.from_bytes(hashlib.sha256(f'x/{i}.jpg'.encode()).digest()[:8], 'big')
+    >= 0.8 * 2**64
+  ]  # fmt: skip
+  assert held_out
+  validation = _open(config, file, training=False)
+  assert validation.labels().tolist() == [i % 3 for i in held_out]
+  assert len(_open(config, file)) == 30 - len(held_out)
+  assert validation.vocabulary.names == ('class0', 'class1', 'class2')
+  _write(root / 'classes.txt', 'c\nb\na\n')
+  assert _open(config, file).vocabulary.names == ('c', 'b', 'a')
+
+
+def test_lists_select_rows(tmp_path, config):
+  file = _write(_files(tmp_path) / 'list.csv', _SPLITS)
+  config.data.lists = str(_write(tmp_path / 'anps.txt', 'old_dog\nbig_dog\n'))
+  source = _open(config, file)
+  assert source.labels().tolist() == [0, 1]
+  assert source.read(np.array([1]))[0] == [prepared.photo(3)]
+
+
+@pytest.mark.parametrize('text, words', [
+  ('', ['has the columns none']),
+  ('path,label\n', ['has no rows']),
+  ('path,lable\nx/0.jpg,a\n', ['path, lable', 'adjective and noun']),
+  ('path,noun\nx/0.jpg,a\n', ['path, noun', 'adjective and noun']),
+  ('path,label\nx/0.jpg,a\nx/1.jpg,\n', [':3: label is']),
+  ('path,label\nx/0.jpg,a\nx/1.jpg\n', [':3: 1 columns, expected 2']),
+  ('path,label\nx/0.jpg,a\nx/0.jpg,b\n', [':3:', 'in line 2 already']),
+  ('path,label\nx/0.jpg,a\n"x/1.jpg,b\n', [':3: unexpected end']),
+  ('path,label\ny/0.jpg,a\n', [':2: no file', 'config.data.path']),
+  ('path,label,split\nx/0.jpg,a,trian\n', ["no split 'train'", "'trian'"]),
+  ('path,label\nx/0.jpg,\xe9\n', []),
+])  # fmt: skip
+def test_a_bad_list_is_one_line(tmp_path, config, text, words):
+  root = _files(tmp_path)
+  file = root / 'list.csv'
+  file.write_bytes(text.encode('latin-1'))
+  opening.refused([file, *words], config, f'list:{file}')
+
+
+def test_bad_files_are_one_line(tmp_path, config):
+  opening.refused(['nowhere.csv'], config, f'list:{tmp_path}/nowhere.csv')
+  opening.refused(['.csv or .parquet'], config, f'list:{tmp_path}/x.tsv')
+  (tmp_path / 'x.parquet').write_bytes(b'PAR1')
+  opening.refused(['x.parquet'], config, f'list:{tmp_path}/x.parquet')
+  root = _files(tmp_path)
+  config.data.lists = str(_write(tmp_path / 'anps.txt', 'a\nb\n'))
+  file = _write(root / 'list.csv', 'path,label\nx/0.jpg,0\nx/1.jpg,2\n')
+  opening.refused([f'{file}:3: class 2, expected 0 to 1'], config,
+                  f'list:{file}')  # fmt: skip
+  config.data.lists, config.data.eval_split = '', 'test'
+  with pytest.raises(config_lib.ConfigError, match='divided into train and'):
+    _open(config, file, training=False)

@@ -1,0 +1,156 @@
+"""Tests of prepare: lists, tar shards and sets of Hugging Face."""
+
+import os
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from anp_jax.data import sources
+from tests import builders
+from tests import listed_sets
+from tests import prepared
+
+
+def _tar(folder):
+  members = listed_sets.samples(range(6), ('old_dog', 'old_cat'))
+  # Damaged, of a format that training does not read, and a leak.
+  members |= {'6.jpg': b'<html>', '6.cls': b'old_cat'}
+  members |= {'7.webp': prepared.photo(7, 'WEBP'), '7.cls': b'old_dog'}
+  members |= {'8.jpg': prepared.photo(50), '8.cls': b'old_cat'}
+  listed_sets.write_tar(folder / 'train-0.tar', members)
+  members = {'50.jpg': prepared.photo(50), '50.cls': b'old_cat'}
+  listed_sets.write_tar(folder / 'val-0.tar', members)
+  return f'tar:{folder}/{{split}}-*.tar'
+
+
+def _hf(folder):
+  features = {'image': listed_sets.IMAGE}
+  values = [prepared.photo(i) for i in range(6)]
+  values += [b'<html>', prepared.photo(7, 'WEBP'), prepared.photo(50)]
+  suffixes = ['.jpg'] * 7 + ['.webp', '.jpg']
+  images = [
+    {'bytes': data, 'path': f'{i}{suffix}'}
+    for i, (data, suffix) in enumerate(zip(values, suffixes))
+  ]
+  nouns = ['dog', 'cat'] * 3 + ['cat', 'dog', 'cat']
+  train = {'image': images, 'adjective': ['old'] * 9, 'noun': nouns}
+  evaluation = {
+    'image': listed_sets.photos([50]), 'adjective': ['old'], 'noun': ['cat'],
+  }  # fmt: skip
+  listed_sets.save_to_disk(folder, {
+    'train': listed_sets.hf_table(train, features),
+    'validation': listed_sets.hf_table(evaluation, features),
+  })  # fmt: skip
+  return f'hf:{folder}'
+
+
+def _list(folder):
+  files = {f'{i}.jpg': prepared.photo(i) for i in range(6)}
+  files |= {'6.jpg': b'<html>', '7.webp': prepared.photo(7, 'WEBP')}
+  files |= {'8.jpg': prepared.photo(50), '50.jpg': prepared.photo(50)}
+  builders.write_tree(folder, files)
+  nouns = ['dog', 'cat'] * 3 + ['cat', 'dog', 'cat', 'cat']
+  splits = ['train'] * 9 + ['validation']
+  table = pa.table({
+    'path': [*files], 'adjective': ['old'] * 10, 'noun': nouns,
+    'split': splits,
+  })  # fmt: skip
+  listed_sets.write_parquet(folder / 'list.parquet', table)
+  return f'list:{folder}/list.parquet'
+
+
+@pytest.mark.parametrize(
+  'make', [_tar, _hf, pytest.param(_list, marks=pytest.mark.slow)]
+)
+def test_a_set_is_examined_repaired_and_stored(make, tmp_path, capsys, config):
+  source = make(tmp_path / 'in')
+  arguments = [f'--from={source}', '--name=x', f'--data_dir={tmp_path}']
+  status, out, err = prepared.run(capsys, *arguments)
+  assert status == 0, err
+  assert '2 classes of 1 adjective and 2 nouns' in out
+  for kind in ('corrupt', 'format', 'leak'):
+    assert re.search(rf'^{kind} +1 ', out, re.M), out
+  stored = prepared.examples(tmp_path, 'x', 'train')
+  assert [data for _, data, _ in stored[:6]] == [
+    prepared.photo(i) for i in range(6)
+  ]
+  assert [label for _, _, label in stored] == [1, 0, 1, 0, 1, 0, 1]
+  assert stored[6][1].startswith(b'\x89PNG')  # the WebP, converted
+  ((_, data, label),) = prepared.examples(tmp_path, 'x', 'validation')
+  assert (data, label) == (prepared.photo(50), 0)
+  # Made already; the images of both sources have the same indices.
+  status, out, _ = prepared.run(capsys, *arguments)
+  assert status == 0 and 'already' in out
+  config.data.source, config.data.dir = source, str(tmp_path)
+  config.data.path = ''
+  direct = sources.open_source(config, training=True)
+  config.data.source = 'tfds:anp_folder/x'
+  copy = sources.open_source(config, training=True)
+  images = [s.read(np.arange(6))[0] for s in (direct, copy)]
+  assert [*map(bytes, images[0])] == [*map(bytes, images[1])]
+  assert direct.vocabulary == copy.vocabulary
+
+
+@pytest.mark.slow
+def test_all_of_a_set_without_splits(tmp_path, capsys):
+  path = listed_sets.write_tar(
+    tmp_path / 'in' / 'all.tar', listed_sets.samples(range(20), ('a', 'b'))
+  )
+  arguments = [f'--data_dir={tmp_path}', f'--path={tmp_path / "in"}']
+  status, out, err = prepared.run(
+    capsys, '--from=tar:all.tar', '--name=one', '--eval_split=', *arguments
+  )
+  assert status == 0, err
+  assert len(prepared.examples(tmp_path, 'one', 'train')) == 20
+  prepared.run(capsys, '--from=tar:all.tar', '--name=two', *arguments)
+  splits = [
+    {data for _, data, _ in prepared.examples(tmp_path, 'two', split)}
+    for split in ('train', 'validation')
+  ]
+  assert all(splits) and len(splits[0] | splits[1]) == 20
+  # A shard that changed is another set.
+  members = listed_sets.samples(range(1, 21), ('a', 'b'))
+  listed_sets.write_tar(path, members)
+  line = prepared.error(
+    capsys, '--from=tar:all.tar', '--name=one', '--eval_split=', *arguments
+  )
+  assert '--overwrite' in line
+
+
+@pytest.mark.parametrize('arguments, words', [
+  (['--from=tar:nowhere-*.tar'], ['nowhere-*.tar', 'tar shards']),
+  (['--from=hf:nowhere'], ['nowhere', 'save_to_disk']),
+  (['--from=list:nowhere.csv'], ['nowhere.csv']),
+  (['--from=.', '--path=x'], ['--path', 'list:']),
+  (['--from=tar:a.tar', '--train_split=tarin'], ["'tarin'", '--train_split']),
+  (['--from=list:a.csv'], ['no file', '--path']),
+])  # fmt: skip
+def test_a_bad_command_is_one_line(
+  arguments, words, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  listed_sets.write_tar(
+    tmp_path / 'a.tar', listed_sets.samples(range(2), ('a', 'b'))
+  )
+  (tmp_path / 'a.csv').write_text('path,label\nx.jpg,a\ny.jpg,b\n')
+  line = prepared.error(
+    capsys, *arguments, '--name=x', f'--data_dir={tmp_path}/data'
+  )
+  for word in words:
+    assert word in line, line
+
+
+def test_an_image_without_a_class_is_refused(tmp_path, capsys):
+  features = {'image': listed_sets.IMAGE, 'label': listed_sets.CLASS_LABEL}
+  table = {'image': listed_sets.photos(range(2)), 'label': [0, -1]}
+  listed_sets.save_to_disk(
+    tmp_path / 'set', {'train': listed_sets.hf_table(table, features)}
+  )
+  line = prepared.error(
+    capsys, f'--from=hf:{tmp_path}/set', '--name=x', '--eval_split=',
+    f'--data_dir={tmp_path}',
+  )  # fmt: skip
+  assert f'{tmp_path}/set/train/1-1.jpg has no class' in line
+  assert not os.path.exists(tmp_path / 'anp_folder' / 'x')

@@ -1,0 +1,326 @@
+"""Tests of tar shards: WebDataset's layout by index, whole and broken."""
+
+import gzip
+import hashlib
+import os
+import pathlib
+import pickle
+import tarfile
+import threading
+
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data import sources
+from anp_jax.data.sources import table_cache
+from anp_jax.data.sources import tar_index
+from anp_jax.data.sources import tar_shards
+from tests import listed_sets
+from tests import opening
+from tests import prepared
+
+
+@pytest.fixture
+def config(config, tmp_path):
+  config.data.dir = str(tmp_path / 'data')
+  return config
+
+
+def _open(config, pattern, training=True):
+  config.data.source, config.data.path = f'tar:{pattern}', ''
+  return sources.open_source(config, training)
+
+
+def _refused(words, config, pattern):
+  opening.refused(words, config, f'tar:{pattern}')
+
+
+def _shards(folder, split='train', counts=(3, 4), classes=('b', 'a')):
+  start = 0
+  for i, count in enumerate(counts):
+    members = listed_sets.samples(range(start, start + count), classes)
+    listed_sets.write_tar(folder / f'{split}-{i:03}.tar', members)
+    start += count
+  return folder
+
+
+def test_samples_of_several_shards_by_index(tmp_path, config):
+  _shards(tmp_path)
+  _shards(tmp_path, 'val', (2,), ('b', 'c'))
+  source = _open(config, f'{tmp_path}/{{split}}-*.tar')
+  assert source.kind == 'encoded' and len(source) == 7
+  # The other split's classes count too.
+  assert source.vocabulary.names == ('a', 'b', 'c')
+  images, labels = source.read(np.array([6, 0, 3, 6]))
+  assert images == [prepared.photo(i) for i in (6, 0, 3, 6)]
+  assert labels.tolist() == [1, 1, 0, 1] and labels.dtype == np.int32
+  assert source.labels().tolist() == [1, 0, 1, 0, 1, 0, 1]
+  assert source.example_name(4) == f'{tmp_path}/train-001.tar/0004.jpg'
+  # Also called validation.
+  validation = _open(config, f'{tmp_path}/{{split}}-*.tar', training=False)
+  assert validation.labels().tolist() == [1, 2]
+  assert validation.read(np.array([1]))[0] == [prepared.photo(1)]
+
+
+def test_a_set_without_splits_is_divided_by_names(tmp_path, config):
+  members = listed_sets.samples(range(60), ('a', 'b'))
+  listed_sets.write_tar(tmp_path / 'one.tar', members)
+  halves = []
+  for training in (True, False):
+    source = _open(config, tmp_path / 'one.tar', training)
+    images, _ = source.read(np.arange(len(source)))
+    halves.append({prepared.photo(i) in images and i for i in range(60)})
+    halves[-1].discard(False)
+
+  # Of the documented rule: SHA-256 of the sample's name.
+  def is_training(i):
+    digest = hashlib.sha256(f'/{i:04}'.encode()).digest()
+    return int.from_bytes(digest[:8], 'big') < 0.8 * 2**64
+
+  want = {i for i in range(1, 60) if is_training(i)}
+  assert halves[0] - {0} == want and halves[1] - {0} == {*range(1, 60)} - want
+  config.data.eval_split = 'test'
+  with pytest.raises(config_lib.ConfigError, match='no split .test.*divided'):
+    _open(config, tmp_path / 'one.tar', training=False)
+
+
+@pytest.mark.parametrize('kind', [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_folders_and_other_members(tmp_path, config, kind):
+  long = 'x/' + 'y' * 150 + '/' + 'z' * 120
+  listed_sets.write_tar(tmp_path / 'a.tar', {
+    f'{long}.JPG': prepared.photo(1), f'{long}.cls': b'happy_dog\n',
+    'x/é.png': prepared.photo(2, 'PNG'), 'x/é.cls': b'sad_dog',
+    'y/é.seg.json': b'{}', '__meta__.json': b'{}', 'readme': b'',
+    # A class before its image; a suffix with a dot.
+    'y/é.cls': b'sad_cat', 'y/é.image.jpeg': prepared.photo(3),
+  }, kind)  # fmt: skip
+  config.data.pairs = 'yes'
+  listing = tar_shards.find(
+    _place(config, tmp_path / 'a.tar'), '', '', config.data.dir,
+    ('.jpg', '.png', '.jpeg'),
+  )  # fmt: skip
+  assert listing.files == (
+    f'a.tar/{long}.JPG', 'a.tar/x/é.png', 'a.tar/y/é.image.jpeg'
+  )  # fmt: skip
+  names = [listing.vocabulary.names[i] for i in listing.labels]
+  assert names == ['happy_dog', 'sad_dog', 'sad_cat']
+  assert [listing.storage.read(i) for i in range(3)] == [
+    prepared.photo(1), prepared.photo(2, 'PNG'), prepared.photo(3)
+  ]  # fmt: skip
+
+
+def _place(config, pattern):
+  config.data.source, config.data.path = f'tar:{pattern}', ''
+  return config.data
+
+
+@pytest.mark.parametrize('text, name', [
+  ('{"label": "old_dog", "caption": "x"}', 'old_dog'),
+  ('{"adjective": "old", "noun": "dog"}', 'old_dog'),
+  ('{"anp": "old_dog", "id": 3}', 'old_dog'),
+  ('{"class": 1}', 'class1'),
+])  # fmt: skip
+def test_classes_of_json(tmp_path, config, text, name):
+  listed_sets.write_tar(tmp_path / 'train.tar', {
+    '1.jpg': prepared.photo(1), '1.json': text.encode(), '1.txt': b'not it',
+  })  # fmt: skip
+  source = _open(config, f'{tmp_path}/{{split}}.tar')
+  assert source.vocabulary.names[source.labels()[0]] == name
+
+
+def test_names_of_numbers(tmp_path, config):
+  _shards(tmp_path, classes=('2', '0'))
+  pattern = f'{tmp_path}/{{split}}-{{000..001}}.tar'
+  assert _open(config, pattern).vocabulary.names == (
+    'class0', 'class1', 'class2'
+  )  # fmt: skip
+  (tmp_path / 'classes.txt').write_text('x\ny\nz\n')
+  source = _open(config, pattern)
+  assert source.vocabulary.names == ('x', 'y', 'z')
+  assert source.labels().tolist() == [2, 0, 2, 0, 2, 0, 2]
+  (tmp_path / 'classes.txt').write_text('x\ny\n')
+  _refused([f'{tmp_path}/train-000.tar: 0000.jpg: class 2, expected 0 to 1'],
+           config, pattern)  # fmt: skip
+
+
+def test_lists_select_samples(tmp_path, config):
+  _shards(tmp_path, counts=(6,), classes=('a', 'b', 'c'))
+  (tmp_path / 'list.txt').write_text('c\na\n')
+  config.data.lists = str(tmp_path / 'list.txt')
+  source = _open(config, f'{tmp_path}/{{split}}-*.tar')
+  assert source.labels().tolist() == [1, 0, 1, 0]
+  assert source.read(np.array([1]))[0] == [prepared.photo(2)]
+  (tmp_path / 'list.txt').write_text('aa\n')
+  _refused(["class 'a' is none of the 1 listed", "mean 'aa'"], config,
+           f'{tmp_path}/{{split}}-*.tar')  # fmt: skip
+
+
+def test_the_index_is_built_once_and_again_for_other_files(
+  tmp_path, config, monkeypatch
+):
+  _shards(tmp_path)
+  pattern = f'{tmp_path}/{{split}}-*.tar'
+  first = _open(config, pattern)
+  (index,) = pathlib.Path(config.data.dir, table_cache.FOLDER).glob('*.arrow')
+  with monkeypatch.context() as patch:
+    patch.setattr(tar_index, '_batch', None)  # would fail
+    again = _open(config, pattern)
+    assert again.labels().tolist() == first.labels().tolist()
+  # As exact resume compares it.
+  assert sources.fingerprint(again) == sources.fingerprint(first)
+  _shards(tmp_path, counts=(3, 5))
+  assert len(_open(config, pattern)) == 8
+  assert index.exists()
+  monkeypatch.setattr(os, 'makedirs', _read_only)
+  (tmp_path / 'train-002.tar').write_bytes(
+    (tmp_path / 'train-001.tar').read_bytes()
+  )
+  _refused(['Read-only', 'config.data.dir'], config, pattern)
+
+
+def _read_only(*args, **kwargs):
+  raise OSError(30, 'Read-only file system')
+
+
+def test_processes_that_start_at_once_build_one_index(
+  tmp_path, config, monkeypatch
+):
+  _shards(tmp_path)
+  builds, build = [], tar_index._batch
+
+  def slowly(path, number):
+    builds.append(path)
+    threading.Event().wait(0.05)
+    return build(path, number)
+
+  monkeypatch.setattr(tar_index, '_batch', slowly)
+  place, lengths = _place(config, f'{tmp_path}/{{split}}-*.tar'), []
+
+  def find():
+    suffixes = ('.jpg',)
+    listing = tar_shards.find(place, 'train', '', config.data.dir, suffixes)
+    lengths.append(len(listing.files))
+
+  # flock is of open files, so threads wait for each other as processes do.
+  threads = [threading.Thread(target=find) for _ in range(3)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert lengths == [7, 7, 7] and len(builds) == 2
+
+
+def test_a_storage_reads_in_another_process(tmp_path, config):
+  _shards(tmp_path)
+  listing = tar_shards.find(
+    _place(config, f'{tmp_path}/{{split}}-*.tar'), 'train', '',
+    config.data.dir, ('.jpg',),
+  )  # fmt: skip
+  part = pickle.loads(pickle.dumps(listing.storage.select(np.array([5, 2]))))
+  assert [part.read(0), part.read(1)] == [prepared.photo(5), prepared.photo(2)]
+  shard = tmp_path / 'train-001.tar'
+  assert part.state(0) == (len(prepared.photo(5)), shard.stat().st_mtime_ns)
+
+
+def test_many_shards_do_not_take_all_files_of_a_process(
+  tmp_path, config, monkeypatch
+):
+  monkeypatch.setattr(tar_shards, '_MOST_OPEN', 2)
+  _shards(tmp_path, counts=(1,) * 5)
+  before = len(os.listdir('/proc/self/fd'))
+  source = _open(config, f'{tmp_path}/{{split}}-*.tar')
+  for _ in range(2):
+    images, _ = source.read(np.arange(5))
+    assert images == [prepared.photo(i) for i in range(5)]
+  assert len(os.listdir('/proc/self/fd')) <= before + 3  # the index's
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize('pattern, words', [
+  ('{split}-{000..002}.tar', ['no file', 'train-002.tar', "mean 'train-00"]),
+  ('trian-*.tar', ['trian-*.tar', "mean 'train-00"]),
+  ('{split}-{0..x}.tar', ["'{0..x}'", '{000..015}']),
+  ('{split}-{5..3}.tar', ["'{5..3}'"]),
+  ('{split}-{0..9999999}.tar', ['1,000,000 shards']),
+  ('{split}-00{0,0}.tar', ['twice']),
+])  # fmt: skip
+def test_a_bad_pattern_is_one_line(tmp_path, config, pattern, words):
+  _shards(tmp_path)
+  _refused(words, config, tmp_path / pattern)
+
+
+def test_two_names_of_a_split(tmp_path, config):
+  for split in ('train', 'val', 'valid'):
+    _shards(tmp_path, split, (1,))
+  with pytest.raises(config_lib.ConfigError, match='valid-.*config.data.eval'):
+    _open(config, f'{tmp_path}/{{split}}-000.tar', training=False)
+
+
+_IMAGE = {'1.jpg': prepared.photo(1)}
+
+
+@pytest.mark.parametrize('members, words', [
+  ({**_IMAGE}, ["sample '1' has no .cls, .json or .txt", 'jpg']),
+  ({'1.cls': b'a'}, ["sample '1' has 0 images", 'cls']),
+  ({**_IMAGE, '1.png': b'', '1.cls': b'a'}, ['2 images', 'jpg, png, cls']),
+  ({**_IMAGE, '1.cls': b' \n'}, ['1.cls is', 'name or the number']),
+  ({**_IMAGE, '1.cls': b'\xff'}, ["b'\\xff'", 'name or the number']),
+  ({**_IMAGE, '1.json': b'{"lable": 3}'}, ['1.json', 'label, class, cls']),
+  ({**_IMAGE, '1.json': b'[1]'}, ['1.json', 'an object']),
+  ({**_IMAGE, '1.txt': b'two\nlines'}, ['1.txt', 'a line']),
+])  # fmt: skip
+def test_a_bad_sample_is_one_line(tmp_path, config, members, words):
+  listed_sets.write_tar(tmp_path / 'train.tar', members)
+  _refused([f'{tmp_path}/train.tar', *words], config,
+           f'{tmp_path}/{{split}}.tar')  # fmt: skip
+  # A failed build leaves nothing.
+  folder = pathlib.Path(config.data.dir, table_cache.FOLDER)
+  assert os.listdir(folder) == ['.lock']
+
+
+def test_damaged_shards(tmp_path, config):
+  pattern = f'{tmp_path}/{{split}}-*.tar'
+  _shards(tmp_path, counts=(4, 4))
+  path = tmp_path / 'train-001.tar'
+  content = path.read_bytes()
+  with tarfile.open(path) as tar:
+    start = tar.getmembers()[2].offset
+  for damaged, words in (
+    (content[:1300], ['no whole tar file']),
+    (b'\0' * 2000, []),
+    (b'x' * 2000, ['no whole tar file']),
+    (b'', ['no whole tar file']),
+    (gzip.compress(content), ['compressed (gzip)', 'plain tar']),
+    # A damaged header in the middle, which tarfile takes for the end.
+    (
+      content[:start] + b'x' * 512 + content[start + 512 :],
+      [f'header at byte {start:,}'],
+    ),
+  ):
+    path.write_bytes(damaged)
+    if words:
+      _refused([path, *words], config, pattern)
+    else:
+      assert len(_open(config, pattern)) == 4
+
+
+def test_a_shard_that_is_cut_after_it_was_indexed(tmp_path, config):
+  _shards(tmp_path, counts=(4,))
+  source = _open(config, f'{tmp_path}/{{split}}-*.tar')
+  os.truncate(tmp_path / 'train-000.tar', 2500)
+  assert source.read(np.array([0]))[0] == [prepared.photo(0)]
+  with pytest.raises(Exception, match='train-000.tar ends before byte'):
+    source.read(np.array([3]))
+
+
+def test_images_that_training_cannot_read_are_left_out(
+  tmp_path, config, caplog
+):
+  members = listed_sets.samples(range(2), ('a',))
+  members |= {'w.webp': prepared.photo(9, 'WEBP'), 'w.cls': b'a'}
+  listed_sets.write_tar(tmp_path / 'train.tar', members)
+  assert len(_open(config, f'{tmp_path}/{{split}}.tar')) == 2
+  assert '1 .webp (first w.webp; prepare converts them)' in caplog.text

@@ -1,0 +1,92 @@
+"""Sets of small images in tar shards, Arrow, Parquet and tables, for tests."""
+
+import io
+import json
+import tarfile
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests import prepared
+
+
+def write_tar(path, members: dict[str, bytes], kind=tarfile.GNU_FORMAT):
+  """Writes a tar file with members in this order; returns its path."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with tarfile.open(path, 'w', format=kind) as tar:
+    for name, data in members.items():
+      info = tarfile.TarInfo(name)
+      info.size = len(data)
+      tar.addfile(info, io.BytesIO(data))
+  return path
+
+
+def samples(numbers, classes, suffix='cls') -> dict[str, bytes]:
+  """Members of samples as WebDataset has them: an image, then its class.
+
+  Args:
+    numbers: of the samples; sample i has `prepared.photo(i)`.
+    classes: texts; sample i is of class i modulo their number.
+    suffix: of the member that holds the class.
+  """
+  members = {}
+  for i in numbers:
+    members[f'{i:04}.jpg'] = prepared.photo(i)
+    members[f'{i:04}.{suffix}'] = classes[i % len(classes)].encode()
+  return members
+
+
+# What Hugging Face's library writes into a schema.
+CLASS_LABEL = {'names': ['cat', 'dog'], '_type': 'ClassLabel'}
+IMAGE = {'_type': 'Image'}
+
+
+def hf_table(columns: dict, features: dict | None = None) -> pa.Table:
+  """A table with the features that `datasets` would describe in it.
+
+  Args:
+    columns: values by name; those of an image are dicts of bytes and path.
+    features: by name; None: no description.
+  """
+  arrays = {}
+  for name, values in columns.items():
+    is_image = isinstance(values[0], dict)
+    kind = pa.struct([('bytes', pa.binary()), ('path', pa.string())])
+    arrays[name] = pa.array(values, kind if is_image else None)
+  table = pa.table(arrays)
+  if features is not None:
+    text = json.dumps({'info': {'features': features}})
+    table = table.replace_schema_metadata({'huggingface': text})
+  return table
+
+
+def photos(numbers) -> list[dict]:
+  """Values of an Image column; image i is `prepared.photo(i)`."""
+  return [{'bytes': prepared.photo(i), 'path': f'{i}.jpg'} for i in numbers]
+
+
+def save_to_disk(folder, tables: dict[str, pa.Table] | pa.Table, rows=2):
+  """Writes what `datasets` leaves: Arrow streams of `rows` rows a batch."""
+  if isinstance(tables, dict):
+    for split, table in tables.items():
+      save_to_disk(folder / split, table, rows)
+    text = json.dumps({'splits': list(tables)})
+    (folder / 'dataset_dict.json').write_text(text)
+    return folder
+  folder.mkdir(parents=True)
+  names = ['data-00000-of-00002.arrow', 'data-00001-of-00002.arrow']
+  half = len(tables) // 2
+  for name, part in zip(names, (tables.slice(0, half), tables.slice(half))):
+    with pa.OSFile(str(folder / name), 'wb') as file:
+      with pa.ipc.new_stream(file, tables.schema) as stream:
+        stream.write_table(part, max_chunksize=rows)
+  files = [{'filename': name} for name in names]
+  (folder / 'state.json').write_text(json.dumps({'_data_files': files}))
+  return folder
+
+
+def write_parquet(path, table: pa.Table):
+  """Writes a Parquet file of small row groups."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  pq.write_table(table, path, row_group_size=2)
+  return path
