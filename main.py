@@ -16,7 +16,9 @@ import sys
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.config import urls
 from anp_jax.system import compute_dtype
+from anp_jax.system import mirror
 from anp_jax.system import xla_flags
 
 
@@ -25,16 +27,18 @@ def main(argv: list[str]) -> int:
   try:
     overrides, rest = command_line.split_overrides(argv[1:])
     flags = command_line.main_flags(rest, __doc__)
+    if flags.workdir:
+      flags.workdir = mirror.fetch(flags.workdir)
     place = cluster.detect(
       flags.coordinator, flags.num_processes, flags.process_id
     )
     config, workdir = command_line.from_flags(flags, overrides, place.count)
   except config_lib.ConfigError as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    print(urls.named(f'error: {e}').replace('\n', ' '), file=sys.stderr)
     return 2
 
   interrupts.set_line(
-    f'interrupted; run the same command to resume in {workdir}'
+    'interrupted; run the same command to resume in ' + urls.original(workdir)
   )
   xla_flags.enable_for(config)
   config = compute_dtype.decide(config, workdir)
@@ -48,7 +52,7 @@ def main(argv: list[str]) -> int:
       train.run(config, workdir, *how)
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
-    print(f'error: {text}', file=sys.stderr)
+    print(urls.named(f'error: {text}'), file=sys.stderr)
     return code
   return interrupts.STATUS if processes.interrupted else 0
 
@@ -57,6 +61,7 @@ if __name__ == '__main__':
   xla_flags.use_huge_pages()
   interrupts.listen()
   status = main(sys.argv)
+  mirror.remove()
   if status == 1:
     # Of a failed save, pages of errors would follow while Python shuts down.
     print(end='', flush=True)

@@ -6,6 +6,7 @@ import re
 
 from anp_jax.config import emulation_keys
 from anp_jax.config import errors
+from anp_jax.config import urls
 from anp_jax.config.errors import check
 
 SHARDING_RULES = ('replicate', 'fsdp')
@@ -61,8 +62,11 @@ def _check_source(values):
   if 'data.path' in values:
     path = values['data.path']
     check(path, 'data.path', path, f'the path of the {values["data.source"]}')
-    check(os.path.exists(os.path.expanduser(path)), 'data.path', path,
-          'a path that exists')  # fmt: skip
+    urls.check('config.data.path', path)
+    # What is in a store is looked up when it is copied.
+    is_there = urls.scheme(path) or os.path.exists(os.path.expanduser(path))
+    check(is_there, 'data.path', path, 'a path that exists')
+  urls.check('config.data.dir', values['data.dir'])
   lists = values.get('data.lists', '')
   check(values['data.pairs'] != 'no' or ',' not in lists, 'data.pairs', 'no',
         'auto or yes where data.lists has adjectives and nouns')  # fmt: skip
