@@ -9,6 +9,7 @@ import hashlib
 from http import server
 import itertools
 import json
+import pathlib
 import re
 import sys
 import threading
@@ -44,7 +45,7 @@ class Server:
       'STORAGE_EMULATOR_HOST': self.url,
       'TENSORSTORE_GCS_HTTP_URL': self.url,
       'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'none',
-      # Else gcsfs asks over gRPC, for credentials, of which kind a bucket is.
+      # Else gcsfs asks for the kind of a bucket, over gRPC and with a key.
       'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',
     }
 
@@ -55,6 +56,15 @@ class Server:
   def __exit__(self, *_):
     self._http.shutdown()
     self._http.server_close()
+
+  def write_files(self, prefix: str, folder: pathlib.Path) -> pathlib.Path:
+    """Writes the objects below a prefix as files; returns the folder."""
+    for name, content in self.objects.items():
+      if name.startswith(prefix + '/'):
+        path = folder / name.removeprefix(prefix + '/')
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
 
   def put(self, name: str, content: bytes) -> None:
     """Stores an object."""
@@ -164,8 +174,8 @@ class _Handler(server.BaseHTTPRequestHandler):
     for name in sorted(self.store.objects):
       if not name.startswith(prefix) or name < start or end and name >= end:
         continue
-      head, found, _ = name[len(prefix) :].partition(delimiter or '\0')
-      if found:
+      head, mark, _ = name[len(prefix) :].partition(delimiter or '\0')
+      if mark:
         prefixes.add(prefix + head + delimiter)
       else:
         items.append(self.store.resource(name))
@@ -203,14 +213,14 @@ class _Handler(server.BaseHTTPRequestHandler):
     return self._store(query, name, content)
 
   def _store(self, query, name, content):
-    wanted = query.get('ifGenerationMatch')
-    if wanted and wanted != str(self.store.generations.get(name, 0)):
+    expected = query.get('ifGenerationMatch')
+    if expected and expected != str(self.store.generations.get(name, 0)):
       return self._send(412, {'error': {'code': 412, 'message': 'changed'}})
     self.store.put(name, content)
     self._send(200, self.store.resource(name))
 
   def _batch(self, body):
-    """Deletes, of which gcsfs sends many in one request."""
+    """Deletes, as gcsfs sends them: many in one request."""
     answers = []
     for number, line in enumerate(re.findall(rb'DELETE (\S+) HTTP', body), 1):
       path = parse.urlsplit(line.decode()).path

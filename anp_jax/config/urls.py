@@ -12,6 +12,10 @@ import tempfile
 
 from anp_jax.config import errors
 
+# Else Orbax, which goes through etils, would import TensorFlow for a store, as
+# no run on arrays may. etils looks once, so it is set before all else.
+os.environ.setdefault('EPATH_USE_TF', 'false')
+
 _EXAMPLES = {'gs': 'gs://BUCKET/FOLDER', 's3': 's3://BUCKET/FOLDER'}
 
 

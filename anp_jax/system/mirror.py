@@ -136,10 +136,10 @@ class _Mirror:
   def _make_checkpoint_folders(self, objects):
     """Makes the folders of whole checkpoints; gives the files to fetch."""
     paths = [tuple(name.split('/')) for name in objects]
-    whole = {p[:2] for p in paths if len(p) == 3 and p[2] == _COMMITTED}
+    committed = {p[:2] for p in paths if len(p) == 3 and p[2] == _COMMITTED}
     scores = []
     for path in paths:
-      if path[0] in _CHECKPOINTS and path[:2] in whole:
+      if path[0] in _CHECKPOINTS and path[:2] in committed:
         folder = os.path.join(self._folder, *path[:-1])
         os.makedirs(folder, exist_ok=True)
         if path[2:] == _SCORES:

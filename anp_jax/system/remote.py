@@ -43,8 +43,6 @@ def path(name: str):
   """
   name = urls.original(name)
   if urls.scheme(name):
-    # Else Orbax and this would import TensorFlow, which lacks the stores.
-    os.environ.setdefault('EPATH_USE_TF', 'false')
     file_system(name)
   from etils import epath  # takes half a second
 
@@ -62,13 +60,13 @@ def sizes(address: str) -> dict[str, tuple[int, str]]:
   """
   store = file_system(address)
   try:
-    found = store.find(address, detail=True)
+    objects = store.find(address, detail=True)
   except Exception as e:  # noqa: BLE001 - each store has errors of its own
     raise unreadable(address, e) from e
   prefix = store._strip_protocol(address).rstrip('/')
   return {
     name.removeprefix(prefix).lstrip('/'): (info['size'], _tag(info))
-    for name, info in found.items()
+    for name, info in objects.items()
     if info['type'] == 'file' and not name.endswith('/')
   }
 

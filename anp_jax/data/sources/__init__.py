@@ -6,10 +6,12 @@ A source is one split: it has a vocabulary, a length, and examples by index.
 import os
 
 from anp_jax import config as config_lib
+from anp_jax.config import urls
 from anp_jax.data.sources import arrays
 from anp_jax.data.sources import cache
 from anp_jax.data.sources import digits
 from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import store_copy
 from anp_jax.data.sources import subset
 from anp_jax.data.sources import synthetic
 from anp_jax.data.sources import tfds_set
@@ -57,20 +59,25 @@ def open_split(config, split: str, other_split: str) -> Source:
   """
   d = config.data
   if d.source == 'arrays':
-    return arrays.Arrays(os.path.expanduser(d.path), split)
+    path = store_copy.path('config.data.path', d.path, config)
+    return arrays.Arrays(os.path.expanduser(path), split)
   if d.source == 'digits':
     return digits.Digits(split)
   if d.source == 'folder':
+    path = store_copy.path('config.data.path', d.path, config)
     listing = image_folder.find(
-      d.path, split, d.lists, other_splits=(other_split,), pairs=d.pairs
+      path, split, d.lists, other_splits=(other_split,), pairs=d.pairs
     )
     if listing.left_out:
       image_folder.warn_once('%s', listing.left_out)
     return image_folder.ImageFolder(listing)
   directory = config_lib.data_dir(config)
   if d.source == 'anp_shapes':
+    urls.check('config.data.dir', directory, ())  # the set is built there
     from anp_jax.data.sources import anp_shapes
 
     return tfds_set.TfdsSet(anp_shapes.prepare(directory), split)
-  builder = tfds_set.open_builder(d.source.removeprefix('tfds:'), directory)
+  name = d.source.removeprefix('tfds:')
+  directory = store_copy.prepared_path(directory, name, config)
+  builder = tfds_set.open_builder(name, directory)
   return tfds_set.TfdsSet(builder, split)
