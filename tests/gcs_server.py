@@ -72,6 +72,11 @@ class Server:
       self.objects[name] = content
       self.generations[name] = next(self.counter)
 
+  def remove(self, name: str) -> None:
+    """Deletes an object."""
+    with self.lock:
+      del self.objects[name], self.generations[name]
+
   def resource(self, name: str) -> dict:
     """The metadata of an object."""
     content, generation = self.objects[name], str(self.generations[name])
@@ -147,19 +152,24 @@ class _Handler(server.BaseHTTPRequestHandler):
                    'location': 'US', 'storageClass': 'STANDARD'}  # fmt: skip
     if not match[3]:
       return 200, self._list(query)
-    name, _, target = match[3][1:].partition('/rewriteTo/b/')
+    name, how, target = re.fullmatch(
+      '/([^/]+)(?:/(rewriteTo/b/[^/]+|moveTo)/o/(.+))?', match[3]
+    ).groups()
     name = parse.unquote(name)
     if name not in store.objects:
       return 404, {'error': {'code': 404, 'message': f'no object: {name}'}}
     if target:
-      target = parse.unquote(target.split('/o/', 1)[1])
+      target = parse.unquote(target)
       store.put(target, store.objects[name])
+      if how == 'moveTo':
+        store.remove(name)
+        return 200, store.resource(target)
       size = str(len(store.objects[name]))
       return 200, {'done': True, 'objectSize': size,
                    'totalBytesRewritten': size,
                    'resource': store.resource(target)}  # fmt: skip
     if method == 'DELETE':
-      del store.objects[name], store.generations[name]
+      store.remove(name)
       return 204, b''
     if query.get('ifGenerationNotMatch') == str(store.generations[name]):
       return 304, b''

@@ -105,9 +105,7 @@ def test_stopped_run_is_resumed_bit_for_bit_and_evaluated(
     assert (remote.step, remote.vocabulary) == (
       expected.step, expected.vocabulary
     )  # fmt: skip
-    jax.tree.map(
-      np.testing.assert_array_equal, remote.params, expected.params
-    )
+    jax.tree.map(np.testing.assert_array_equal, remote.params, expected.params)
   step = trained.load(f'{_address("stopped")}/checkpoints/12/')
   assert step.step == 12
 
@@ -119,7 +117,7 @@ def test_torn_and_damaged_checkpoints_are_passed_over(
   tiny_config.checkpoint.every = '2 steps'
   tiny_config.checkpoint.keep = 6
   train.run(tiny_config, _address('torn'))
-  del gcs.objects['torn/checkpoints/12/commit_success.txt']
+  gcs.remove('torn/checkpoints/12/commit_success.txt')
   data = [n for n in gcs.objects if n.startswith('torn/checkpoints/10/state/')]
   largest = max(data, key=lambda n: len(gcs.objects[n]))
   content = bytearray(gcs.objects[largest])

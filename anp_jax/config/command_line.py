@@ -320,11 +320,12 @@ def _check_apart(workdir, config):
   run, data = urls.original(workdir), urls.normal(config.data.path)
   if bool(urls.scheme(run)) != bool(urls.scheme(data)):
     return
+  paths = [p.replace('://', '/') for p in (run, data)]
   if not urls.scheme(run):
-    run, data = os.path.realpath(run), os.path.realpath(data)
-  common = os.path.commonpath([run, data])
-  if common in (run, data):
-    how = 'inside' if common == data else 'around'
+    paths = [os.path.realpath(p) for p in paths]
+  common = os.path.commonpath(paths)
+  if common in paths:
+    how = 'inside' if common == paths[1] else 'around'
     raise errors.ConfigError(
       f'--workdir={run} is {how} config.data.path={config.data.path}, '
       'where each folder is taken for a class; expected a folder apart from it'
