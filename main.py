@@ -61,7 +61,6 @@ if __name__ == '__main__':
   xla_flags.use_huge_pages()
   interrupts.listen()
   status = main(sys.argv)
-  mirror.remove()
   if status == 1:
     # Of a failed save, pages of errors would follow while Python shuts down.
     print(end='', flush=True)

@@ -65,6 +65,7 @@ def unbroken(tmp_path_factory):
   return run
 
 
+@pytest.mark.slow
 def test_stopped_run_is_resumed_bit_for_bit_and_evaluated(
   gcs, tiny_config, unbroken, tmp_path, monkeypatch, capsys
 ):
@@ -110,6 +111,7 @@ def test_stopped_run_is_resumed_bit_for_bit_and_evaluated(
   assert step.step == 12
 
 
+@pytest.mark.slow
 def test_torn_and_damaged_checkpoints_are_passed_over(
   gcs, tiny_config, unbroken, tmp_path, caplog
 ):

@@ -7,6 +7,7 @@ command begins by fetching what is there. So the store is what counts; a process
 that is killed loses the lines since its last upload, and no step.
 """
 
+import atexit
 from concurrent import futures
 import errno
 import os
@@ -51,6 +52,8 @@ def fetch(workdir: str, flag: str = '--workdir') -> str:
   urls.check_workdir(flag, workdir)
   if not urls.scheme(workdir):
     return workdir
+  if not _mirrors:
+    atexit.register(remove)
   folder = urls.mirror(workdir)
   _mirrors[folder] = _Mirror(urls.normal(workdir), folder)
   _mirrors[folder].fetch()

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import tempfile
 
 import pytest
 
@@ -13,7 +14,8 @@ from tests import builders
 
 
 @pytest.fixture(autouse=True)
-def no_mirror():
+def no_mirror(tmp_path, monkeypatch):
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
   urls.root.cache_clear()
   yield
   urls.root.cache_clear()

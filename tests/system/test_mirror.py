@@ -1,6 +1,7 @@
 """Tests of mirror: a workdir's small files, kept in step with a store."""
 
 import os
+import tempfile
 import threading
 
 import pytest
@@ -15,10 +16,11 @@ _ADDRESS = f'gs://{gcs_server.BUCKET}/mirror'
 
 
 @pytest.fixture
-def store(gcs):
+def store(gcs, tmp_path, monkeypatch):
   """The stand-in, without objects of this name; and no mirror."""
   mirror.remove()
   urls.root.cache_clear()
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
   for name in [n for n in gcs.objects if n.startswith('mirror/')]:
     gcs.remove(name)
   return gcs

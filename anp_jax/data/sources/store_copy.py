@@ -161,10 +161,11 @@ class _Copy:
 
 
 def _local_root(config):
-  folder = config_lib.data_dir(config)
-  if urls.scheme(folder):
-    folder = os.path.join(config_lib.cache_dir(), 'data')
-  return os.path.abspath(folder)
+  """The folder of data sets that is on this machine."""
+  folders = config.data.dir, os.environ.get('ANP_DATA', '')
+  folder = next((f for f in folders if f and not urls.scheme(f)), '')
+  folder = folder or os.path.join(config_lib.cache_dir(), 'data')
+  return os.path.abspath(os.path.expanduser(folder))
 
 
 @contextlib.contextmanager
