@@ -63,8 +63,9 @@ def check_workdir(flag: str, path: str) -> None:
 
 def normal(path: str) -> str:
   """Returns a path without `~`, '..' and a last slash; an address likewise."""
-  if scheme(path):
-    return path.rstrip('/')
+  kind = scheme(path)
+  if kind:
+    return f'{kind}://{_inside(path)}'
   return os.path.normpath(os.path.expanduser(path))
 
 
@@ -78,7 +79,7 @@ def mirror(path: str) -> str:
   kind = scheme(path)
   if not kind:
     return path
-  return os.path.join(root(), kind, path.partition('://')[2].strip('/'))
+  return os.path.join(root(), kind, _inside(path))
 
 
 def original(path: str) -> str:
@@ -101,6 +102,11 @@ def named(text: str) -> str:
   for kind in _EXAMPLES:
     text = text.replace(os.path.join(root(), kind, ''), f'{kind}://')
   return text
+
+
+def _inside(address):
+  """BUCKET/FOLDER of an address."""
+  return os.path.normpath(address.partition('://')[2].strip('/'))
 
 
 @functools.cache

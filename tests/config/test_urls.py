@@ -23,7 +23,8 @@ def no_mirror(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('address', ['gs://b', 'gs://b/runs/one', 's3://b/x'])
 def test_path_in_a_mirror_tells_its_address(address):
-  folder = urls.mirror(address + '/')
+  folder = urls.mirror(address + '//')
+  assert urls.normal(address.replace('/runs', '//./runs')) == address
   assert os.path.isabs(folder)
   assert urls.is_mirror(folder)
   assert urls.original(folder) == address
