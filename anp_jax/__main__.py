@@ -16,7 +16,9 @@ import sys
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.config import urls
 from anp_jax.system import compute_dtype
+from anp_jax.system import mirror
 from anp_jax.system import xla_flags
 
 _EVALUATION = """Evaluates an image classifier.
@@ -40,16 +42,18 @@ def main(argv: list[str], mode: str = '') -> int:
     overrides, rest = command_line.split_overrides(argv[1:])
     description = _EVALUATION if mode else __doc__
     flags = command_line.main_flags(rest, description, mode)
+    if flags.workdir:
+      flags.workdir = mirror.fetch(flags.workdir)
     place = cluster.detect(
       flags.coordinator, flags.num_processes, flags.process_id
     )
     config, workdir = command_line.from_flags(flags, overrides, place.count)
   except config_lib.ConfigError as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    print(urls.named(f'error: {e}').replace('\n', ' '), file=sys.stderr)
     return 2
 
   interrupts.set_line(
-    f'interrupted; run the same command to resume in {workdir}'
+    'interrupted; run the same command to resume in ' + urls.original(workdir)
   )
   xla_flags.enable_for(config)
   config = compute_dtype.decide(config, workdir)
@@ -63,7 +67,7 @@ def main(argv: list[str], mode: str = '') -> int:
       train.run(config, workdir, *how)
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
-    print(f'error: {text}', file=sys.stderr)
+    print(urls.named(f'error: {text}'), file=sys.stderr)
     return code
   return interrupts.STATUS if processes.interrupted else 0
 

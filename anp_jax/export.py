@@ -23,6 +23,7 @@ import jax
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.config import urls
 
 # Those that have a backend in JAX itself; --platforms takes rocm as well.
 _PLATFORMS = 'cpu,cuda,tpu'
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     ):
       print(line, flush=True)
   except (config_lib.ConfigError, OSError) as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    print(urls.named(f'error: {e}').replace('\n', ' '), file=sys.stderr)
     return 2
   except KeyboardInterrupt:  # of a program that calls this one
     print('\ninterrupted', file=sys.stderr)
@@ -72,7 +73,8 @@ def export(checkpoint: str, folder: str, which: str, platforms):
   trained = trained_lib.load(checkpoint, which)
   m = trained.config.model
   classes = vocabulary.counted(len(trained.vocabulary), 'class')
-  yield f'{trained.folder}: {m.name}, {classes}, step {trained.step}'
+  folder_name = urls.original(trained.folder)
+  yield f'{folder_name}: {m.name}, {classes}, step {trained.step}'
   os.makedirs(folder, exist_ok=True)
   refusal = huggingface.refusal(trained.config)
   if refusal:

@@ -28,6 +28,7 @@ from anp_jax.reporting.analysis import run as analysis
 from anp_jax.system import compile_cache
 from anp_jax.system import device_peaks
 from anp_jax.system import flops
+from anp_jax.system import mirror
 from anp_jax.system import profiling
 from anp_jax.system import startup
 from anp_jax.training import build
@@ -181,6 +182,7 @@ class Run:
     """Saves the newest checkpoint, while training goes on."""
     with self._pause('saving', step):
       self._checkpoints.save(step, state)
+      mirror.begin_upload(self._workdir)
 
   def wait_for_saves(self, step: int) -> None:
     """Waits until the checkpoints of steps up to this one are on disk."""
@@ -193,6 +195,7 @@ class Run:
       scores = self._scores(step, state)
     self._telemetry.evaluation(step, scores)
     self._checkpoints.save_best(step, state, scores)
+    mirror.begin_upload(self._workdir)
     return scores
 
   def finish(self, step: int, vote: int) -> None:

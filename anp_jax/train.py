@@ -1,5 +1,7 @@
 """A run, from config to report: one loop that reads from top to bottom."""
 
+import contextlib
+
 import jax
 
 from anp_jax import cluster
@@ -12,6 +14,7 @@ from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import run as analysis
 from anp_jax.system import compute_dtype
 from anp_jax.system import emulation
+from anp_jax.system import mirror
 
 
 def run(
@@ -22,7 +25,8 @@ def run(
 
   Args:
     config: resolved and valid.
-    workdir: folder of the run; made if it is missing.
+    workdir: folder of the run, or its address in a store, see
+      `system.mirror`; made if it is missing.
     mode: 'train' or 'evaluate'.
     checkpoint: that mode 'evaluate' scores: 'newest', 'best' or a step.
     processes: of the run, from `cluster.start`; None: this one.
@@ -36,13 +40,27 @@ def run(
     NotFinite: if a step gave a number that is not finite.
     eval_loop.Damaged: if too many examples cannot be read.
   """
+  workdir = mirror.fetch(workdir)
   if mode == 'train':
     weights_and_biases.check(config)
   config = compute_dtype.decide(config, workdir)
   processes = processes or cluster.Processes(config)
   _emulate(config, mode, processes)
   job = strategy_lib.Job(config, workdir, processes, mode, checkpoint, output)
-  return strategy_lib.find(config).run(job, _train_or_score)
+  with _uploading(workdir):
+    return strategy_lib.find(config).run(job, _train_or_score)
+
+
+@contextlib.contextmanager
+def _uploading(workdir):
+  """Uploads what is left to upload in the end, whatever the end."""
+  try:
+    yield
+  finally:
+    try:
+      mirror.upload(workdir)
+    except mirror.NotUploaded as e:
+      raise cluster.Failed(e.strerror) from e
 
 
 def _emulate(config, mode: str, processes: cluster.Processes) -> None:

@@ -23,6 +23,7 @@ import pytest  # noqa: E402
 
 from anp_jax.config import data_keys  # noqa: E402
 from tests import builders  # noqa: E402
+from tests import gcs_server  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
@@ -38,6 +39,17 @@ _LONGEST = (
 def pytest_collection_modifyitems(items):
   """The longest tests come first; all others keep their order."""
   items.sort(key=lambda item: item.name not in _LONGEST)
+
+
+@pytest.fixture(scope='session')
+def gcs():
+  """A stand-in for Google Cloud Storage that this process's clients find."""
+  # Clients look it up once, so there is one for all tests.
+  with gcs_server.Server() as server, pytest.MonkeyPatch.context() as patch:
+    for name, value in server.environment.items():
+      patch.setenv(name, value)
+    pytest.importorskip('gcsfs', reason="needs gcsfs: pip install '.[gs]'")
+    yield server
 
 
 @pytest.fixture

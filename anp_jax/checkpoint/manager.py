@@ -24,6 +24,8 @@ from anp_jax import config as config_lib
 from anp_jax.checkpoint import checksums
 from anp_jax.checkpoint import ranking
 from anp_jax.checkpoint import reader
+from anp_jax.config import urls
+from anp_jax.system import remote
 from anp_jax.training import metric_labels
 
 NEWEST = 'checkpoints'
@@ -54,7 +56,8 @@ class Checkpoints:
         restore gives, whatever topology wrote it.
       gather: called with a JSON value, returns that of every process.
     """
-    self._workdir = os.path.abspath(workdir)
+    # In a store, Orbax works where it is.
+    self._workdir = urls.original(os.path.abspath(workdir))
     self._config = config
     self._fingerprint = fingerprint
     self._read_only = fingerprint is None
@@ -209,7 +212,7 @@ class Checkpoints:
     # What is not this run's own may be in the midst of a save.
     may_change = not self._read_only
     return ocp.CheckpointManager(
-      os.path.join(self._workdir, folder),
+      remote.path(os.path.join(self._workdir, folder)),
       options=ocp.CheckpointManagerOptions(
         create=may_change,
         cleanup_tmp_directories=may_change,
@@ -275,6 +278,8 @@ class Checkpoints:
 
   def _disk_shortage(self):
     """Why a save does not fit on the disk; '' if it does."""
+    if urls.scheme(self._workdir):
+      return ''
     leaves = jax.tree.leaves(self._abstract_state)
     need = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     free = shutil.disk_usage(self._workdir).free
@@ -333,8 +338,7 @@ class Checkpoints:
     name = f'{step}-{time.strftime("%Y%m%d-%H%M%S")}'
     target = os.path.join(self._workdir, DAMAGED, name)
     if jax.process_index() == 0:
-      os.makedirs(os.path.dirname(target), exist_ok=True)
-      shutil.move(os.path.join(self._workdir, NEWEST, str(step)), target)
+      remote.move(os.path.join(self._workdir, NEWEST, str(step)), target)
     return f'; set aside as {self._gather(target)[0]}'
 
 

@@ -9,8 +9,10 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager
+from anp_jax.config import urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.system import files
+from anp_jax.system import mirror
 
 CONFIG_FILE = 'config.json'
 LABELS_FILE = 'labels.json'
@@ -113,9 +115,11 @@ def open_or_refuse(workdir: str, config, vocabulary) -> None:
     for name in outdated:
       with contextlib.suppress(FileNotFoundError):
         os.remove(os.path.join(workdir, name))
+    mirror.upload(workdir)
   except OSError as e:  # a full disk, say, or a file system of another kind
     raise config_lib.ConfigError(
-      f'--workdir={workdir!r} cannot be written to: {e.strerror}; choose '
+      f'--workdir={urls.original(workdir)!r} cannot be written to: '
+      f'{e.strerror}; choose '
       'another folder'
     ) from e
 

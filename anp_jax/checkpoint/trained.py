@@ -23,10 +23,13 @@ from anp_jax.checkpoint import manager
 from anp_jax.checkpoint import ranking
 from anp_jax.checkpoint import run_dir
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.system import errors
+from anp_jax.system import mirror
+from anp_jax.system import remote
 from anp_jax.training import objective as objective_lib
 
 _STATE = 'state'
@@ -102,7 +105,7 @@ def find(path: str, which: str = 'newest') -> str:
       f'{which!r}: expected newest, best or a step'
       f'{config_lib.nearest(which, ("newest", "best"))}'
     )
-  path = os.path.normpath(os.path.expanduser(path))
+  path = urls.normal(mirror.fetch_checkpoint(path))
   if not os.path.isdir(path):
     raise config_lib.ConfigError(
       f'{path}: expected the workdir of a run or one of its checkpoints'
@@ -147,7 +150,12 @@ def vocabulary(folder: str) -> vocabulary_lib.Vocabulary:
 
 def _read_meta(folder):
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-    return checkpointer.restore(os.path.abspath(os.path.join(folder, 'meta')))
+    return checkpointer.restore(_orbax_path(folder, 'meta'))
+
+
+def _orbax_path(folder, item):
+  """The path of a checkpoint's item, for Orbax."""
+  return remote.path(os.path.abspath(os.path.join(folder, item)))
 
 
 def _folders(path, which):
@@ -170,7 +178,7 @@ def _is_best(path):
 
 def _read_state(folder):
   """Reads those parts of a TrainState that are used, as NumPy arrays."""
-  path = os.path.abspath(os.path.join(folder, _STATE))
+  path = _orbax_path(folder, _STATE)
   with ocp.PyTreeCheckpointer() as checkpointer:
     tree = checkpointer.metadata(path).item_metadata.tree
     used = {name: tree['state'][name] for name in _USED}

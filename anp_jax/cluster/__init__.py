@@ -5,7 +5,6 @@ with cluster.start(config, env, command) as processes:
 """
 
 import contextlib
-import os
 import socket
 import sys
 import time
@@ -22,7 +21,9 @@ from anp_jax.cluster import process_info
 from anp_jax.cluster import termination
 from anp_jax.cluster import watchdog as watchdog_lib
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import urls
 from anp_jax.system import interrupts
+from anp_jax.system import remote
 
 Lost = termination.Lost
 Failed = termination.Failed
@@ -146,22 +147,21 @@ class Processes:
     """
     if self._client is None:
       return
-    name = None
+    name, folder = None, remote.path(workdir)
     if not self.index:
-      os.makedirs(workdir, exist_ok=True)
+      folder.mkdir(parents=True, exist_ok=True)
       name = f'.seen-by-all-{time.time_ns()}'
-      with open(os.path.join(workdir, name), 'w') as f:
-        f.write(name)
-    path = os.path.join(workdir, self.gather(name)[0])
+      (folder / name).write_text(name)
+    path = folder / self.gather(name)[0]
     is_visible = self.gather(_appears(path))
     if not self.index:
-      os.remove(path)
+      path.unlink()
     if not all(is_visible):
       blind = is_visible.index(False)
       raise config_lib.ConfigError(
-        f'--workdir={workdir}: rank {blind} on {self.hosts[blind]} does not '
-        f'see what rank 0 on {self.hosts[0]} wrote there; it must be a folder '
-        'that all hosts share'
+        f'--workdir={urls.original(workdir)}: rank {blind} on '
+        f'{self.hosts[blind]} does not see what rank 0 on {self.hosts[0]} '
+        'wrote there; it must be a folder that all hosts share'
       )
 
   def _expected_stop_seconds(self):
@@ -255,8 +255,8 @@ def _appears(path):
   while time.monotonic() < deadline:
     with contextlib.suppress(OSError):
       # A listing makes an NFS client look again.
-      os.listdir(os.path.dirname(path))
-    if os.path.exists(path):
+      next(path.parent.iterdir(), None)
+    if path.exists():
       return True
     time.sleep(0.2)
   return False

@@ -16,6 +16,7 @@ from anp_jax.config import recipes
 from anp_jax.config import resolve
 from anp_jax.config import saved_run
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import urls
 
 _MODES = ('train', 'evaluate')
 
@@ -222,6 +223,7 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
     workdir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
   if not flags.output:  # else nothing is written there
     check_folder('--workdir', workdir)
+  _check_store(workdir, config)
   if not is_evaluation:
     _check_apart(workdir, config)
   return config, os.path.normpath(workdir)
@@ -289,6 +291,7 @@ def check_folder(flag: str, path: str) -> None:
   Raises:
     ConfigError: naming the flag, and the file or folder at fault.
   """
+  urls.check(flag, path, ())
   place = path
   while not os.path.lexists(place):
     place = os.path.dirname(os.path.abspath(place))
@@ -305,6 +308,7 @@ def check_folder(flag: str, path: str) -> None:
 
 def check_file(flag: str, path: str) -> None:
   """Refuses a file that cannot be written; see `check_folder`."""
+  urls.check(flag, path, ())
   folder = os.path.dirname(path) or '.'
   if os.path.isdir(path) or not os.path.isdir(folder):
     what = 'a folder' if os.path.isdir(path) else f'{folder} is no folder'
@@ -318,17 +322,32 @@ def check_file(flag: str, path: str) -> None:
     )
 
 
+def _check_store(workdir, config):
+  """Refuses a workdir in a store where processes meet by its files."""
+  strategy = strategy_lib.find(config)
+  meets = not strategy.spans_processes(config, 'train')
+  if (meets or strategy.keeps_models_apart) and urls.is_mirror(workdir):
+    raise errors.ConfigError(
+      f'--workdir={urls.original(workdir)!r}: expected a path of this machine '
+      f'for strategy {strategy.name}, whose processes share files there'
+    )
+
+
 def _check_apart(workdir, config):
   """Refuses a workdir inside the data folder, and the reverse."""
   if config.data.source != 'folder':
     return
-  run = os.path.realpath(workdir)
-  data = os.path.realpath(os.path.expanduser(config.data.path))
-  common = os.path.commonpath([run, data])
-  if common in (run, data):
-    how = 'inside' if common == data else 'around'
+  run, data = urls.original(workdir), urls.normal(config.data.path)
+  if bool(urls.scheme(run)) != bool(urls.scheme(data)):
+    return
+  paths = [p.replace('://', '/') for p in (run, data)]
+  if not urls.scheme(run):
+    paths = [os.path.realpath(p) for p in paths]
+  common = os.path.commonpath(paths)
+  if common in paths:
+    how = 'inside' if common == paths[1] else 'around'
     raise errors.ConfigError(
-      f'--workdir={workdir} is {how} config.data.path={config.data.path}, '
+      f'--workdir={run} is {how} config.data.path={config.data.path}, '
       'where each folder is taken for a class; expected a folder apart from it'
     )
 

@@ -6,6 +6,7 @@ import re
 
 from anp_jax.config import emulation_keys
 from anp_jax.config import errors
+from anp_jax.config import urls
 from anp_jax.config.errors import check
 
 SHARDING_RULES = ('replicate', 'fsdp')
@@ -62,8 +63,12 @@ def _check_source(values):
     path, source = values['data.path'], values['data.source']
     # A source such as tar:PATTERN may be the whole path.
     check(path or ':' in source, 'data.path', path, f'the path of the {source}')
-    check(not path or os.path.exists(os.path.expanduser(path)), 'data.path',
+    urls.check('config.data.path', path)
+    # What is in a store is looked up when it is copied.
+    is_local = path and not urls.scheme(path)
+    check(not is_local or os.path.exists(os.path.expanduser(path)), 'data.path',
           path, 'a path that exists')  # fmt: skip
+  urls.check('config.data.dir', values['data.dir'])
   lists = values.get('data.lists', '')
   check(values['data.pairs'] != 'no' or ',' not in lists, 'data.pairs', 'no',
         'auto or yes where data.lists has adjectives and nouns')  # fmt: skip

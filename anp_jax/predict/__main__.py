@@ -25,6 +25,7 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.config import urls
 from anp_jax.system import cores
 from anp_jax.system import xla_flags
 
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
   except (config_lib.ConfigError, OSError) as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    print(urls.named(f'error: {e}').replace('\n', ' '), file=sys.stderr)
     return 2
   except KeyboardInterrupt:  # of a program that calls this one
     print('\ninterrupted', file=sys.stderr)
@@ -293,7 +294,7 @@ class _Sheet:
     self._sheet.write(
       self._path, self._images, self._files, self._bars,
       [f'{trained.config.model.name}, {_origin(trained)}: {count}',
-       f'{trained.folder}; {classes}'],
+       f'{urls.original(trained.folder)}; {classes}'],
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import scenes
 from anp_jax.reporting import run_page
@@ -203,9 +204,10 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
   text = config_lib.golden(config)
   try:
     print(run_page.write(workdir, text, facts, _hardware(mesh)))
-    print(f'report: {run_page.path(workdir)}')
+    print(urls.named(f'report: {run_page.path(workdir)}'))
   except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
-    logging.error('%s: no report: %s: %s', workdir, type(e).__name__, e)
+    where = urls.original(workdir)
+    logging.error('%s: no report: %s: %s', where, type(e).__name__, e)
 
 
 def _count(params) -> int:

@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Protocol
 
+from anp_jax.config import urls
 from anp_jax.system import files
 from anp_jax.system import progress
 from anp_jax.training import metric_labels
@@ -217,7 +218,7 @@ class Telemetry:
 
   def note(self, text: str) -> None:
     """Prints a line for people, above the live line."""
-    self._line.note(text)
+    self._line.note(urls.named(text))
 
   def close(self) -> None:
     """Ends the live line and closes the files; a second call does nothing."""

@@ -15,6 +15,11 @@ if [ -z "$workdir" ]; then
   echo 'error: --workdir is missing: a job that goes on needs to find its run' >&2
   exit 2
 fi
+if [[ $workdir == *://* ]]; then
+  echo "error: --workdir=$workdir: expected a folder that all nodes share: this" \
+    'script keeps the logs of the tasks there' >&2
+  exit 2
+fi
 mkdir -p "$workdir/logs" || exit 2
 
 # A node that cannot write its tasks' logs would keep srun waiting. What the

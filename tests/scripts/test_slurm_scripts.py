@@ -309,3 +309,10 @@ def test_in_a_container(job, tmp_path):
     f'--workdir={job.workdir} --mode=train'
   ]
   assert not job.calls('python')
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+def test_logs_need_a_folder(job, script):
+  status, text = job.start(script, _JOB, '--workdir=gs://bucket/run')
+  assert status == 2 and not job.calls('srun')
+  assert '--workdir=gs://bucket/run: expected a folder' in text

@@ -4,12 +4,15 @@ A source is one split: it has a vocabulary, a length, and examples by index.
 """
 
 import os
+import types
 
 from anp_jax import config as config_lib
+from anp_jax.config import urls
 from anp_jax.data.sources import arrays
 from anp_jax.data.sources import cache
 from anp_jax.data.sources import digits
 from anp_jax.data.sources import listings
+from anp_jax.data.sources import store_copy
 from anp_jax.data.sources import subset
 from anp_jax.data.sources import synthetic
 from anp_jax.data.sources import tfds_set
@@ -57,17 +60,26 @@ def open_split(config, split: str, other_split: str) -> Source:
   """
   d = config.data
   if d.source == 'arrays':
-    return arrays.Arrays(os.path.expanduser(d.path), split)
+    path = store_copy.path('config.data.path', d.path, config)
+    return arrays.Arrays(os.path.expanduser(path), split)
   if d.source == 'digits':
     return digits.Digits(split)
-  directory = config_lib.data_dir(config)
   if d.source == 'folder' or listings.kind(d.source) != 'folder':
-    return listings.open_listing(
-      listings.find(d, split, other_split, directory)
+    path = store_copy.path('config.data.path', d.path, config)
+    place = types.SimpleNamespace(
+      source=d.source, path=path, lists=d.lists, pairs=d.pairs
     )
+    directory = store_copy.local_root(config)
+    return listings.open_listing(
+      listings.find(place, split, other_split, directory)
+    )
+  directory = config_lib.data_dir(config)
   if d.source == 'anp_shapes':
+    urls.check('config.data.dir', directory, ())  # the set is built there
     from anp_jax.data.sources import anp_shapes
 
     return tfds_set.TfdsSet(anp_shapes.prepare(directory), split)
-  builder = tfds_set.open_builder(d.source.removeprefix('tfds:'), directory)
+  name = d.source.removeprefix('tfds:')
+  directory = store_copy.prepared_path(directory, name, config)
+  builder = tfds_set.open_builder(name, directory)
   return tfds_set.TfdsSet(builder, split)

@@ -16,6 +16,7 @@ from anp_jax.checkpoint import manager
 from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint.weights import initial
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import urls
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.sources import label_mapping
@@ -238,9 +239,9 @@ def _report(subject, folder, scores, rows):
   summary.print_scores(subject.step, scores | results.scores(), subject.weights)
   try:
     _write(folder, subject, scores, results)
-    print(f'evaluation: {os.path.join(folder, page.PAGE)}')
+    print(urls.named(f'evaluation: {os.path.join(folder, page.PAGE)}'))
     if run_page.rewrite(subject.workdir, folder):
-      print(f'report: {run_page.path(subject.workdir)}')
+      print(urls.named(f'report: {run_page.path(subject.workdir)}'))
   except OSError as e:
     raise NotWritten(f'{e.filename or folder}: {e.strerror or e}') from e
 

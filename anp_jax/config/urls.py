@@ -1,0 +1,119 @@
+"""Addresses in object stores, and where a run keeps their files meanwhile.
+
+An object store has no append and no rename, and much that writes into a workdir
+knows files alone. So a process has, of a workdir in a store, a mirror: a local
+folder whose path tells the address. Code that names files to people, or hands
+them to what knows addresses, asks `original`; all other code sees a folder.
+"""
+
+import functools
+import os
+import tempfile
+
+from anp_jax.config import errors
+
+# Else Orbax, which goes through etils, would import TensorFlow for a store, as
+# no run on arrays may. etils looks once, so it is set before all else.
+os.environ.setdefault('EPATH_USE_TF', 'false')
+
+_EXAMPLES = {'gs': 'gs://BUCKET/FOLDER', 's3': 's3://BUCKET/FOLDER'}
+
+
+def scheme(path: str) -> str:
+  """Returns the scheme of an address, as 'gs'; '' for a path of a machine."""
+  head, mark, _ = path.partition('://')
+  return head if mark else ''
+
+
+def check(name: str, path: str, schemes=('gs', 's3')) -> None:
+  """Refuses an address that is of no such store or names no bucket.
+
+  Args:
+    name: of the flag or key, for the error line.
+    path: an address, or a path of this machine, which is good.
+    schemes: of the stores that will do.
+
+  Raises:
+    ConfigError: naming the flag, the path and what was expected.
+  """
+  kind = scheme(path)
+  if not kind:
+    return
+  if kind not in schemes:
+    expected = ' or '.join(_EXAMPLES[s] for s in schemes)
+    raise errors.ConfigError(
+      f'{name}={path!r}: expected a path of this machine'
+      + (f' or {expected}' if expected else '')
+      + errors.nearest(kind, schemes)
+    )
+  if not path.partition('://')[2].strip('/'):
+    raise errors.ConfigError(f'{name}={path!r}: expected {_EXAMPLES[kind]}')
+
+
+def check_workdir(flag: str, path: str) -> None:
+  """Refuses a workdir that checkpoints cannot be written to; see `check`."""
+  if scheme(path) == 's3':
+    raise errors.ConfigError(
+      f'{flag}={path!r}: Orbax, which writes checkpoints, renames a folder '
+      'when one is whole, and s3 cannot; expected a path of this machine or '
+      f'{_EXAMPLES["gs"]} (data may be on s3: config.data.path)'
+    )
+  check(flag, path, ('gs',))
+
+
+def normal(path: str) -> str:
+  """Returns a path without `~`, '..' and a last slash; an address likewise."""
+  kind = scheme(path)
+  if kind:
+    return f'{kind}://{_inside(path)}'
+  return os.path.normpath(os.path.expanduser(path))
+
+
+def absolute(path: str) -> str:
+  """Returns the absolute path; an address is absolute."""
+  return path if scheme(path) else os.path.abspath(path)
+
+
+def mirror(path: str) -> str:
+  """Returns the local folder that stands for an address in this process."""
+  kind = scheme(path)
+  if not kind:
+    return path
+  return os.path.join(root(), kind, _inside(path))
+
+
+def original(path: str) -> str:
+  """Returns the address that a path in a mirror stands for, or the path."""
+  if not root.cache_info().currsize:  # there is no mirror
+    return path
+  inside = path.removeprefix(root() + os.sep)
+  return path if inside == path else inside.replace(os.sep, '://', 1)
+
+
+def is_mirror(path: str) -> bool:
+  """Returns whether a local path stands for an address."""
+  return original(path) != path
+
+
+def named(text: str) -> str:
+  """Returns text for people: with addresses instead of paths in mirrors."""
+  if not root.cache_info().currsize:
+    return text
+  for kind in _EXAMPLES:
+    text = text.replace(os.path.join(root(), kind, ''), f'{kind}://')
+  return text
+
+
+def _inside(address):
+  """BUCKET/FOLDER of an address."""
+  return os.path.normpath(address.partition('://')[2].strip('/'))
+
+
+@functools.cache
+def root() -> str:
+  """The folder of this process's mirrors.
+
+  No other process has it: one that evaluates a run that still trains must not
+  take the files from under it.
+  """
+  return tempfile.mkdtemp(prefix='anp_jax-')

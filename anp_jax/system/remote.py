@@ -1,0 +1,98 @@
+"""Files in object stores: Google Cloud Storage and S3, through fsspec."""
+
+import os
+import shutil
+
+from anp_jax import config as config_lib
+from anp_jax.config import urls
+from anp_jax.system import errors
+
+_PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}
+
+
+def file_system(address: str):
+  """Returns the fsspec file system of an address.
+
+  Raises:
+    ConfigError: if the package that it takes is not installed.
+  """
+  import fsspec
+
+  kind = urls.scheme(address)
+  # What another process, or Orbax past fsspec, has written must be seen.
+  for protocol in (kind, 'gcs') if kind == 'gs' else (kind,):
+    options = fsspec.config.conf.setdefault(protocol, {})
+    options.setdefault('use_listings_cache', False)
+  try:
+    return fsspec.filesystem(kind)
+  except ImportError as e:
+    raise config_lib.ConfigError(
+      f'{address}: needs the package {_PACKAGES[kind]}, which is not installed:'
+      f" pip install '.[{kind}]'"
+    ) from e
+
+
+def path(name: str):
+  """Returns a path, local or in a store, with the methods of pathlib.
+
+  Args:
+    name: a path, an address, or a path in a mirror, which is its address.
+
+  Raises:
+    ConfigError: as `file_system`.
+  """
+  name = urls.original(name)
+  if urls.scheme(name):
+    file_system(name)
+  from etils import epath  # takes half a second
+
+  return epath.Path(name)
+
+
+def sizes(address: str) -> dict[str, tuple[int, str]]:
+  """Returns the objects below an address, or the one that lies there.
+
+  Returns:
+    Path below the address ('' of one object) to (bytes, version tag).
+
+  Raises:
+    ConfigError: if the store cannot be asked, naming the address.
+  """
+  store = file_system(address)
+  try:
+    objects = store.find(address, detail=True)
+  except Exception as e:  # noqa: BLE001 - each store has errors of its own
+    raise unreadable(address, e) from e
+  prefix = store._strip_protocol(address).rstrip('/')
+  return {
+    name.removeprefix(prefix).lstrip('/'): (info['size'], _tag(info))
+    for name, info in objects.items()
+    if info['type'] == 'file' and not name.endswith('/')
+  }
+
+
+def join(address: str, name: str) -> str:
+  """Returns the address of an object that `sizes` names."""
+  return f'{address.rstrip("/")}/{name}' if name else address
+
+
+def unreadable(address: str, error: Exception) -> config_lib.ConfigError:
+  """Returns the one-line error of an address that cannot be read."""
+  return config_lib.ConfigError(
+    f'{address} cannot be read: {errors.typed_line(error)}'
+  )
+
+
+def move(folder: str, target: str) -> None:
+  """Moves a folder to a path that is not there, within one store or disk."""
+  if urls.scheme(folder):
+    file_system(folder).mv(folder, target, recursive=True)
+  else:
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    shutil.move(folder, target)
+
+
+def _tag(info):
+  """What changes with an object's content, as far as its store tells."""
+  names = ('etag', 'ETag', 'md5Hash', 'mtime', 'created')
+  return str(next((info[n] for n in names if info.get(n)), ''))

@@ -1,0 +1,121 @@
+"""Tests of urls: addresses, and one line for those that will not do."""
+
+import importlib
+import os
+import sys
+import tempfile
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import urls
+import main
+from tests import builders
+
+
+@pytest.fixture(autouse=True)
+def no_mirror(tmp_path, monkeypatch):
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  urls.root.cache_clear()
+  yield
+  urls.root.cache_clear()
+
+
+@pytest.mark.parametrize('address', ['gs://b', 'gs://b/runs/one', 's3://b/x'])
+def test_path_in_a_mirror_tells_its_address(address):
+  folder = urls.mirror(address + '//')
+  assert urls.normal(address.replace('/runs', '//./runs')) == address
+  assert os.path.isabs(folder)
+  assert urls.is_mirror(folder)
+  assert urls.original(folder) == address
+  assert urls.original(os.path.join(folder, 'a', 'b')) == f'{address}/a/b'
+  assert (
+    urls.named(f'see {folder}/a, {folder}') == f'see {address}/a, {address}'
+  )
+
+
+def test_paths_of_this_machine_stay_what_they_are(tmp_path):
+  urls.mirror('gs://bucket')
+  for path in ('runs/demo', str(tmp_path), ''):
+    assert urls.mirror(path) == path
+    assert urls.original(path) == path
+    assert urls.named(path) == path
+    urls.check('--workdir', path)
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  [
+    (['--workdir=gcs://b/run'], ["--workdir='gcs://b/run'", "'gs'"]),
+    (['--workdir=s3://b/run'], ['Orbax', 's3', 'gs://BUCKET/FOLDER', 'data']),
+    (['--workdir=gs://'], ["--workdir='gs://'", 'gs://BUCKET/FOLDER']),
+    (
+      ['--config.data.path=s4://b/set', '--config.data.source=arrays'],
+      ["config.data.path='s4://b/set'", "did you mean 's3'"],
+    ),
+    (['--config.data.dir=http://b/sets'], ["config.data.dir='http://b/sets'"]),
+  ],
+)
+def test_other_addresses_are_one_line(arguments, words, capsys):
+  argv = ['main.py', '--config=configs/resnet_anp.py:tiny', *arguments]
+  assert main.main(argv) == 2
+  line = builders.error_line(capsys)
+  for word in words:
+    assert word in line
+
+
+def test_sets_are_prepared_on_this_machine(capsys):
+  from anp_jax.data.prepare import __main__ as prepare
+
+  argv = ['prepare', '--from=photos', '--name=a', '--data_dir=gs://b/sets']
+  assert prepare.main(argv) == 2
+  assert "--data_dir='gs://b/sets': expected a path of" in builders.error_line(
+    capsys
+  )
+
+
+@pytest.mark.parametrize(
+  'package, address', [('gcsfs', 'gs://b/run'), ('s3fs', 's3://b/set')]
+)
+def test_missing_package_is_named(package, address, monkeypatch):
+  from anp_jax.system import remote
+
+  registry = importlib.import_module('fsspec.registry')
+  scheme = address[:2]
+  monkeypatch.setitem(sys.modules, package, None)  # as if it were missing
+  monkeypatch.delitem(registry._registry, scheme, raising=False)
+  with pytest.raises(config_lib.ConfigError) as e:
+    remote.sizes(address)
+  assert str(e.value) == (
+    f'{address}: needs the package {package}, which is not installed: '
+    f"pip install '.[{scheme}]'"
+  )
+
+
+@pytest.mark.parametrize(
+  'name, keys',
+  [('server', {}), ('relay', {'strategy.models': "('seed=1', 'seed=2')"})],
+)
+def test_processes_that_share_files_need_a_folder(name, keys):
+  from anp_jax.config import command_line
+
+  flags = command_line.main_flags([
+    '--config=configs/resnet_anp.py:tiny',
+    '--workdir=' + urls.mirror('gs://bucket/run'),
+  ], '')  # fmt: skip
+  with pytest.raises(config_lib.ConfigError) as e:
+    command_line.from_flags(flags, {'strategy.name': name, **keys})
+  assert str(e.value).startswith("--workdir='gs://bucket/run': expected a path")
+  assert f'strategy {name}' in str(e.value)
+
+
+def test_workdir_lies_apart_from_data_in_a_store():
+  from anp_jax.config import command_line
+
+  flags = command_line.main_flags([
+    '--config=configs/resnet_anp.py:tiny',
+    '--workdir=' + urls.mirror('gs://bucket/photos/run'),
+  ], '')  # fmt: skip
+  data = {'data.source': 'folder', 'data.path': 'gs://bucket/photos/'}
+  with pytest.raises(config_lib.ConfigError, match='is inside config.data.pa'):
+    command_line.from_flags(flags, data)

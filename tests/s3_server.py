@@ -1,0 +1,100 @@
+"""A stand-in for S3: lists and reads of one bucket in memory, over HTTP.
+
+It has what s3fs asks for to read; signatures are not looked at.
+"""
+
+import hashlib
+from http import server
+import threading
+from urllib import parse
+from xml.sax import saxutils
+
+BUCKET = 'bucket'
+
+
+class Server:
+  """The server, on a port of its own while its context is open.
+
+  Attributes:
+    objects: name to content, of the one bucket.
+  """
+
+  def __init__(self):
+    self.objects: dict[str, bytes] = {}
+    handler = type('Handler', (_Handler,), {'store': self})
+    self._http = server.ThreadingHTTPServer(('127.0.0.1', 0), handler)
+    self._http.daemon_threads = True
+
+  @property
+  def environment(self) -> dict[str, str]:
+    """What s3fs and botocore look up to find it."""
+    return {
+      'AWS_ENDPOINT_URL': f'http://127.0.0.1:{self._http.server_port}',
+      'AWS_ACCESS_KEY_ID': 'key',
+      'AWS_SECRET_ACCESS_KEY': 'secret',
+      'AWS_DEFAULT_REGION': 'us-east-1',
+    }
+
+  def __enter__(self):
+    threading.Thread(target=self._http.serve_forever, daemon=True).start()
+    return self
+
+  def __exit__(self, *_):
+    self._http.shutdown()
+    self._http.server_close()
+
+  def put(self, name: str, content: bytes) -> None:
+    """Stores an object."""
+    self.objects[name] = content
+
+
+class _Handler(server.BaseHTTPRequestHandler):
+  """Answers one connection."""
+
+  protocol_version = 'HTTP/1.1'
+  disable_nagle_algorithm = True  # else each answer takes 40 ms
+  wbufsize = -1
+  store: Server
+
+  def log_message(self, *_):
+    pass
+
+  def do_GET(self):
+    url = parse.urlsplit(self.path)
+    bucket, _, name = parse.unquote(url.path[1:]).partition('/')
+    query = dict(parse.parse_qsl(url.query))
+    if bucket == BUCKET and not name:
+      self._send(200, self._list(query.get('prefix', '')).encode())
+    elif bucket == BUCKET and name in self.store.objects:
+      self._send(200, self.store.objects[name])
+    else:
+      self._send(404, b'<Error><Code>NoSuchKey</Code></Error>')
+
+  do_HEAD = do_GET
+
+  def _list(self, prefix):
+    entries = ''.join(
+      f'<Contents><Key>{saxutils.escape(name)}</Key><ETag>{_tag(content)}'
+      f'</ETag><Size>{len(content)}</Size><StorageClass>STANDARD</StorageClass>'
+      '<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>'
+      for name, content in sorted(self.store.objects.items())
+      if name.startswith(prefix)
+    )
+    return (
+      '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+      f'<Name>{BUCKET}</Name><IsTruncated>false</IsTruncated>{entries}'
+      '</ListBucketResult>'
+    )
+
+  def _send(self, status, content):
+    self.send_response(status)
+    self.send_header('Content-Length', str(len(content)))
+    self.send_header('ETag', _tag(content))
+    self.end_headers()
+    if self.command != 'HEAD':
+      self.wfile.write(content)
+    self.wfile.flush()
+
+
+def _tag(content):
+  return f'"{hashlib.md5(content).hexdigest()}"'

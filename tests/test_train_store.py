@@ -1,0 +1,134 @@
+"""Tests of train with a workdir in an object store, on a stand-in for GCS."""
+
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from anp_jax import train
+from anp_jax.checkpoint import trained
+from anp_jax.config import urls
+from anp_jax.reporting import delayed_metrics
+from anp_jax.reporting import telemetry
+from anp_jax.system import mirror
+from tests import gcs_server
+
+pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
+
+
+def _address(name):
+  return f'gs://{gcs_server.BUCKET}/{name}'
+
+
+def _forget():
+  """This process has no mirror, as one on another machine has none."""
+  mirror.remove()
+  urls.root.cache_clear()
+
+
+def _state(folder, step):
+  """The saved leaves of a step by path, read by Orbax alone."""
+  with ocp.StandardCheckpointer() as raw:
+    tree = raw.restore(folder / 'checkpoints' / str(step) / 'state')['state']
+  return {
+    jax.tree_util.keystr(p): np.asarray(x).tobytes()
+    for p, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _stop_at(step, monkeypatch):
+  """Has a signal ask to stop while this step is computed."""
+  push = delayed_metrics.TrainingLog.push
+
+  def push_and_ask(self, number, values):
+    if number == step:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return push(self, number, values)
+
+  monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push_and_ask)
+
+
+@pytest.fixture(scope='module')
+def unbroken(tmp_path_factory):
+  """Makes, once, the folder of a run that was never stopped."""
+  folder = tmp_path_factory.mktemp('unbroken')
+
+  def run(config):
+    if not (folder / 'config.json').exists():
+      train.run(config, str(folder))
+    return folder
+
+  return run
+
+
+@pytest.mark.slow
+def test_stopped_run_is_resumed_bit_for_bit_and_evaluated(
+  gcs, tiny_config, unbroken, tmp_path, monkeypatch, capsys
+):
+  local = unbroken(tiny_config)
+  with monkeypatch.context() as patch:
+    _stop_at(5, patch)
+    train.run(tiny_config, _address('stopped'))
+  assert 'run the same command to resume' in capsys.readouterr().out
+  stopped = json.loads(gcs.objects['stopped/stopped.json'])['step']
+  assert 5 <= stopped < 12
+  _forget()
+  scores = train.run(tiny_config, _address('stopped'))
+  out = capsys.readouterr().out
+  assert f'continuing from step {stopped} of 12' in out
+  assert f'workdir  {_address("stopped")}\n' in out
+  assert f'report: {_address("stopped")}/report/index.html' in out
+  folder = gcs.write_files('stopped', tmp_path / 'copy')
+  assert _state(folder, 12) == _state(local, 12)
+  for read in (
+    lambda f: [r['step'] for r in telemetry.read(str(f))],
+    lambda f: sorted(p.name for p in (f / 'report').iterdir()),
+    lambda f: (f / 'labels.json').read_text(),
+  ):
+    assert read(folder) == read(local)
+  assert not (folder / 'stopped.json').exists()
+
+  _forget()
+  metrics = gcs.generations['stopped/metrics.jsonl']
+  assert train.run(tiny_config, _address('stopped'), 'evaluate') == scores
+  assert 'stopped/evaluation/12-validation/scores.json' in gcs.objects
+  # A run that trains at that time has lines that this process does not know.
+  assert gcs.generations['stopped/metrics.jsonl'] == metrics
+
+  for which in ('newest', 'best'):
+    _forget()
+    remote = trained.load(_address('stopped'), which)
+    expected = trained.load(str(local), which)
+    assert (remote.step, remote.vocabulary) == (
+      expected.step, expected.vocabulary
+    )  # fmt: skip
+    jax.tree.map(np.testing.assert_array_equal, remote.params, expected.params)
+  step = trained.load(f'{_address("stopped")}/checkpoints/12/')
+  assert step.step == 12
+
+
+@pytest.mark.slow
+def test_torn_and_damaged_checkpoints_are_passed_over(
+  gcs, tiny_config, unbroken, tmp_path, caplog
+):
+  local = unbroken(tiny_config)
+  tiny_config.checkpoint.every = '2 steps'
+  tiny_config.checkpoint.keep = 6
+  train.run(tiny_config, _address('torn'))
+  gcs.remove('torn/checkpoints/12/commit_success.txt')
+  data = [n for n in gcs.objects if n.startswith('torn/checkpoints/10/state/')]
+  largest = max(data, key=lambda n: len(gcs.objects[n]))
+  content = bytearray(gcs.objects[largest])
+  content[len(content) // 2] ^= 255
+  gcs.put(largest, bytes(content))
+  _forget()
+  train.run(tiny_config, _address('torn'))
+  assert 'checkpoint 10 is damaged' in caplog.text
+  assert f'set aside as {_address("torn")}/damaged/10-' in caplog.text
+  assert any(n.startswith('torn/damaged/10-') for n in gcs.objects)
+  folder = gcs.write_files('torn', tmp_path / 'copy')
+  assert _state(folder, 12) == _state(local, 12)
