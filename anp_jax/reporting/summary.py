@@ -21,6 +21,7 @@ from anp_jax.reporting import run_page
 from anp_jax.reporting import telemetry as telemetry_lib
 from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import page as evaluation_page
+from anp_jax.reporting.run_page import tables
 from anp_jax.system import cores as cores_lib
 from anp_jax.system import device_peaks
 from anp_jax.system import drawing
@@ -202,10 +203,21 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
   }
   text = config_lib.golden(config)
   try:
+    # Before the page, without which a run that ends again reports again.
+    telemetry_lib.write_result(workdir, _result(workdir, mesh, abstract_state))
     print(run_page.write(workdir, text, facts, _hardware(mesh)))
     print(f'report: {run_page.path(workdir)}')
   except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
     logging.error('%s: no report: %s: %s', workdir, type(e).__name__, e)
+
+
+def _result(workdir, mesh, abstract_state):
+  """What the run's last line of metrics.jsonl says."""
+  return tables.result(*tables.load(workdir)) | {
+    'parameters': _count(abstract_state.params),
+    'devices': mesh.size,
+    'device': mesh.devices.flat[0].device_kind,
+  }
 
 
 def _count(params) -> int:
