@@ -62,7 +62,7 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
   columns = _columns(runs)
   file = io.BytesIO()
   rows = math.ceil(len(runs) / 3)  # of the legend
-  height = 2.3 * len(panels) + 0.25 * rows + 0.6
+  height = 2.5 * len(panels) + 0.25 * rows + 0.6
   with drawing.figure(file, 12, height) as figure:
     grid = figure.subplots(
       len(panels), len(columns), sharex='col', sharey='row', squeeze=False
