@@ -59,6 +59,9 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
   panels = _panels(runs)
   if not panels:
     return b''
+  # Loading it takes longer than a mistyped path should.
+  from matplotlib import lines
+
   columns = _columns(runs)
   file = io.BytesIO()
   rows = math.ceil(len(runs) / 3)  # of the legend
@@ -72,9 +75,8 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
       for axis, (over, _, scale) in zip(axes, columns):
         for index, run in enumerate(runs):
           if run.labels.get(name) == label:
-            lines = getattr(run, kind)
             points = _POINTS if kind == 'train' else None
-            x, y = curves.curve(name, lines, points, over)
+            x, y = curves.curve(name, getattr(run, kind), points, over)
             _line(axis, [value / scale for value in x], y, look(index))
       _scale(axes, name)
     for axis, (_, label, _) in zip(grid[-1], columns):
@@ -82,8 +84,8 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
       axis.set_xlim(left=0)
       drawing.counts(axis.xaxis, 5)
     figure.legend(
-      [grid[0, 0].plot([], [], **_style(look(i)))[0] for i in range(len(runs))],
-      [drawing.shortened(run.name, _LETTERS) for run in runs],
+      [lines.Line2D([], [], **_style(look(i))) for i in range(len(runs))],
+      _names(runs),
       loc='outside upper left', ncols=3, handlelength=4, fontsize=10,
     )  # fmt: skip
   return file.getvalue()
@@ -113,6 +115,14 @@ def _columns(runs):
     ('images', 'images trained on', 1),
     ('trained_seconds', f'{unit} of training, without pauses', scale),
   )
+
+
+def _names(runs):
+  """Names of the runs for the legend; with numbers if they are alike there."""
+  names = [drawing.shortened(run.name, _LETTERS) for run in runs]
+  if len(set(names)) < len(names):
+    names = [f'{i}  {name}' for i, name in enumerate(names, 1)]
+  return names
 
 
 def _line(axis, x, y, line_look):
