@@ -38,12 +38,14 @@ def objective(trial: optuna.Trial, folder: str, flags: list[str]) -> float:
     run = subprocess.Popen(
       command, stdout=log, stderr=log, start_new_session=True
     )
+  count = 0
   try:
     while run.poll() is None:
       time.sleep(_PERIOD)
-      for line in telemetry.read(workdir):
-        if line['kind'] == 'validation':
-          trial.report(line[_METRIC], line['step'])
+      lines = [r for r in telemetry.read(workdir) if r['kind'] == 'validation']
+      for line in lines[count:]:
+        trial.report(line[_METRIC], line['step'])
+      count = len(lines)
       if trial.should_prune():
         raise optuna.TrialPruned
   finally:

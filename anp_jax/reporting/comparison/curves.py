@@ -65,7 +65,7 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
   columns = _columns(runs)
   file = io.BytesIO()
   rows = math.ceil(len(runs) / 3)  # of the legend
-  height = 2.5 * len(panels) + 0.25 * rows + 0.6
+  height = 2.8 * len(panels) + 0.25 * rows + 0.6
   with drawing.figure(file, 12, height) as figure:
     grid = figure.subplots(
       len(panels), len(columns), sharex='col', sharey='row', squeeze=False
@@ -79,10 +79,12 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
             x, y = curves.curve(name, getattr(run, kind), points, over)
             _line(axis, [value / scale for value in x], y, look(index))
       _scale(axes, name)
-    for axis, (_, label, _) in zip(grid[-1], columns):
-      axis.set_xlabel(label)
-      axis.set_xlim(left=0)
-      drawing.counts(axis.xaxis, 5)
+    for axes in grid:
+      for axis, (_, label, _) in zip(axes, columns):
+        axis.set_xlabel(label)
+        axis.tick_params(labelbottom=True)
+        axis.set_xlim(left=0)
+        drawing.counts(axis.xaxis, 5)
     figure.legend(
       [lines.Line2D([], [], **_style(look(i))) for i in range(len(runs))],
       _names(runs),
