@@ -10,6 +10,7 @@ import pytest
 from anp_jax import compare
 from anp_jax import config as config_lib
 from anp_jax.reporting import comparison
+from anp_jax.reporting import telemetry
 from anp_jax.reporting.comparison import curves
 from anp_jax.reporting.comparison import runs as runs_lib
 from anp_jax.reporting.comparison import tables
@@ -51,6 +52,7 @@ def _run(workdir, changes=(), records=(), classes=None, facts=()):
   (workdir / 'metrics.jsonl').write_text(lines)
   if facts:
     (workdir / 'report').mkdir()
+    telemetry.write_result(str(workdir), {'step': 30})
     page = {'config': '', 'summary': list(facts), 'hardware': []}
     (workdir / 'report' / 'run.json').write_text(json.dumps(page))
   return str(workdir)
@@ -89,6 +91,14 @@ def test_results_are_those_of_the_files(tmp_path):
     'class top-1, best validation': [0],
     'class top-1, last validation': [1],
   }
+
+
+def test_a_run_that_goes_on_after_its_end_is_not_finished(tmp_path):
+  path = _run(tmp_path / 'a', (), _records((0.1, 0.2, 0.3)), facts=[('a', 'b')])
+  with open(tmp_path / 'a' / 'metrics.jsonl', 'a') as f:
+    f.write('{"kind": "train", "step": 40, "epoch": 4.0, "loss": 1.0}\n')
+  cells = _cells(tables.results(runs_lib.find([path])))
+  assert cells['steps'] == ('40',) and 'finished' not in cells
 
 
 def test_only_keys_that_differ_are_shown(tmp_path):

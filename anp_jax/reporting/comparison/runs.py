@@ -10,6 +10,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import saved_run
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.reporting import run_page
+from anp_jax.reporting import telemetry
 from anp_jax.reporting.run_page import tables
 from anp_jax.system import files
 from anp_jax.training import metric_labels
@@ -30,7 +31,7 @@ class Run:
       the 'trained_seconds' until then, as far as they are known.
     validation: likewise.
     facts: what its page says of the network and the devices; {} before its end.
-    is_finished: whether it has ended; None: it does not say.
+    is_finished: whether it has ended; None: that is not known.
     classes: what labels.json says.
   """
 
@@ -131,11 +132,19 @@ def _load(name, workdir):
       name=name,
       config=config,
       facts=facts,
-      is_finished=bool(facts),
+      is_finished=_is_finished(workdir, facts),
       classes=classes,
       **_lines(workdir, config),
     )
   ]
+
+
+def _is_finished(workdir, facts):
+  """Whether a run has ended; None if its lines do not say and its page does."""
+  if telemetry.result(workdir):
+    return True
+  # Runs that ended before results were written; those that go on after an end.
+  return None if facts else False
 
 
 def _models(workdir, config):

@@ -106,8 +106,8 @@ def _score_row(label, name, lines):
     metric_labels.format_value(name, line[name]) if line else NONE
     for line in lines
   )
-  return Row(label, tuple(cells), _best([line.get(name) for line in lines],
-                                        lowest=name == 'loss'))  # fmt: skip
+  values = [line.get(name) for line in lines]
+  return Row(label, tuple(cells), _best(values, lowest=name == 'loss'))
 
 
 def _speed_row(runs):
