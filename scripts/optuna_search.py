@@ -75,6 +75,7 @@ def main(argv: list[str]) -> int:
     lambda trial: objective(trial, folder, flags), arguments.trials
   )
   if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+    print(f'error: no trial came to its end, see {folder}', file=sys.stderr)
     return 1
   best = study.best_trial
   print(json.dumps({'trial': best.number, 'value': best.value, **best.params}))
