@@ -40,6 +40,11 @@ def export() -> None:
   _start('anp_jax.export')
 
 
+def compare() -> None:
+  """Compares runs: `python -m anp_jax.compare`."""
+  _start('anp_jax.compare')
+
+
 def study() -> None:
   """Compares ways of training: `python -m anp_jax.study`."""
   importlib.import_module('anp_jax.study.__main__').command()

@@ -12,7 +12,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LAYERS = (
   'config', 'system', 'models', 'cluster', 'data', 'parallel', 'training',
   'checkpoint', 'reporting', 'runtimes', 'predict', 'run', 'train', 'export',
-  '__main__', 'portability', 'plan', 'study', 'commands',
+  'compare', '__main__', 'portability', 'plan', 'study', 'commands',
 )  # fmt: skip
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
 

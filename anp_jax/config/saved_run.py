@@ -37,8 +37,20 @@ def check(workdir: str | None) -> None:
     what = f', not {workdir!r}' if workdir else ''
     raise errors.ConfigError(
       f'--mode=evaluate needs the --workdir of a run{what}'
-      f'{_nearest_run(workdir or "")}'
+      f'{nearest_run(workdir or "")}'
     )
+
+
+def nearest_run(path: str) -> str:
+  """Returns the name of the run that may be meant, as text for an error line.
+
+  Args:
+    path: of what is no run; runs of the same folder are looked at.
+  """
+  folder, name = os.path.split(os.path.normpath(path))
+  runs = glob.glob(os.path.join(glob.escape(folder), '*', 'config.json'))
+  names = [os.path.basename(os.path.dirname(run)) for run in runs]
+  return errors.nearest(name, names)
 
 
 def has_checkpoints(workdir: str | None) -> bool:
@@ -89,11 +101,3 @@ def with_weights_keys(config, typed, run: dict, is_untrained: bool):
     and (is_untrained or current[key] == table.KEYS[key].default)
   }
   return resolve.resolved(resolve.replaced(config, changes))
-
-
-def _nearest_run(path):
-  """The run in the same folder with the nearest name, for an error line."""
-  folder, name = os.path.split(os.path.normpath(path))
-  runs = glob.glob(os.path.join(glob.escape(folder), '*', 'config.json'))
-  names = [os.path.basename(os.path.dirname(run)) for run in runs]
-  return errors.nearest(name, names)

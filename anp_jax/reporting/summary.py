@@ -22,6 +22,7 @@ from anp_jax.reporting import run_page
 from anp_jax.reporting import telemetry as telemetry_lib
 from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import page as evaluation_page
+from anp_jax.reporting.run_page import tables
 from anp_jax.system import cores as cores_lib
 from anp_jax.system import device_peaks
 from anp_jax.system import drawing
@@ -203,11 +204,22 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
   }
   text = config_lib.golden(config)
   try:
+    # Before the page, without which a run that ends again reports again.
+    telemetry_lib.write_result(workdir, _result(workdir, mesh, abstract_state))
     print(run_page.write(workdir, text, facts, _hardware(mesh)))
     print(urls.named(f'report: {run_page.path(workdir)}'))
   except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
     where = urls.original(workdir)
     logging.error('%s: no report: %s: %s', where, type(e).__name__, e)
+
+
+def _result(workdir, mesh, abstract_state):
+  """What the run's last line of metrics.jsonl says."""
+  return tables.result(*tables.load(workdir)) | {
+    'parameters': _count(abstract_state.params),
+    'devices': mesh.size,
+    'device': mesh.devices.flat[0].device_kind,
+  }
 
 
 def _count(params) -> int:

@@ -23,8 +23,9 @@ TENSORBOARD = 'tensorboard'  # likewise, a folder of event files
 # caches, compilation) leaves it, and the noise of one interval hardly shows.
 _RECENT = 32
 
-# Kind of a line that says how long something other than a step has taken.
-_TIME = 'time'
+# Kinds of lines that hold no metrics of a step: how long something other than a
+# step has taken, and what the run has come to.
+_TIME, _RESULT = 'time', 'result'
 
 # The parts of the progress line that a narrow terminal keeps, first to last.
 _PRIORITY = (
@@ -35,7 +36,27 @@ _PRIORITY = (
 
 def read(workdir: str) -> list[dict]:
   """The metrics in workdir/metrics.jsonl, oldest first; torn lines left out."""
-  return [r for r in _records(workdir) if r['kind'] != _TIME]
+  return [r for r in _records(workdir) if r['kind'] not in (_TIME, _RESULT)]
+
+
+def result(workdir: str) -> dict:
+  """What a run that has ended came to; {} of one that has not, or goes on."""
+  lines = _records(workdir)[-1:]
+  return lines[0] if lines and lines[0]['kind'] == _RESULT else {}
+
+
+def write_result(workdir: str, values: dict) -> None:
+  """Ends workdir/metrics.jsonl with a line of kind 'result'.
+
+  Args:
+    workdir: of a run that has ended.
+    values: 'step' and what else there is to say, fit for JSON.
+
+  Raises:
+    OSError: if it cannot be written.
+  """
+  line = {'kind': _RESULT, 'time': time.time(), **values}
+  files.append_json_line(os.path.join(workdir, METRICS), line)
 
 
 def durations(workdir: str) -> dict[str, float]:

@@ -78,7 +78,7 @@ def _results(workdir):
     rows = [json.loads(line) for line in f]
   clocks = ('time', 'seconds', 'images_per_second', 'input_wait')
   for row in rows:
-    if row['kind'] != 'time':
+    if row['kind'] in ('train', 'validation'):
       numbers = {k: v for k, v in row.items() if k not in clocks}
       results[f'{row["kind"]} of step {row["step"]}'] = json.dumps(numbers)
   for path in workdir.glob('evaluation/*/*'):

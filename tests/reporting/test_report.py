@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from anp_jax.reporting import run_page
+from anp_jax.reporting.run_page import tables
 
 _CONFIG = "batch_size = 256\ndata.source = 'folder|x'\n"
 
@@ -216,3 +217,29 @@ def test_matplotlib_is_loaded_only_to_write():
     [sys.executable, '-c', code], capture_output=True, text=True, check=True
   )
   assert process.stdout == '[]\n'
+
+
+def test_the_result_of_a_run_for_programs(tmp_path):
+  records = _records()
+  train = [r for r in records if r['kind'] == 'train']
+  validation = [r for r in records if r['kind'] == 'validation']
+  validation[0]['loss'] = math.nan
+  validation[-1]['anp_top5'] = math.inf
+  _save(tmp_path, records)
+  result = tables.result(*tables.load(str(tmp_path)))
+  assert json.loads(json.dumps(result, allow_nan=False)) == result
+  assert (result['step'], result['epoch']) == (60, 3.0)
+  assert result['best']['loss'] == min(r['loss'] for r in validation[1:])
+  top1 = [r['anp_top1'] for r in validation]
+  assert result['best']['anp_top1'] == max(top1)
+  assert result['last']['anp_top1'] == top1[-1]
+  assert result['last']['anp_top5'] is None
+  assert result['training']['loss'] == train[-1]['loss']
+  assert 'anp_top10' in result['best'] and 'anp_top10' not in result['training']
+  assert result['seconds'] == 6 * 61.5
+  rates = [r['images_per_second'] for r in train]
+  assert result['images_per_second'] == statistics.median(rates)
+  assert tables.result([], []) == {
+    'step': 0, 'epoch': 0.0, 'best': {}, 'last': {}, 'training': {},
+    'seconds': 0, 'images_per_second': None,
+  }  # fmt: skip

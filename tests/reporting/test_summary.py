@@ -9,6 +9,7 @@ import pytest
 
 from anp_jax.data import vocabulary
 from anp_jax.reporting import summary
+from anp_jax.reporting import telemetry
 from anp_jax.system import cores as cores_lib
 
 
@@ -154,3 +155,6 @@ def test_the_report_names_the_network(config, tmp_path, monkeypatch, capsys):
   page = (tmp_path / 'report' / 'index.html').read_text()
   for name, value in (('network', 'lenet'), ('parameters', '1,234,000')):
     assert f'<th>{name}</th><td>{value}</td>' in page
+  result = telemetry.result(str(tmp_path))
+  assert (result['parameters'], result['devices']) == (1_234_000, 1)
+  assert result['device'] == 'x86'

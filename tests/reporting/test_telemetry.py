@@ -352,3 +352,24 @@ def test_rates_begin_after_the_first_step(tmp_path):
   first, second = telemetry.read(str(tmp_path))
   assert first['loss'] == 2 and 'images_per_second' not in first
   assert second['images_per_second'] == 19 * 32 / 4
+
+
+def test_the_result_is_the_last_line_of_a_run_that_has_ended(tmp_path):
+  run = _telemetry(tmp_path)
+  run.train(10, {'loss': 0.5}, 0.0)
+  run.close()
+  assert telemetry.result(str(tmp_path)) == {}
+  telemetry.write_result(str(tmp_path), {'step': 10, 'best': {'loss': 0.5}})
+  text = (tmp_path / 'metrics.jsonl').read_text()
+  result = telemetry.result(str(tmp_path))
+  assert result == json.loads(text.splitlines()[-1])
+  assert (result['kind'], result['best']) == ('result', {'loss': 0.5})
+  assert [r['kind'] for r in telemetry.read(str(tmp_path))] == ['train']
+  # The same run opened again, at its end: nothing is lost.
+  _telemetry(tmp_path, start_step=10).close()
+  assert (tmp_path / 'metrics.jsonl').read_text() == text
+  # A longer one goes on: it has no result until it ends.
+  longer = _telemetry(tmp_path, start_step=10)
+  longer.train(20, {'loss': 0.25}, 0.0)
+  longer.close()
+  assert telemetry.result(str(tmp_path)) == {}

@@ -135,6 +135,8 @@ def test_a_network_is_trained_and_used_in_an_empty_folder(installation):
   assert output.splitlines()[-1].startswith('photo.png,')
   run('anp-export', '--checkpoint=run', '--output=out', '--platforms=cpu')
   assert (installation.folder / 'out' / 'model.stablehlo').is_file()
+  run('anp-compare', 'run')
+  assert (installation.folder / 'comparison.html').is_file()
   assert not installation.opened()
 
 

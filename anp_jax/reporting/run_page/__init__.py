@@ -30,13 +30,13 @@ def write(
   """
   train, validation = tables.load(workdir)
   scores = tables.scores(train, validation)
-  facts = tables.facts(train, validation) + _pairs(summary)
+  rows = tables.facts(train, validation) + _pairs(summary)
   folder = os.path.join(workdir, _FOLDER)
   os.makedirs(folder, exist_ok=True)
   curves.plot(os.path.join(folder, _CURVES), train, validation)
   files.write_atomic(
     os.path.join(folder, 'report.md'),
-    _page(_name(workdir), scores, facts, config_text),
+    _page(_name(workdir), scores, rows, config_text),
   )
   values = {
     'config': config_text,
@@ -45,9 +45,7 @@ def write(
   }
   files.write_json(os.path.join(folder, _FACTS), values)
   rewrite(workdir, html.newest_evaluation(workdir))
-  texts = [
-    markdown.plain(rows, tables.align(rows)) for rows in (scores, facts) if rows
-  ]
+  texts = [markdown.plain(t, tables.align(t)) for t in (scores, rows) if t]
   return '\n\n'.join(texts or ['nothing was recorded']) + '\n'
 
 
@@ -59,6 +57,15 @@ def exists(workdir: str) -> bool:
 def path(workdir: str) -> str:
   """Returns the path of the run's page."""
   return os.path.join(workdir, _FOLDER, 'index.html')
+
+
+def facts(workdir: str) -> dict[str, str]:
+  """Returns what the page says of the network and the devices, by name.
+
+  It is {} where the run has not ended, and so has no page.
+  """
+  values = files.read_json_object(os.path.join(workdir, _FOLDER, _FACTS))
+  return dict(values.get('summary', ()))
 
 
 def rewrite(workdir: str, evaluation: str) -> bool:

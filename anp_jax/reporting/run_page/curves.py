@@ -42,6 +42,26 @@ def plot(path: str, train: list[dict], validation: list[dict]) -> None:
         axis.legend()
 
 
+def curve(
+  name: str, lines: list[dict], points: int | None = None, over: str = 'epoch'
+) -> tuple[list[float], list[float]]:  # fmt: skip
+  """Returns the coordinates of a metric's curve.
+
+  Args:
+    name: of the metric.
+    lines: those that lack it, or what it is drawn over, are left out.
+    points: thins it to the means of at most so many stretches; None: does not.
+    over: what it is drawn over.
+  """
+  lines = [r for r in lines if name in r and over in r]
+  size = math.ceil(len(lines) / points) if points and lines else 1
+  stretches = [lines[i : i + size] for i in range(0, len(lines), size)]
+  return tuple(
+    [statistics.fmean(r[key] for r in stretch) for stretch in stretches]
+    for key in (over, name)
+  )
+
+
 def _plot_loss(axis, train, validation):
   axis.set_title('Loss')
   _line(axis, 'loss', train, color=drawing.GREY, label='training')
@@ -68,20 +88,9 @@ def _plot_accuracy(axis, train, validation):
 
 def _line(axis, name, lines, marker='', **style):
   """Draws one metric; with a marker each value, else a thinned curve."""
-  epochs, values = _curve(name, lines, None if marker else _POINTS)
+  epochs, values = curve(name, lines, None if marker else _POINTS)
   if epochs:
     every = math.ceil(len(epochs) / _MARKERS)
     if len(epochs) == 1:
       marker = marker or 'o'  # a line through one point is nothing
     axis.plot(epochs, values, marker=marker, markevery=every, **style)
-
-
-def _curve(name, lines, points=None):
-  """(epochs, values), thinned to the means of at most `points` stretches."""
-  lines = [r for r in lines if name in r]
-  size = math.ceil(len(lines) / points) if points and lines else 1
-  stretches = [lines[i : i + size] for i in range(0, len(lines), size)]
-  return tuple(
-    [statistics.fmean(r[key] for r in stretch) for stretch in stretches]
-    for key in ('epoch', name)
-  )

@@ -15,6 +15,7 @@ _COLORS = {
   'waiting for input': '#f0e442', 'evaluating': drawing.GREEN,
   'saving': drawing.PURPLE,
 }  # fmt: skip
+_FOLDER = os.path.dirname(__file__)
 _LARGE = 300_000  # bytes of a figure beyond which it is stored as JPEG
 _THUMBNAIL = 128  # pixels
 _CONFUSED = 8  # pairs in the table
@@ -52,7 +53,7 @@ def page(
     'Hardware': tables['hardware'],
     'Config': True,
   }
-  return _template().render(
+  return template().render(
     name=name,
     titles=[title for title, value in is_there.items() if value],
     total_time=telemetry.elapsed(sum(times.values())),
@@ -70,11 +71,16 @@ def newest_evaluation(workdir: str) -> str:
   return os.path.dirname(paths[-1]) if paths else ''
 
 
-def _template():
+def template(folder: str = _FOLDER):
+  """Returns the jinja2 template index.html.j2 of a folder, which escapes all.
+
+  Args:
+    folder: of the template; it may use those of this folder.
+  """
   import jinja2  # 0.1 s, at the end of a run
 
   environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(os.path.dirname(__file__)),
+    loader=jinja2.FileSystemLoader([folder, _FOLDER]),
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -82,6 +88,11 @@ def _template():
     finalize=_encodable,
   )
   return environment.get_template('index.html.j2')
+
+
+def data_uri(data: bytes, kind: str) -> str:
+  """Returns an image as a URI that holds its bytes; kind is png, jpeg ..."""
+  return f'data:image/{kind};base64,{base64.b64encode(data).decode()}'
 
 
 def _encodable(value):
@@ -146,8 +157,8 @@ def _figure_uri(path):
   if not os.path.exists(path):
     return None
   if os.path.getsize(path) > _LARGE:
-    return _uri(_jpeg(path), 'jpeg')
-  return _uri(_bytes(path), 'png')
+    return data_uri(_jpeg(path), 'jpeg')
+  return data_uri(_bytes(path), 'png')
 
 
 def _thumbnail(path):
@@ -157,9 +168,9 @@ def _thumbnail(path):
   with Image.open(path) as image:
     is_small = max(image.size) <= _THUMBNAIL // 2
   if is_small:
-    uri = _uri(_bytes(path), 'png')
+    uri = data_uri(_bytes(path), 'png')
   else:
-    uri = _uri(_jpeg(path, _THUMBNAIL * 2), 'jpeg')
+    uri = data_uri(_jpeg(path, _THUMBNAIL * 2), 'jpeg')
   return {'uri': uri, 'is_small': is_small}
 
 
@@ -178,7 +189,3 @@ def _jpeg(path, most=None):
     out = io.BytesIO()
     image.save(out, 'JPEG', quality=85)
   return out.getvalue()
-
-
-def _uri(data, kind):
-  return f'data:image/{kind};base64,{base64.b64encode(data).decode()}'

@@ -24,9 +24,11 @@ def scores(train: list[dict], validation: list[dict]) -> list[list[str]]:
   names = set().union(*train[-1:], *validation)
   rows = []
   for name, label in metric_labels.labels(names).items():
-    best = _best(name, validation)
+    best = best_line(name, validation)
     row = [label, _value(name, best), _where(best)]
-    row += [_value(name, _last(name, lines)) for lines in (validation, train)]
+    row += [
+      _value(name, last_line(name, lines)) for lines in (validation, train)
+    ]
     rows.append(row)
   head = ['', 'best validation', 'at', 'last validation', 'last training']
   if not validation:
@@ -52,6 +54,39 @@ def facts(train: list[dict], validation: list[dict]) -> list[tuple]:
     if values:
       rows.append((label, form.format(statistics.median(values))))
   return rows
+
+
+def result(train: list[dict], validation: list[dict]) -> dict:
+  """Returns what a run has come to, for programs.
+
+  Args:
+    train: lines of training, from `load`.
+    validation: likewise.
+
+  Returns:
+    'step' and 'epoch' at the end, the 'best' and the 'last' validation metrics
+    by name, 'training' metrics at the end, 'seconds' of training without
+    pauses, and the median of 'images_per_second', None without any. A metric
+    that is not finite is None.
+  """
+  ends = train[-1:] + validation[-1:]
+  names = metric_labels.labels(set().union(*ends))
+  end = max(ends, key=lambda r: r['step'], default={'step': 0, 'epoch': 0.0})
+  return {
+    'step': end['step'],
+    'epoch': end['epoch'],
+    'best': _finite(names, validation, best_line),
+    'last': _finite(names, validation, last_line),
+    'training': _finite(names, train, last_line),
+    'seconds': sum(r.get('seconds', 0) for r in train),
+    'images_per_second': images_per_second(train),
+  }
+
+
+def images_per_second(train: list[dict]) -> float | None:
+  """Returns the median rate: the first interval may hold a compilation."""
+  rates = [r['images_per_second'] for r in train if 'images_per_second' in r]
+  return statistics.median(rates) if rates else None
 
 
 def durations(workdir: str, train: list[dict]) -> dict[str, float]:
@@ -83,14 +118,15 @@ def align(rows: list) -> str:
   return 'l' if rows[0][0] else 'lr'
 
 
-def _best(name, lines):
-  """The first line with the best finite value; {} if there is none."""
+def best_line(name: str, lines: list[dict]) -> dict:
+  """Returns the first line with the best finite value; {} if none has one."""
   lines = [r for r in lines if math.isfinite(r.get(name, math.nan))]
   sign = 1 if name == 'loss' else -1
   return min(lines, key=lambda r: sign * r[name], default={})
 
 
-def _last(name, lines):
+def last_line(name: str, lines: list[dict]) -> dict:
+  """Returns the last line that has a metric; {} if none has it."""
   return next((r for r in reversed(lines) if name in r), {})
 
 
@@ -100,3 +136,11 @@ def _value(name, line):
 
 def _where(line):
   return f'epoch {line["epoch"]:.4g}, step {line["step"]}' if line else '-'
+
+
+def _finite(names, lines, choose):
+  """The values of the chosen lines, of the metrics that the lines have."""
+  values = {
+    k: choose(k, lines).get(k, math.nan) for k in names if last_line(k, lines)
+  }
+  return {k: v if math.isfinite(v) else None for k, v in values.items()}

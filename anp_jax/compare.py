@@ -1,0 +1,72 @@
+"""Compares runs: curves, what differs in their configs, what they reached.
+
+python -m anp_jax.compare runs/first runs/second --output=comparison.html
+
+RUN is a workdir; of a folder that holds workdirs, all of them are compared. The
+page is one file that opens anywhere. Runs may be unfinished, and may go on.
+"""
+
+from anp_jax.system import interrupts
+
+if __name__ == '__main__':
+  interrupts.install()  # all else takes time
+
+import os
+import sys
+
+from anp_jax import config as config_lib
+from anp_jax.config import command_line
+
+
+def main(argv: list[str]) -> int:
+  """Returns the process's exit status: 0, 2 (bad input), 130 (Ctrl-C)."""
+  try:
+    flags = _parse(argv[1:])
+    from anp_jax.reporting import comparison
+
+    print(comparison.write(flags.runs, flags.output))
+    print(f'\ncomparison: {flags.output}', flush=True)
+  except BrokenPipeError:
+    # The reader has seen enough (head, less); at exit Python flushes again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  except (config_lib.ConfigError, OSError) as e:
+    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:  # of a program that calls this one
+    print('\ninterrupted', file=sys.stderr)
+    return 130
+  return 0
+
+
+def _parse(arguments):
+  flags = _parser().parse(arguments)
+  if not flags.runs:
+    raise config_lib.ConfigError('no run is given: expected workdirs')
+  flags.runs = [os.path.expanduser(path) for path in flags.runs]
+  flags.output = os.path.expanduser(flags.output)
+  command_line.check_file('--output', flags.output)
+  return flags
+
+
+def _parser():
+  parser = command_line.Parser(
+    prog='python -m anp_jax.compare',
+    description=__doc__,
+  )
+  add = parser.add_argument
+  add('runs', nargs='*', metavar='RUN', help='a workdir, or a folder of them')
+  add(
+    '--output', default='comparison.html', metavar='FILE',
+    help='the page (default: %(default)s)',
+  )  # fmt: skip
+  return parser
+
+
+def command() -> None:
+  """Runs as a program: python -m anp_jax.compare, anp-compare."""
+  interrupts.listen()
+  interrupts.exit(main(sys.argv))
+
+
+if __name__ == '__main__':
+  command()
