@@ -264,7 +264,15 @@ def test_the_sheet_of_examples_has_the_wrong_ones_in_rows_of_their_own(
   images = {i: np.full((112, 112, 3), (0, 9 * i, 255), np.uint8)
             for i in range(11)}  # fmt: skip
   path = str(tmp_path / 'a.png')
-  pictures.sheet(path, results, pictures.choose(results), images)
+  with figure_text.pillow_sheets() as sheets:
+    pictures.sheet(path, results, pictures.choose(results), images)
+  ((_, texts, _),) = sheets
+  captions = [text for text, _ in texts[1:]]  # after the title
+  assert captions[:8] == [f'✓ {i}' for i in range(8)]
+  # Each wrong one has its name, and the name that it got.
+  assert dict(zip(captions[8::2], captions[9::2])) == {
+    '8': '✗ called 0', '9': '✗ called 0', '10': '✗ called 0',
+  }  # fmt: skip
   pixels = np.asarray(Image.open(path))
   centers = {}
   for i, image in images.items():

@@ -17,6 +17,7 @@ _EXAMPLES = 12  # right ones, and as many wrong ones
 _SMALL, _LARGE = 72, 112  # pixels of an image on the sheet: at least, at most
 _BETWEEN = 12  # pixels between the confused ones and those of the other name
 _NAME = 24  # letters of a name above images
+_RIGHT, _WRONG_NAME = '✓ {}', '✗ called {}'  # told apart without their colours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,18 +154,19 @@ def sheet(path: str, results, choice: Choice, images: dict) -> None:
   columns = _EXAMPLES // 2
   first_wrong = -(-len(choice.right) // columns) * columns
   contact_sheet = drawing.ContactSheet(
-    ['Named right, and wrong where the network was surest'],
+    ['Named right (✓), and wrong (✗) where the network was surest'],
     first_wrong + len(choice.wrong), columns, (side, 2 * line + side),
   )  # fmt: skip
   places = [*enumerate(choice.right), *enumerate(choice.wrong, first_wrong)]
   for place, index in places:
     left, upper = contact_sheet.corner(place)
-    label = names[rows['label'][index]]
-    is_wrong = place >= first_wrong
-    contact_sheet.text((left, upper + line * (not is_wrong)), label, side)
-    if is_wrong:
-      called = f'called {names[rows["classes"][index, 0]]}'
-      contact_sheet.text((left, upper + line), called, side, drawing.SOFT)
+    label, lower = names[rows['label'][index]], (left, upper + line)
+    if place < first_wrong:
+      contact_sheet.text(lower, _RIGHT.format(label), side, drawing.BLUE)
+    else:
+      called = _WRONG_NAME.format(names[rows['classes'][index, 0]])
+      contact_sheet.text((left, upper), label, side)
+      contact_sheet.text(lower, called, side, drawing.ORANGE)
     contact_sheet.picture((left, upper + 2 * line), images[index], side)
   contact_sheet.save(path)
 

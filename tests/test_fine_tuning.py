@@ -1,0 +1,106 @@
+"""Fine-tuning weights of timm on photographs: an interruption leaves no trace.
+
+timm itself writes the weights, random ones. The photographs are the garments
+of the shared data folder; where that is missing, nothing is tested.
+"""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from anp_jax import train
+from anp_jax.reporting import delayed_metrics
+from anp_jax.reporting import telemetry
+from tests import builders
+from tests import launching
+from tests import showing
+from tests import timm_peer
+
+pytestmark = [
+  pytest.mark.usefixtures('quick_compiles', 'on_one_device'),
+  pytest.mark.skipif(
+    not showing.CLOTHING.is_dir(),
+    reason='the photographs of clothing are not here',
+  ),
+]
+
+NETWORKS = ('convnextv2_atto',)
+_STEPS, _SIGNAL_AT = 12, 2
+
+
+def _config(name, weights):
+  """Every kind of randomness that a step can have: crops, flips, paths."""
+  return builders.config(
+    {
+      'model.name': name,
+      'model.drop_path': 0.2,
+      'init.from': weights,
+      'duration': f'{_STEPS} steps',
+      'batch_size': 32,  # a group of batch norm, where there is one
+      'data.source': 'folder',
+      'data.path': str(showing.CLOTHING),
+      'data.eval_split': 'test',
+      'data.image_size': 32,
+      'data.resize': 36,
+      'data.prefetch': 1,  # batches that a signal finds made are trained on
+      'optimizer.name': 'adamw',
+      'optimizer.learning_rate': 1e-4,
+      'ema': 0.9,
+      'schedule.warmup': '2 steps',
+      'eval.every': f'{_STEPS} steps',
+      'eval.batch_size': 128,
+      'eval.examples': False,
+      'checkpoint.every': f'{_STEPS} steps',
+      'log.every': '1 steps',
+      'log.tensorboard': False,
+    }
+  )
+
+
+def _terminate_at(monkeypatch, step):
+  """Sends this process SIGTERM, as Slurm does, once a step's loss is in."""
+  real = delayed_metrics.TrainingLog.push
+
+  def push(self, current, values):
+    if current == step:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return real(self, current, values)
+
+  monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', NETWORKS)
+def test_interrupted_fine_tuning_ends_with_the_same_bits(
+  tmp_path, monkeypatch, capsys, name
+):
+  arguments = {name: {'model_name': name, 'num_classes': 7}}
+  peer = timm_peer.compute(tmp_path, arguments, side=32)[name]
+  config = _config(name, peer.path)
+  straight, broken = tmp_path / 'straight', tmp_path / 'broken'
+  train.run(config, str(straight))
+  # PyTorch counts batches, which nothing here uses. The classifier there is of
+  # 7 classes, of 10 here; all else is loaded.
+  used = [n for n in peer.tensors if not n.endswith('num_batches_tracked')]
+  line = f'weights  {len(used) - 2} loaded, 2 initialised'
+  assert line in capsys.readouterr().out
+  with monkeypatch.context() as patch:
+    _terminate_at(patch, _SIGNAL_AT)
+    train.run(config, str(broken))
+  output = capsys.readouterr()
+  assert 'SIGTERM: saving, then stopping' in output.err
+  assert 'run the same command to resume' in output.out
+  os.remove(peer.path)  # a resumed run starts from its own checkpoint
+  train.run(config, str(broken))
+  assert 'continuing from step' in capsys.readouterr().out
+  left, right = launching.weights(straight), launching.weights(broken)
+  assert left.keys() == right.keys()
+  for path, value in left.items():
+    np.testing.assert_array_equal(value, right[path], err_msg=path)
+  losses = [
+    [(r['kind'], r['step'], r['loss']) for r in telemetry.read(str(workdir))]
+    for workdir in (straight, broken)
+  ]
+  assert losses[0] == losses[1]
