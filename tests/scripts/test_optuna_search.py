@@ -33,6 +33,13 @@ def _validation(workdir):
 
 
 def test_two_trials_and_the_best_of_them(tmp_path, capsys):
+  study = optuna.create_study(
+    storage=f'sqlite:///{tmp_path / "study.db"}',
+    study_name='search', direction='maximize',
+  )  # fmt: skip
+  # Else they are drawn at random, and a high rate may diverge.
+  study.enqueue_trial({'rate': 0.01, 'decay': 1e-4})
+  study.enqueue_trial({'rate': 0.003, 'decay': 1e-3})
   arguments = [f'--workdir={tmp_path}', '--trials=2', *_FLAGS]
   arguments.append('--config.duration=2 epochs')
   assert optuna_search.main(['', *arguments]) == 0
