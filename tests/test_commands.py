@@ -22,6 +22,7 @@ _CALLS = {  # the module of each command, and what its function is given
   'prepare': ('anp_jax.data.prepare.__main__', {}),
   'show': ('anp_jax.data.show.__main__', {}),
   'export': ('anp_jax.export', {}),
+  'compare': ('anp_jax.compare', {}),
   'study': ('anp_jax.study.__main__', {}),
   'plan': ('anp_jax.plan.__main__', {}),
 }

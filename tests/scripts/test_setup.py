@@ -270,7 +270,7 @@ def test_set_up_makes_the_commands_of_an_installation(setup, bare):
   assert {p.name for p in command.parent.glob('anp-*')} == {
     f'anp-{name}'
     for name in ('train', 'evaluate', 'predict', 'prepare', 'show', 'export',
-                 'study', 'plan')
+                 'compare', 'study', 'plan')
   }  # fmt: skip
 
 
