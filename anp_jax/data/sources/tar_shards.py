@@ -14,6 +14,7 @@ from anp_jax.data.sources import image_folder
 from anp_jax.data.sources import skipped_files
 from anp_jax.data.sources import stored_images
 from anp_jax.data.sources import tar_index
+from anp_jax.system import cached_reads
 from anp_jax.system import files
 
 SPLIT = '{split}'
@@ -45,7 +46,7 @@ class TarMembers(stored_images.Storage):
     """Returns the bytes of a member, from any thread."""
     shard, start, size = self._places[index].tolist()
     file = self._files.get(shard) or self._open(shard)
-    data = os.pread(file.fileno(), size, start)
+    data = cached_reads.pread(file.fileno(), size, start)
     if len(data) < size:
       raise stored_images.UnusableError(
         f'{self._shards[shard]} ends before byte {start + size:,}'
