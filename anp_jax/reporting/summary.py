@@ -202,18 +202,14 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
   }
   text = config_lib.golden(config)
   try:
-    print(run_page.write(workdir, text, facts, _hardware(mesh)))
+    print(run_page.write(workdir, text, facts, hardware(mesh)))
     print(f'report: {run_page.path(workdir)}')
   except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
     logging.error('%s: no report: %s: %s', workdir, type(e).__name__, e)
 
 
-def _count(params) -> int:
-  return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(params))
-
-
-def _hardware(mesh):
-  """What a run was computed on, and with what, name to text."""
+def hardware(mesh) -> dict:
+  """What a run was computed on, and with what, name to value."""
   kinds = collections.Counter(d.device_kind for d in mesh.devices.flat)
   return {
     'devices': ', '.join(f'{n} x {kind}' for kind, n in kinds.items()),
@@ -222,6 +218,10 @@ def _hardware(mesh):
     'cores': f'{cores_lib.count()} of {platform.machine()}',
     'Python': platform.python_version(),
   } | manager.versions()
+
+
+def _count(params) -> int:
+  return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(params))
 
 
 def _scored_weights(config):
