@@ -57,12 +57,16 @@ def main(argv: list[str], mode: str = '') -> int:
   )
   xla_flags.enable_for(config)
   config = compute_dtype.decide(config, workdir)
-  command = {'--mode': flags.mode, '--checkpoint': flags.checkpoint}
+  names = 'mode', 'checkpoint', 'change'
+  command = {f'--{name}': getattr(flags, name) for name in names}
   try:
     with cluster.start(config, place, command) as processes:
       # Heavy: only once the input is known to be good.
       from anp_jax import train
+      from anp_jax.checkpoint import run_dir
 
+      if flags.change:
+        run_dir.change(workdir, config, flags.change, processes)
       how = flags.mode, flags.checkpoint, processes, flags.output
       train.run(config, workdir, *how)
   except cluster.EXPECTED as e:

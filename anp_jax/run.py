@@ -307,6 +307,7 @@ class Run:
       messages = [*messages, f'workers  {clock.describe()}']
     for line in messages:
       self._telemetry.note(line)
+    self._telemetry.changes(self._checkpoints.changes())
 
   def _batches(self, batch):
     """The first batch, then those after it, each with signs of life."""

@@ -15,19 +15,23 @@ from anp_jax.reporting.analysis import run as analysis
 from anp_jax.system import compute_dtype
 from anp_jax.system import emulation
 from anp_jax.system import mirror
+from anp_jax.trials import benchmark
+from anp_jax.trials import range_test
+
+_TRIALS = {'benchmark': benchmark.run, 'range_test': range_test.run}
 
 
 def run(
   config, workdir: str, mode: str = 'train', checkpoint: str = 'newest',
   processes: cluster.Processes | None = None, output: str = '',
 ) -> dict:  # fmt: skip
-  """Trains, or resumes, the run of a workdir; or scores its checkpoint.
+  """Trains, or resumes, the run of a workdir; scores it, or tries it out.
 
   Args:
     config: resolved and valid.
     workdir: folder of the run, or its address in a store, see
       `system.mirror`; made if it is missing.
-    mode: 'train' or 'evaluate'.
+    mode: 'train', 'evaluate' or one of `config.strategy.TRIALS`.
     checkpoint: that mode 'evaluate' scores: 'newest', 'best' or a step.
     processes: of the run, from `cluster.start`; None: this one.
     output: folder for what mode 'evaluate' writes; '': one in the workdir.
@@ -86,6 +90,8 @@ def _train_or_score(job: strategy_lib.Job) -> dict:
     return analysis.run(
       job.config, job.workdir, job.checkpoint, job.processes, job.output
     )
+  if job.mode in _TRIALS:
+    return _TRIALS[job.mode](job)
   run = run_lib.Run(job)
   return run.finish_again() if run.is_finished else _train(run)
 

@@ -11,8 +11,8 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From the bottom up: each imports only from those before it.
 _LAYERS = (
   'config', 'system', 'models', 'cluster', 'data', 'parallel', 'training',
-  'checkpoint', 'reporting', 'runtimes', 'predict', 'run', 'train', 'export',
-  'compare', '__main__', 'portability', 'plan', 'study', 'commands',
+  'checkpoint', 'reporting', 'runtimes', 'predict', 'run', 'trials', 'train',
+  'export', 'compare', '__main__', 'portability', 'plan', 'study', 'commands',
 )  # fmt: skip
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
 

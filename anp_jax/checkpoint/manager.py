@@ -166,6 +166,11 @@ class Checkpoints:
       )
     return None
 
+  def changes(self) -> dict[str, tuple]:
+    """Returns what --change altered since the restored checkpoint was saved."""
+    saved = self._reader.saved_config
+    return config_lib.changes(saved, self._config) if saved else {}
+
   def expected_save_seconds(self) -> float:
     """Returns the seconds that one more save may take, by those before.
 

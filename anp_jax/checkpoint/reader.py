@@ -18,7 +18,11 @@ class Damaged(Exception):
 
 
 class Reader:
-  """Reads the checkpoints of one run."""
+  """Reads the checkpoints of one run.
+
+  Attributes:
+    saved_config: flat, of the checkpoint that was read; {} before.
+  """
 
   def __init__(
     self, workdir: str, config, fingerprint: dict | None, abstract_state, gather
@@ -29,6 +33,7 @@ class Reader:
     self._fingerprint = fingerprint
     self._abstract_state = abstract_state
     self._gather = gather
+    self.saved_config = {}
 
   def read(self, folder):
     """Returns the state of a checkpoint, on every process or on none.
@@ -88,13 +93,18 @@ class Reader:
 
   def _check_meta(self, saved):
     free = () if self._fingerprint else ('data',)
-    difference = config_lib.difference(saved['config'], self._config, free)
+    # Those are the run's since --change, whose word is the run's config file.
+    changeable = config_lib.changeable(self._config)
+    difference = config_lib.difference(
+      saved['config'], self._config, (*free, *changeable)
+    )
     if difference:
       resumable = (*free, *config_lib.resumable(self._config))
       raise config_lib.ConfigError(
         f'{self._workdir}: {difference}; only these keys may change: '
         f'{", ".join(resumable)}. Another --workdir starts a new run'
       )
+    self.saved_config = saved['config']
     for key, value in (self._fingerprint or {}).items():
       if saved['data'].get(key) != value:
         raise config_lib.ConfigError(

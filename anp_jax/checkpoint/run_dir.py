@@ -124,6 +124,36 @@ def open_or_refuse(workdir: str, config, vocabulary) -> None:
     ) from e
 
 
+def change(workdir: str, config, text: str, processes) -> None:
+  """Writes new values into the config of a run that is to be resumed.
+
+  Args:
+    workdir: of the run.
+    config: resolved, with the new values.
+    text: of the flag --change, see `config.changed`.
+    processes: `cluster.Processes`; all of them call it.
+
+  Raises:
+    ConfigError: if the config differs in other keys too.
+  """
+  saved = saved_config(workdir)
+  changed = config_lib.changed(saved, config, text)
+  # Of 0 means that of the run, see `with_batch_size`.
+  free = () if config.batch_size else ('batch_size',)
+  difference = config_lib.difference(changed, config, free)
+  if difference:
+    raise config_lib.ConfigError(
+      f'{workdir} belongs to another run: {difference}, which --change={text} '
+      'does not name'
+    )
+  processes.gather('read')
+  if processes.index == 0 and changed != saved:
+    files.write_atomic(
+      os.path.join(workdir, CONFIG_FILE), json.dumps(changed, indent=1)
+    )
+  processes.gather('written')
+
+
 def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
   """Writes the file that tells a launcher to start this run again."""
   record = {'step': step, 'total': total, 'reason': reason}
@@ -142,7 +172,7 @@ def _check_same_run(workdir, config, vocabulary):
     raise config_lib.ConfigError(
       f'{workdir} belongs to another run: {text}; only these keys may '
       f'change: {", ".join(config_lib.resumable(config))}. Choose another '
-      '--workdir'
+      f'--workdir{_change_flag(saved, config)}'
     )
   # Here, and not only where the state is restored: else the names of the
   # classes would be gone by then.
@@ -153,3 +183,12 @@ def _check_same_run(workdir, config, vocabulary):
       'or in whether these are pairs (config.data.pairs), from those that '
       'the run was started with; choose another --workdir'
     )
+
+
+def _change_flag(saved, config):
+  """The flag that makes a run go on with a config, for an error line; or ''."""
+  changeable = config_lib.changeable(config)
+  if not saved or config_lib.difference(saved, config, changeable):
+    return ''
+  keys = ','.join(config_lib.changes(saved, config))
+  return f', or go on with the new values: --change={keys}'

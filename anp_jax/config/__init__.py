@@ -24,14 +24,17 @@ from anp_jax.config.resolve import replaced
 from anp_jax.config.resolve import resolved
 from anp_jax.config.resolve import to_json
 from anp_jax.config.resolve import variant
+from anp_jax.config.resume import changeable
+from anp_jax.config.resume import changed
+from anp_jax.config.resume import changes
 from anp_jax.config.resume import difference
 from anp_jax.config.resume import resumable
 
 __all__ = [
-  'MOST_MEGAPIXELS', 'ConfigError', 'base', 'cache_dir', 'data_dir',
-  'completed', 'difference', 'flat', 'from_flat', 'golden', 'known_keys',
-  'milestones', 'nearest', 'renamed_key', 'replaced', 'resolved', 'resumable',
-  'steps', 'to_json', 'variant', 'window',
+  'MOST_MEGAPIXELS', 'ConfigError', 'base', 'cache_dir', 'changeable',
+  'changed', 'changes', 'completed', 'data_dir', 'difference', 'flat',
+  'from_flat', 'golden', 'known_keys', 'milestones', 'nearest', 'renamed_key',
+  'replaced', 'resolved', 'resumable', 'steps', 'to_json', 'variant', 'window',
 ]  # fmt: skip
 
 

@@ -18,7 +18,14 @@ from anp_jax.config import saved_run
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import urls
 
-_MODES = ('train', 'evaluate')
+_MODES = ('train', 'evaluate', *strategy_lib.TRIALS)
+# What a mode sets, unless it is typed.
+_MODE_KEYS = {
+  'range_test': {
+    'duration': '200 steps', 'optimizer.learning_rate': '10',
+    'schedule.name': 'range', 'schedule.warmup': '0 steps',
+  },
+}  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,7 +122,7 @@ def main_flags(
   if not mode:
     add(
       '--mode', default='train', metavar='NAME',
-      help=f'{" or ".join(_MODES)} (default: %(default)s)',
+      help=f'{", ".join(_MODES)} (default: %(default)s)',
     )  # fmt: skip
   add(
     '--checkpoint', default='newest', metavar='NAME',
@@ -125,6 +132,11 @@ def main_flags(
   add(
     '--output', default='', metavar='DIR',
     help='where --mode=evaluate writes its files (default: in the workdir)',
+  )  # fmt: skip
+  add(
+    '--change', default='', metavar='KEYS',
+    help='what is new in a run that is resumed, such as '
+    'optimizer.learning_rate,schedule',
   )  # fmt: skip
   several = parser.add_argument_group(
     'several processes', 'Slurm, Open MPI and TPU pods need none of these.'
@@ -151,7 +163,7 @@ def main_flags(
     raise SystemExit(0)
   if flags.mode not in _MODES:
     raise errors.ConfigError(
-      f'--mode={flags.mode}: expected {" or ".join(_MODES)}'
+      f'--mode={flags.mode}: expected one of {", ".join(_MODES)}'
       f'{errors.nearest(flags.mode, _MODES)}'
     )
   return flags
@@ -184,7 +196,7 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   """Returns the config and the workdir that a command line asks for.
 
   Args:
-    flags: with config, workdir, mode, checkpoint and output.
+    flags: with config, workdir, mode, checkpoint, output and change.
     overrides: from `split_overrides`.
     processes: of the run; several cannot each choose a workdir.
 
@@ -194,7 +206,7 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   Raises:
     ConfigError: for a missing flag, or whatever is wrong with the config.
   """
-  overrides = aliases.renamed(overrides)
+  overrides = _MODE_KEYS.get(flags.mode, {}) | aliases.renamed(overrides)
   is_evaluation = flags.mode == 'evaluate'
   run = saved_run.read(flags.workdir)
   config = _wanted_config(flags, overrides, run)
@@ -210,6 +222,8 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   if is_untrained and not flags.config and 'init.from' not in overrides:
     raise errors.ConfigError(f'{flags.workdir} has no checkpoint to evaluate')
   config = saved_run.with_weights_keys(config, overrides, run, is_untrained)
+  _check_trial(flags, config)
+  saved_run.check_change(flags, config, run)
   _check_checkpoint(flags, config, is_untrained)
   _check_output(flags, config)
   workdir = flags.workdir
@@ -245,6 +259,24 @@ def _wanted_config(flags, overrides, run):
     '--mode=evaluate expects the --workdir of a training, or '
     '--config=FILE[:VARIANT] too'
   )
+
+
+def _check_trial(flags, config):
+  """Refuses to try out what has no step, or no range of rates."""
+  if flags.mode not in strategy_lib.TRIALS:
+    return
+  strategy = strategy_lib.find(config)
+  if not strategy.steps_together:
+    raise errors.ConfigError(
+      f'--mode={flags.mode}: with config.strategy.name={strategy.name!r} '
+      'devices make no step together; expected another strategy, such as '
+      '--config.strategy.name=sync'
+    )
+  if flags.mode == 'range_test' and config.schedule.name != 'range':
+    raise errors.ConfigError(
+      f'--mode=range_test: config.schedule.name={config.schedule.name!r}, '
+      "expected 'range', which the mode sets"
+    )
 
 
 def _check_checkpoint(flags, config, is_untrained):

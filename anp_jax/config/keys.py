@@ -37,6 +37,7 @@ class Key:
     only_if: another key, and values of it (as fnmatch patterns) with which this
       key has a meaning; (): it always has.
     resumable: whether it may differ when a run is resumed.
+    changeable: whether it may if --change names it.
     was_integer: whether a whole number stands for its text: what the key was
       before it became a text.
   """
@@ -47,6 +48,7 @@ class Key:
   check: Callable[[str, Any], None] | None = None
   only_if: tuple = ()
   resumable: bool = False
+  changeable: bool = False
   was_integer: bool = False
 
   def renewed(self, value):

@@ -1,7 +1,12 @@
-"""What may differ between a run and the run that goes on with it."""
+"""What may differ between a run and the run that goes on with it.
+
+Most keys may not. `resumable` ones may, and `changeable` ones where the flag
+--change names them.
+"""
 
 import json
 
+from anp_jax.config import errors
 from anp_jax.config import resolve
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import table
@@ -9,6 +14,11 @@ from anp_jax.config import table
 _NAME = 'strategy.name'
 # Of this key alone, runs that are old wrote nothing down: any number may be.
 _UNRECORDED = 'strategy.threads'
+# At 0 these are no part of an optimizer, and its saved state has one part less;
+# weight decay is always a part of the optimizers that have it in its own place.
+_LEFT_OUT_AT_0 = (
+  'optimizer.clip_norm', 'optimizer.clip_value', 'optimizer.weight_decay',
+)  # fmt: skip
 
 
 def resumable(config) -> tuple[str, ...]:
@@ -26,6 +36,66 @@ def resumable(config) -> tuple[str, ...]:
     if declared.resumable:
       entries.append(group if all(d.resumable for d in members) else key)
   return tuple(dict.fromkeys(entries))
+
+
+def changeable(config) -> tuple[str, ...]:
+  """Returns the keys that --change may name."""
+  keys = resolve.known_keys(config.strategy.name)
+  return tuple(key for key, declared in keys.items() if declared.changeable)
+
+
+def changes(saved: dict, config) -> dict[str, tuple]:
+  """Returns {key: (old, new)} of the `changeable` keys that differ.
+
+  Args:
+    saved: `flat()` of the run before, after JSON.
+    config: the config of this run. A value is None where a key does not apply.
+  """
+  before, now = resolve.completed(saved), json.loads(resolve.to_json(config))
+  return {
+    key: (before.get(key), now.get(key))
+    for key in changeable(config)
+    if before.get(key) != now.get(key)
+  }
+
+
+def changed(saved: dict, config, text: str) -> dict:
+  """Returns the flat config of a run whose keys --change names are new.
+
+  Args:
+    saved: `flat()` of the run, after JSON.
+    config: has the new values.
+    text: of --change: keys, or the group 'schedule', divided by commas.
+
+  Raises:
+    ConfigError: for a name that is not `changeable`, or a value that the saved
+      state of the optimizer does not fit.
+  """
+  choices = changeable(config)
+  names = [name.strip().removeprefix('config.') for name in text.split(',')]
+  for name in names:
+    if name != 'schedule' and name not in choices:
+      raise errors.ConfigError(_refusal(name, text, choices, config))
+  has_new_schedule = any(n in ('schedule', 'schedule.name') for n in names)
+  result = dict(saved)
+  for key, (before, now) in changes(saved, config).items():
+    # What comes or goes with another schedule needs no name.
+    follows = has_new_schedule and None in (before, now)
+    if not follows and not {key, key.partition('.')[0]} & set(names):
+      continue
+    if key in _LEFT_OUT_AT_0 and (
+      _is_in_chain(key, before, config) != _is_in_chain(key, now, config)
+    ):
+      raise errors.ConfigError(
+        f'--change={text}: config.{key} is {before!r} in the run and {now!r} '
+        'here, but the saved state of the optimizer has another structure at '
+        f'0; expected {"a number above 0" if before else "0"}'
+      )
+    if now is None:
+      result.pop(key, None)
+    else:
+      result[key] = now
+  return result
 
 
 def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
@@ -65,6 +135,31 @@ def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
         f'started with {saved.get(key)!r}'
       )
   return ''
+
+
+def _refusal(name, text, choices, config):
+  """Why --change may not name a key, in one line."""
+  expected = f'expected some of {", ".join(choices)}'
+  if name not in resolve.known_keys(config.strategy.name):
+    return (
+      f'--change={text}: there is no key {name!r}; {expected}'
+      f'{errors.nearest(name, choices)}'
+    )
+  if any(name == k or name.startswith(k + '.') for k in resumable(config)):
+    return f'--change={text}: {name} may differ without it; {expected}'
+  why = ''
+  if name == 'optimizer.name':
+    why = ': it decides what a checkpoint holds of the optimizer'
+  return f'--change={text}: {name} may not change{why}; {expected}'
+
+
+def _is_in_chain(key, value, config):
+  """Whether the optimizer has a part for a key with this value."""
+  # adamw, lars and lamb take weight decay in their own place, also of 0.
+  has_own_place = key == 'optimizer.weight_decay' and (
+    'decay_multipliers' not in table.OPTIMIZERS[config.optimizer.name]
+  )
+  return has_own_place or value != 0
 
 
 def _is_equivalent(key, before, after):

@@ -7,6 +7,8 @@ import os
 
 from anp_jax.config import errors
 from anp_jax.config import resolve
+from anp_jax.config import resume
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import table
 
 # Like a strategy, it stands above this folder: it is imported if needed.
@@ -51,6 +53,37 @@ def nearest_run(path: str) -> str:
   runs = glob.glob(os.path.join(glob.escape(folder), '*', 'config.json'))
   names = [os.path.basename(os.path.dirname(run)) for run in runs]
   return errors.nearest(name, names)
+
+
+def check_change(flags, config, run: dict) -> None:
+  """Refuses a flag --change that names what may not change.
+
+  Args:
+    flags: with workdir, mode and change.
+    config: resolved.
+    run: the flat config of the workdir's run, {} without.
+
+  Raises:
+    ConfigError: saying what was expected.
+  """
+  text = f'--change={flags.change}'
+  if not flags.change:
+    return
+  if flags.mode != 'train':
+    raise errors.ConfigError(f'{text} is for --mode=train, which resumes a run')
+  if strategy_lib.find(config).keeps_models_apart:
+    raise errors.ConfigError(
+      f'{text}: the models of a ring keep the config that they began with'
+    )
+  is_resumed = bool(run) and has_checkpoints(flags.workdir)
+  resume.changed(
+    run if is_resumed else resolve.flat(config), config, flags.change
+  )
+  if not is_resumed:
+    raise errors.ConfigError(
+      f'{text} is for a run that is resumed: --workdir={flags.workdir!r} has '
+      'no checkpoint'
+    )
 
 
 def has_checkpoints(workdir: str | None) -> bool:

@@ -28,6 +28,8 @@ BUILT_IN = {
   'channel_split': 'anp_jax.runtimes.channel_split:ChannelSplit',
   'relay': 'anp_jax.runtimes.relay.strategy:Relay',
 }
+# Modes that make steps of a run, and keep no state.
+TRIALS = 'benchmark', 'range_test'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Job:
     config: resolved and valid.
     workdir: folder of the run.
     processes: `cluster.Processes` of the run.
-    mode: 'train' or 'evaluate'.
+    mode: 'train', 'evaluate' or one of TRIALS.
     checkpoint: that mode 'evaluate' scores: 'newest', 'best' or a step.
     output: folder for what mode 'evaluate' writes; '': one in the workdir.
     devices: of the mesh; None: all devices of all processes.
@@ -84,6 +86,7 @@ class Strategy(Protocol):
       mesh's data axis.
     has_group_weights: whether leaves of the saved state have a leading axis of
       groups.
+    steps_together: whether all devices make each step of the run together.
     keeps_models_apart: whether a run has several models with checkpoints and
       scores of their own.
   """
@@ -92,6 +95,7 @@ class Strategy(Protocol):
   state: str = 'single'
   sums_statistics: bool = True
   has_group_weights: bool = False
+  steps_together: bool = True
   keeps_models_apart: bool = False
 
   # What a config says.

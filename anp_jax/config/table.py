@@ -41,6 +41,7 @@ SCHEDULES = {
   'step': ('every', 'factor'),
   'exponential': ('every', 'factor'),
   'polynomial': ('end', 'power'),
+  'range': ('start',),
 }
 
 
@@ -177,7 +178,9 @@ _INIT = {
 # At 1 a decay forgets nothing: sums grow for ever, and Adam's divide by 0.
 _OPTIMIZER = {
   'name': text('nesterov', 'how weights are updated', tuple(OPTIMIZERS)),
-  'learning_rate': number(0.05, 'at the peak of the schedule', at_least=0),
+  'learning_rate': number(
+    0.05, 'at the peak of the schedule', at_least=0, changeable=True
+  ),
   'momentum': number(
     0.9, 'of the sum of gradients', at_least=0, below=1,
     only_if=_optimizer('momentum'),
@@ -199,13 +202,16 @@ _OPTIMIZER = {
     above=0, only_if=_optimizer('eps'),
   ),
   'weight_decay': number(
-    5e-4, 'of kernels only; in the gradient, or decoupled', at_least=0
+    5e-4, 'of kernels only; in the gradient, or decoupled', at_least=0,
+    changeable=True,
   ),
   'clip_norm': number(
-    0, 'largest global norm of the gradient; 0: no limit', at_least=0
+    0, 'largest global norm of the gradient; 0: no limit', at_least=0,
+    changeable=True,
   ),
   'clip_value': number(
-    0, 'largest element of the gradient; 0: no limit', at_least=0
+    0, 'largest element of the gradient; 0: no limit', at_least=0,
+    changeable=True,
   ),
   'multipliers': Key(
     (), "ordered (regex of the parameter's path, factor of its learning rate) "
@@ -223,27 +229,34 @@ _OPTIMIZER = {
   ),
 }  # fmt: skip
 _SCHEDULE = {
-  'name': text('cosine', 'of the learning rate', tuple(SCHEDULES)),
-  'warmup': duration('0 steps', 'linear, from 0', zero=True),
+  'name': text(
+    'cosine', 'of the learning rate; range: for --mode=range_test',
+    tuple(SCHEDULES), changeable=True,
+  ),
+  'warmup': duration('0 steps', 'linear, from 0', zero=True, changeable=True),
   'warmup_start': number(
     0, 'first learning rate of the warm-up over the peak; of n asynchronous '
-    'workers 1 / n', at_least=0, at_most=1,
+    'workers 1 / n', at_least=0, at_most=1, changeable=True,
     only_if=('strategy.name', ('server',)),
   ),
   'every': milestones(
     '30 epochs', "between decays; '32000 steps, 48000 steps': those two only",
-    only_if=_schedule('every'),
+    only_if=_schedule('every'), changeable=True,
   ),
   'factor': number(
-    0.1, 'of each decay', above=0, only_if=_schedule('factor')
+    0.1, 'of each decay', above=0, only_if=_schedule('factor'), changeable=True
   ),
   'power': number(
-    1, 'of the share of the run that is left', above=0,
+    1, 'of the share of the run that is left', above=0, changeable=True,
     only_if=_schedule('power'),
   ),
   'end': number(
     0, 'last learning rate over the peak', at_least=0, at_most=1,
-    only_if=_schedule('end'),
+    only_if=_schedule('end'), changeable=True,
+  ),
+  'start': number(
+    1e-6, 'first learning rate over the peak', above=0, at_most=1,
+    only_if=_schedule('start'), changeable=True,
   ),
 }  # fmt: skip
 _STRATEGY = {

@@ -21,11 +21,11 @@ from anp_jax.data.input import stream
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.plan import sizes
 from anp_jax.plan import tables
-from anp_jax.runtimes.calibration import timing
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.system import compile_cache
 from anp_jax.system import compute_dtype
 from anp_jax.system import cores
+from anp_jax.system import stopwatch
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
@@ -207,9 +207,9 @@ def _seconds(config, workload, device, images) -> list[float]:
         run()
 
     run()
-    first = timing.timed(turn)
+    first = stopwatch.timed(turn)
     turns = max(3, min(_TURNS, int(_MOST_SECONDS / first)))
-    return [timing.timed(turn) / count for _ in range(turns)]
+    return [stopwatch.timed(turn) / count for _ in range(turns)]
 
 
 def _spec_and_source(config, workload, device, images):

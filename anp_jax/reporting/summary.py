@@ -206,7 +206,7 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
   try:
     # Before the page, without which a run that ends again reports again.
     telemetry_lib.write_result(workdir, _result(workdir, mesh, abstract_state))
-    print(run_page.write(workdir, text, facts, _hardware(mesh)))
+    print(run_page.write(workdir, text, facts, hardware(mesh)))
     print(urls.named(f'report: {run_page.path(workdir)}'))
   except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
     where = urls.original(workdir)
@@ -222,12 +222,8 @@ def _result(workdir, mesh, abstract_state):
   }
 
 
-def _count(params) -> int:
-  return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(params))
-
-
-def _hardware(mesh):
-  """What a run was computed on, and with what, name to text."""
+def hardware(mesh) -> dict:
+  """What a run was computed on, and with what, name to value."""
   kinds = collections.Counter(d.device_kind for d in mesh.devices.flat)
   return {
     'devices': ', '.join(f'{n} x {kind}' for kind, n in kinds.items()),
@@ -236,6 +232,10 @@ def _hardware(mesh):
     'cores': f'{cores_lib.count()} of {platform.machine()}',
     'Python': platform.python_version(),
   } | manager.versions()
+
+
+def _count(params) -> int:
+  return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(params))
 
 
 def _scored_weights(config):

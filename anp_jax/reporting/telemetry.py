@@ -24,8 +24,9 @@ TENSORBOARD = 'tensorboard'  # likewise, a folder of event files
 _RECENT = 32
 
 # Kinds of lines that hold no metrics of a step: how long something other than a
-# step has taken, and what the run has come to.
-_TIME, _RESULT = 'time', 'result'
+# step has taken, what the run has come to, a key of the config that is new from
+# a step on.
+_TIME, _RESULT, _CHANGE = 'time', 'result', 'change'
 
 # The parts of the progress line that a narrow terminal keeps, first to last.
 _PRIORITY = (
@@ -36,7 +37,8 @@ _PRIORITY = (
 
 def read(workdir: str) -> list[dict]:
   """The metrics in workdir/metrics.jsonl, oldest first; torn lines left out."""
-  return [r for r in _records(workdir) if r['kind'] not in (_TIME, _RESULT)]
+  without = _TIME, _RESULT, _CHANGE
+  return [r for r in _records(workdir) if r['kind'] not in without]
 
 
 def result(workdir: str) -> dict:
@@ -59,6 +61,11 @@ def write_result(workdir: str, values: dict) -> None:
   files.append_json_line(os.path.join(workdir, METRICS), line)
 
 
+def changes(workdir: str) -> list[dict]:
+  """The keys that --change made new: step, key, old and new value of each."""
+  return [r for r in _records(workdir) if r['kind'] == _CHANGE]
+
+
 def durations(workdir: str) -> dict[str, float]:
   """Seconds that a run spent between its steps: 'start', 'compiling', ..."""
   seconds = {}
@@ -72,7 +79,12 @@ def durations(workdir: str) -> dict[str, float]:
 def truncate_after(workdir: str, step: int) -> None:
   """Takes lines after a step out of metrics.jsonl, torn ones too."""
   # At step 0 nothing was restored: every line is of a run that left no state.
-  records = [r for r in _records(workdir) if step and r['step'] <= step]
+  # A change at the step itself is to be told again, if it still is one.
+  records = [
+    r
+    for r in _records(workdir)
+    if step and r['step'] <= step - (r['kind'] == _CHANGE)
+  ]
   files.write_atomic(
     os.path.join(workdir, METRICS),
     ''.join(json.dumps(r) + '\n' for r in records),
@@ -236,6 +248,22 @@ class Telemetry:
       self._write_line(
         {'kind': _TIME, 'step': self._last, 'what': what, 'seconds': seconds}
       )
+
+  def changes(self, values: dict[str, tuple]) -> None:
+    """Records keys of the config that are new from the start step on.
+
+    Args:
+      values: (old, new) by dotted key; None where the key does not apply.
+    """
+    step = self._length.start_step
+    for key, (old, new) in values.items():
+      self.note(
+        f'change   config.{key}={new} from step {step} on, {old} before'
+      )
+      if self._file is not None:
+        self._write_line(
+          {'kind': _CHANGE, 'step': step, 'key': key, 'old': old, 'new': new}
+        )
 
   def note(self, text: str) -> None:
     """Prints a line for people, above the live line."""

@@ -6,9 +6,11 @@ import re
 from anp_jax import config as config_lib
 from anp_jax.config import keys
 from anp_jax.config import rules
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel.sync import strategy as sync
 from anp_jax.runtimes import transport_keys
 
+_TRAINING = ('train', *strategy_lib.TRIALS)  # modes
 # Devices outside the mesh, of this process or all of the other processes.
 _DEVICE = re.compile(r'(cpu|gpu|cuda|rocm|tpu):[0-9]{1,4}|processes')
 
@@ -73,11 +75,11 @@ class ChannelSplit(sync.Sync):
 
   def joins_jax(self, config, mode):
     """Whether the devices are of one mesh: only process 0 trains otherwise."""
-    return not (config.strategy.offload_to and mode == 'train')
+    return not (config.strategy.offload_to and mode in _TRAINING)
 
   def mixes_platforms(self, config, mode):
     """A device that only computes channels may be of any platform."""
-    return bool(config.strategy.offload_to) and mode == 'train'
+    return bool(config.strategy.offload_to) and mode in _TRAINING
 
   def xla_settings(self, config):
     """Spare threads: a program waits for what the same CPU pool computes."""
@@ -120,7 +122,7 @@ class ChannelSplit(sync.Sync):
 
   def run(self, job, loop):
     """Trains on one device, with others to offload to, where they are named."""
-    if not job.config.strategy.offload_to or job.mode != 'train':
+    if not job.config.strategy.offload_to or job.mode not in _TRAINING:
       return loop(job)
     from anp_jax.runtimes.offload import pool as pool_lib
 

@@ -37,6 +37,7 @@ from anp_jax.runtimes.calibration import workloads
 from anp_jax.runtimes.offload import pool as pool_lib
 from anp_jax.study import grid
 from anp_jax.system import files
+from anp_jax.system import stopwatch
 from anp_jax.system import xla_flags
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
@@ -242,7 +243,7 @@ def _time(functions, timing, rounds, processes) -> dict[str, list[float]]:
     timing.round()
     for name, function in functions.items():
       processes.gather('ready')
-      slowest = max(processes.gather(timing_lib.timed(function)))
+      slowest = max(processes.gather(stopwatch.timed(function)))
       if i:  # the first one does not count
         seconds[name].append(slowest)
   return seconds

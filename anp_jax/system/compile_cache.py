@@ -1,11 +1,14 @@
 """Compiled programs are kept on disk, so that a second start is quick."""
 
+from collections.abc import Iterator
+import contextlib
 import ctypes
 import hashlib
 import os
 import platform
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from anp_jax import config as config_lib
 
@@ -45,6 +48,19 @@ def enable(config) -> str:
   for name, value in settings.items():
     jax.config.update(name, value)
   return folder
+
+
+@contextlib.contextmanager
+def disabled() -> Iterator[None]:
+  """A context in which every program is compiled, and none is kept."""
+  before = jax.config.jax_enable_compilation_cache
+  jax.config.update('jax_enable_compilation_cache', False)
+  compilation_cache.reset_cache()  # JAX looks once whether there is one
+  try:
+    yield
+  finally:
+    jax.config.update('jax_enable_compilation_cache', before)
+    compilation_cache.reset_cache()
 
 
 def release_memory() -> None:

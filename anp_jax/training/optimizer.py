@@ -45,6 +45,8 @@ def schedule(
     constant:    p
     cosine:      p (end + (1 - end) (1 + cos(pi d)) / 2)
     polynomial:  p (end + (1 - end) (1 - d)^power)
+    range:       p start^(1 - d), the range test of Smith (2015), arXiv
+      1506.01186, with equal ratios
     step, exponential: p factor^floor(s / every), one staircase under the two
       names it is known by; decays are counted from step 0, not from w. Where
       schedule.every has several durations, p factor^n from the n-th on.
@@ -91,6 +93,8 @@ def schedule(
       share = s.end + (1 - s.end) * (1 + xp.cos(xp.pi * done)) / 2
     elif s.name == 'polynomial':
       share = s.end + (1 - s.end) * (1 - done) ** s.power
+    elif s.name == 'range':
+      share = xp.power(float(s.start), 1 - done)
     else:
       # Of integers: a float could miss a boundary by a step.
       first, *later = decays

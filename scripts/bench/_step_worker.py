@@ -12,6 +12,8 @@ import _contest
 import _peers
 import _torch_peers
 
+from anp_jax.system import memory
+
 
 def work(contestant: str, case: _cases.Case, cache: str, on: str):
   """Makes a contestant's step; answers each question with one line.
@@ -24,14 +26,13 @@ def work(contestant: str, case: _cases.Case, cache: str, on: str):
   """
   questions, answer = _contest.questions()
   make = _maker(contestant, cache, on)
-  before = _memory('VmRSS')
+  before = memory.of_process()
   candidate = make(case)
   first = _seconds(candidate, 1)
   candidate.run(1)
   step = min(_seconds(candidate, 1) for _ in range(2))
-  peak_memory = _memory('VmHWM')
-  with open('/proc/self/clear_refs', 'w') as f:
-    f.write('5')  # forgets VmHWM
+  peak_memory = memory.of_process('VmHWM')
+  memory.reset_peak()
   answer(
     first=first, step=step, device=candidate.device, library=candidate.library
   )
@@ -39,7 +40,7 @@ def work(contestant: str, case: _cases.Case, cache: str, on: str):
     if question['what'] == 'steps':
       answer(seconds=_seconds(candidate, question['steps']))
     elif question['what'] == 'memory':
-      now = _memory('VmHWM')
+      now = memory.of_process('VmHWM')
       if on == 'cpu':
         most = max(peak_memory, now)
         answer(memory=most - before, stepping_memory=now - before)
@@ -73,16 +74,6 @@ def _seconds(candidate, steps):
   start = time.perf_counter()
   candidate.run(steps)
   return time.perf_counter() - start
-
-
-def _memory(field) -> int:
-  """Bytes of this process: VmRSS now, VmHWM the most there has been.
-
-  Not getrusage: its maximum is inherited from the process that started this.
-  """
-  with open('/proc/self/status') as f:
-    line = next(line for line in f if line.startswith(field + ':'))
-  return int(line.split()[1]) * 1024
 
 
 def _profile(candidate, folder):

@@ -258,3 +258,42 @@ def test_help_as_a_person_types_it(arguments):
   )  # fmt: skip
   for word in words:
     assert word in ' '.join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+  'flags, words',
+  [
+    (['--mode=evaluate'], '--change=schedule is for --mode=train'),
+    ([], "is for a run that is resumed: --workdir='{}' has no checkpoint"),
+    (['--config=configs/relay_anp.py'], 'the models of a ring keep'),
+    (['--change=schedul'], "did you mean 'schedule"),
+  ],
+)
+def test_a_change_is_refused_before_anything_starts(
+  flags, words, tmp_path, capsys
+):
+  (tmp_path / 'config.json').write_text('{}')
+  text = _line(
+    capsys, main.main, 'main.py', _TINY, f'--workdir={tmp_path}',
+    '--change=schedule', *flags,
+  )  # fmt: skip
+  assert words.format(tmp_path) in text
+
+
+@pytest.mark.parametrize('mode', ['benchmark', 'range_test'])
+@pytest.mark.parametrize('strategy', ['server', 'relay'])
+def test_what_has_no_step_is_not_tried(mode, strategy, capsys):
+  keys = [f'--config.strategy.name={strategy}']
+  if strategy == 'relay':
+    keys += ["--config.strategy.models=('seed=1', 'seed=2')"]
+  text = _line(capsys, main.main, 'main.py', _TINY, f'--mode={mode}', *keys)
+  assert f"--mode={mode}: with config.strategy.name='{strategy}'" in text
+
+
+def test_a_range_test_sets_what_is_not_typed():
+  flags = command_line.main_flags([_TINY, '--mode=range_test'], '')
+  config, _ = command_line.from_flags(flags, {'duration': '50 steps'})
+  assert (config.schedule.name, config.duration) == ('range', '50 steps')
+  assert config.optimizer.learning_rate == 10
+  with pytest.raises(config_lib.ConfigError, match="expected 'range'"):
+    command_line.from_flags(flags, {'schedule.name': 'cosine'})

@@ -2,11 +2,13 @@
 
 import json
 
+import jax
 import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import table
+from anp_jax.training import optimizer
 from tests import builders
 
 
@@ -203,3 +205,74 @@ def test_difference_names_what_was_chosen_not_what_follows(change):
   other = config_lib.replaced(config, change)
   text = config_lib.difference(_saved(config), other)
   assert text.startswith(f'config.{key} is ')
+
+
+def test_changes_of_the_keys_that_the_flag_names():
+  before = builders.config({'schedule.name': 'step'})
+  config = builders.config({
+    'optimizer.learning_rate': 0.01, 'optimizer.weight_decay': 1e-4,
+    'schedule.name': 'cosine', 'schedule.end': 0.1,
+  })  # fmt: skip
+  saved = _saved(before)
+  assert config_lib.changes(saved, config) == {
+    'optimizer.learning_rate': (0.05, 0.01),
+    'optimizer.weight_decay': (5e-4, 1e-4),
+    'schedule.name': ('step', 'cosine'),
+    'schedule.every': ('30 epochs', None),
+    'schedule.factor': (0.1, None),
+    'schedule.end': (None, 0.1),
+  }
+  some = config_lib.changed(saved, config, 'schedule.name')
+  assert some['schedule.end'] == 0.1 and 'schedule.every' not in some
+  assert some['optimizer.learning_rate'] == 0.05
+  assert 'learning_rate' in config_lib.difference(some, config)
+  everything = 'schedule, optimizer.learning_rate,config.optimizer.weight_decay'
+  changed = config_lib.changed(saved, config, everything)
+  assert config_lib.difference(changed, config) == ''
+  assert saved == _saved(before)
+
+
+@pytest.mark.parametrize('text, words', [
+  ('optimizer.name', 'what a checkpoint holds of the optimizer'),
+  ('optimizer.momentum', 'may not change'),
+  ('model.name', 'may not change'),
+  ('duration', 'may differ without it'),
+  ('log.every', 'may differ without it'),
+  ('optimizer.learning_rat', "did you mean 'optimizer.learning_rate'"),
+  ('schedule,', "there is no key ''"),
+  ('optimizer', "there is no key 'optimizer'"),
+])  # fmt: skip
+def test_a_flag_may_not_name_other_keys(text, words):
+  config = config_lib.base()
+  with pytest.raises(config_lib.ConfigError) as error:
+    config_lib.changed(_saved(config), config, text)
+  assert words in str(error.value) and f'--change={text}: ' in str(error.value)
+
+
+@pytest.mark.parametrize('name', table.OPTIMIZERS)
+@pytest.mark.parametrize('key', ['weight_decay', 'clip_norm', 'clip_value'])
+def test_an_effect_comes_or_goes_only_where_the_state_stays_the_same(name, key):
+  """The structure is optax's."""
+  configs = [
+    builders.config({'optimizer.name': name, f'optimizer.{key}': value})
+    for value in (0.0, 0.1, 0.2)
+  ]
+  without, some, more = (
+    jax.tree.structure(
+      optimizer.create(c, 4, 16, 9).init({'w': jax.numpy.ones((2, 2))})
+    )
+    for c in configs
+  )
+  flag = f'optimizer.{key}'
+  assert some == more
+  config_lib.changed(_saved(configs[1]), configs[2], flag)
+  for before, after in ((0, 1), (1, 0)):
+    saved = _saved(configs[before])
+    if without == some:
+      assert (
+        config_lib.changed(saved, configs[after], flag)[flag]
+        == (config_lib.flat(configs[after])[flag])
+      )
+      continue
+    with pytest.raises(config_lib.ConfigError, match='another structure at 0'):
+      config_lib.changed(saved, configs[after], flag)

@@ -379,6 +379,7 @@ def _closed_form(name, step, warmup, total, start=0.0):
     'constant': 1.0,
     'cosine': 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * done)),
     'polynomial': 0.2 + 0.8 * (1 - done) ** 1.5,
+    'range': 0.001 ** (1 - done),
     'step': 0.3 ** math.floor(step / 15),
     'exponential': 0.3 ** math.floor(step / 15),
   }[name]
@@ -401,7 +402,7 @@ def test_schedule_is_its_closed_form(config, name, text, warmup):
   total = 60
   s = config.schedule
   s.name, s.warmup, s.every = name, text, '1.5 epochs'
-  s.factor, s.power, s.end = 0.3, 1.5, 0.2
+  s.factor, s.power, s.end, s.start = 0.3, 1.5, 0.2, 0.001
   rate = optimizer.schedule(config, BATCH, EXAMPLES, total)
   steps = np.arange(total + 10)  # and past the end, where a resume may go
   expected = [_closed_form(name, t, warmup, total) for t in steps]

@@ -30,7 +30,7 @@ def write(
   """
   train, validation = tables.load(workdir)
   scores = tables.scores(train, validation)
-  rows = tables.facts(train, validation) + _pairs(summary)
+  rows = _facts(workdir, train, validation) + _pairs(summary)
   folder = os.path.join(workdir, _FOLDER)
   os.makedirs(folder, exist_ok=True)
   curves.plot(os.path.join(folder, _CURVES), train, validation)
@@ -89,7 +89,7 @@ def rewrite(workdir: str, evaluation: str) -> bool:
     _name(workdir),
     {
       'scores': tables.scores(train, validation),
-      'facts': tables.facts(train, validation) + values['summary'],
+      'facts': _facts(workdir, train, validation) + values['summary'],
       'hardware': values['hardware'],
     },
     values['config'],
@@ -99,6 +99,10 @@ def rewrite(workdir: str, evaluation: str) -> bool:
   )
   files.write_atomic(path(workdir), text)
   return True
+
+
+def _facts(workdir, train, validation):
+  return tables.facts(train, validation) + tables.changes(workdir)
 
 
 def _pairs(facts):

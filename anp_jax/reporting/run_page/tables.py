@@ -89,6 +89,14 @@ def images_per_second(train: list[dict]) -> float | None:
   return statistics.median(rates) if rates else None
 
 
+def changes(workdir: str) -> list[tuple]:
+  """Keys of the config that --change made new, as (name, text) rows."""
+  return [
+    (f'from step {r["step"]}', f'{r["key"]}={r["new"]}, {r["old"]} before')
+    for r in telemetry.changes(workdir)
+  ]
+
+
 def durations(workdir: str, train: list[dict]) -> dict[str, float]:
   """Seconds of a run by what they were spent on, in the order of drawing.
 

@@ -4,7 +4,6 @@ from concurrent import futures
 import functools
 import math
 import platform
-import time
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.runtimes.offload import device as device_lib
+from anp_jax.system import stopwatch
 from anp_jax.training import build
 from anp_jax.training import run_spec
 
@@ -84,10 +84,10 @@ class Timing:
       for program in self._programs:
         processes.heartbeat('timing')
         processes.gather('ready')
-        self._rounds[-1].append(list(pool.map(timed, program)))
+        self._rounds[-1].append(list(pool.map(stopwatch.timed, program)))
     processes.gather('ready')
     self._collective_rounds.append(
-      [timed(run) for _, _, run in self._collectives]
+      [stopwatch.timed(run) for _, _, run in self._collectives]
     )
 
   def costs(self) -> costs_lib.Costs:
@@ -247,7 +247,7 @@ class Timing:
         run()
         links.append((name, size_sent, run))
         if size > _SIZES[0] and (
-          max(self._processes.gather(timed(run))) > _QUICK
+          max(self._processes.gather(stopwatch.timed(run))) > _QUICK
         ):
           break
     return links
@@ -283,13 +283,6 @@ def devices(mesh, processes) -> list[list[tuple[str, str]]]:
     ]
     for row in mesh.devices.reshape(-1, mesh.shape[mesh_lib.MODEL])
   ]  # fmt: skip
-
-
-def timed(run) -> float:
-  """Seconds that a function takes."""
-  start = time.perf_counter()
-  run()
-  return time.perf_counter() - start
 
 
 def _calls(network, config, rows) -> list[convolutions.Call]:

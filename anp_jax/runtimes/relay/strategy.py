@@ -11,6 +11,7 @@ class Relay(sync.Sync):
 
   name = 'relay'
   state = 'relay'
+  steps_together = False
   keeps_models_apart = True
 
   def default_config(self):

@@ -91,9 +91,8 @@ class Chief:
       self._checkpoints.wait()
     self._end_session()
     restored = self._checkpoints.restore()
-    lines = []
     if restored:
-      state = restored[0]
+      state, lines = restored[0], []
     else:
       state, lines = self._setup.initial_state(self._workdir)
     version = int(state.step)
@@ -105,11 +104,10 @@ class Chief:
       lambda: self._update_time or time.monotonic(),
     )  # fmt: skip
     self._log_run_info(version, lines)
+    self._telemetry.changes(self._checkpoints.changes())
     # Stopped before, or in, the evaluation of its last step.
-    is_scored_version = (
-      version == self._total or version % self._every['eval'] == 0
-    )
-    if version and is_scored_version:
+    is_due = version == self._total or version % self._every['eval'] == 0
+    if version and is_due:
       if not summary.is_scored(self._workdir, version):
         self._score(version, state, contextlib.nullcontext())
         self._checkpoints.wait()
@@ -253,6 +251,7 @@ class Chief:
         'delay': vars(setup.optimizers[0].delay),
         'look_ahead': vars(self._ahead),
         'workers': self._workers,
+        'changeable': log_lib.changeable(config),
       },
     )
     run = self._run_info()

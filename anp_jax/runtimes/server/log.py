@@ -57,6 +57,12 @@ def read(workdir: str) -> list[dict]:
   return files.read_json_lines(os.path.join(workdir, NAME))
 
 
+def changeable(config) -> dict:
+  """Returns the keys that --change may name, with their values of a session."""
+  keys = config_lib.changeable(config)
+  return {k: v for k, v in config_lib.flat(config).items() if k in keys}
+
+
 def used_steps(records: list[dict], version: int) -> set[int]:
   """Returns the steps whose batches the first `version` updates have used.
 

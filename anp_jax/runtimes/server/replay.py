@@ -83,7 +83,8 @@ def _session_config(config, session):
     'strategy.delay_compensation': delay.strength,
     'strategy.delay_decay': delay.decay,
   }
-  return config_lib.replaced(config, changes)
+  # Those that --change may name; logs of earlier versions lack them.
+  return config_lib.replaced(config, changes | session.get('changeable', {}))
 
 
 def _replay_session(setup, session, state, updates):

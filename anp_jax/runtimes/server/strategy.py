@@ -27,6 +27,7 @@ class Server(sync.Sync):
   """Asynchronous training with parameter servers."""
 
   name = 'server'
+  steps_together = False
 
   def default_config(self):
     """The servers, when they update, and what travels to them."""

@@ -1,0 +1,21 @@
+"""Times functions, and says what is usual of several times."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import statistics
+import time
+
+
+def timed(run: Callable[[], object]) -> float:
+  """Returns the seconds that a function takes."""
+  start = time.perf_counter()
+  run()
+  return time.perf_counter() - start
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+  """Returns the lower quartile, the median and the upper quartile."""
+  if len(values) < 2:
+    return (values[0],) * 3
+  low, median, high = statistics.quantiles(values, n=4, method='inclusive')
+  return low, median, high

@@ -1,0 +1,1 @@
+"""Trials of a config on the machine at hand; no checkpoint is read or made."""

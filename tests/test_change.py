@@ -1,0 +1,211 @@
+"""Tests of --change: a run goes on with a new rate, and its past stays."""
+
+import os
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from anp_jax import cluster
+from anp_jax import config as config_lib
+from anp_jax import run as run_lib
+from anp_jax import train
+from anp_jax.checkpoint import run_dir
+from anp_jax.reporting import telemetry
+from tests import builders
+from tests import launching
+from tests import serving
+
+pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
+
+_CLASSES = 5
+_KEYS = 'optimizer.learning_rate,schedule'
+
+
+class Biases(nn.Module):
+  """Logits that are the parameters, whatever the images: 0, 1, 2, ..."""
+
+  num_classes: int
+  dtype: object = jnp.float32
+  param_dtype: object = jnp.float32
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    biases = self.param(
+      'bias', lambda *_: jnp.arange(self.num_classes, dtype=self.param_dtype)
+    )
+    return jnp.broadcast_to(biases, (len(images), self.num_classes))
+
+
+_OF_STRATEGY = {
+  'sync': {},
+  'invariant': {'strategy.threads': 8},  # as many as pytest has devices
+  'local': {},
+  'channel_split': {},
+  # Its threads have no float64.
+  'server': {
+    'model.dtype': 'float32', 'model.param_dtype': 'float32',
+    'strategy.reduce_dtype': 'float32',
+  },
+}  # fmt: skip
+
+
+def _config(config, strategy='sync', **keys):
+  """A run of gradients in closed form: labels that are smoothed to nothing."""
+  changes = {
+    'strategy.name': strategy,
+    'model.name': 'tests.test_change:Biases', 'model.dtype': 'float64',
+    'model.param_dtype': 'float64', 'strategy.reduce_dtype': 'float64',
+    'data.synthetic_classes': _CLASSES,
+    'model.norm_group': 2, 'data.image_size': 8, 'data.resize': 8,
+    'label_smoothing': 1.0,
+    'optimizer.name': 'sgd', 'optimizer.learning_rate': 0.5,
+    'schedule.name': 'constant', 'schedule.warmup': '0 steps',
+    'duration': '6 steps', 'checkpoint.every': '3 steps',
+    'checkpoint.keep': 9, 'log.every': '1 steps', 'log.tensorboard': False,
+  }  # fmt: skip
+  changes |= _OF_STRATEGY[strategy] | keys
+  return builders.editable(config_lib.replaced(config, changes))
+
+
+def _changed(before):
+  """The same run with twice the steps, and another rate that decays."""
+  return builders.editable(config_lib.replaced(before, {
+    'duration': '12 steps', 'optimizer.learning_rate': 0.2,
+    'schedule.name': 'polynomial', 'schedule.end': 0.25,
+  }))  # fmt: skip
+
+
+def _rates():
+  """The rates of the 12 steps, the last 6 of them in closed form."""
+  return [0.5] * 6 + [0.2 * (0.25 + 0.75 * (1 - s / 12)) for s in range(6, 12)]
+
+
+def _descended(rates):
+  """NumPy's weights after steps of these rates, (classes,) float64."""
+  weights = np.arange(_CLASSES, dtype=np.float64)
+  for rate in rates:
+    shares = np.exp(weights - weights.max())
+    weights -= rate * (shares / shares.sum() - 1 / _CLASSES)
+  return weights
+
+
+def _saved(workdir, step):
+  """The weights of a checkpoint, read by Orbax alone."""
+  path = os.path.join(os.path.abspath(workdir), 'checkpoints', str(step))
+  with ocp.StandardCheckpointer() as raw:
+    tree = raw.restore(os.path.join(path, 'state'))['state']
+  (weights,) = jax.tree.leaves(tree['params'])
+  return np.asarray(weights).reshape(-1, _CLASSES)  # groups have their own
+
+
+def _resume(config, workdir, change=''):
+  with cluster.Processes(config) as processes:
+    if change:
+      run_dir.change(str(workdir), config, change, processes)
+    return train.run(config, str(workdir), processes=processes)
+
+
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    'sync',
+    *(pytest.param(name, marks=pytest.mark.slow) for name in _OF_STRATEGY
+      if name != 'sync'),
+  ],
+)  # fmt: skip
+def test_weights_are_those_of_both_schedules(
+  tmp_path, config, x64, monkeypatch, strategy
+):
+  if strategy == 'server':
+    serving.on_devices(monkeypatch, 1)
+  before = _config(config, strategy)
+  _resume(before, tmp_path)
+  first = _saved(tmp_path, 6)
+  # Rounding of some operations a step.
+  rounding = 1e-5 if before.model.dtype == 'float32' else 1e-12
+  np.testing.assert_allclose(
+    first, [_descended(_rates()[:6])] * len(first), rtol=rounding
+  )
+  after = _changed(before)
+  with pytest.raises(config_lib.ConfigError, match='--change=optimizer.learn'):
+    _resume(after, tmp_path)
+  _resume(after, tmp_path, _KEYS)
+  assert _saved(tmp_path, 6).tobytes() == first.tobytes()
+  np.testing.assert_allclose(
+    _saved(tmp_path, 12), [_descended(_rates())] * len(first), rtol=rounding
+  )
+  assert telemetry.changes(str(tmp_path)) == [
+    {'kind': 'change', 'step': 6, 'key': key, 'old': old, 'new': new}
+    for key, old, new in (
+      ('optimizer.learning_rate', 0.5, 0.2),
+      ('schedule.name', 'constant', 'polynomial'),
+      ('schedule.power', None, 1.0),
+      ('schedule.end', None, 0.25),
+    )
+  ]
+  if strategy == 'server':
+    serving.same_bits(
+      launching.weights(tmp_path), serving.replayed(after, tmp_path, 12)
+    )
+
+
+@pytest.mark.slow
+def test_a_change_is_told_once_and_holds(tmp_path, config, x64, capsys):
+  """Also where the run dies before it has saved, and where all is as before."""
+  before = _config(config)
+  _resume(before, tmp_path)
+  other = _changed(before)
+  for change in (_KEYS, '', _KEYS):  # the last two resume with the new values
+    capsys.readouterr()
+    _run_that_dies(other, tmp_path, change)
+    text = capsys.readouterr().out
+    assert 'config.optimizer.learning_rate=0.2 from step 6 on, 0.5 before' in (
+      text
+    )
+    assert len(telemetry.changes(str(tmp_path))) == 4
+  with pytest.raises(config_lib.ConfigError, match='rate is 0.5, but the run'):
+    _resume(before, tmp_path)
+  # Back to what it was before a step has been made: there is no change.
+  _run_that_dies(before, tmp_path, _KEYS, '12 steps')
+  assert telemetry.changes(str(tmp_path)) == []
+  _resume(other, tmp_path, _KEYS)
+  np.testing.assert_allclose(
+    _saved(tmp_path, 12), [_descended(_rates())], rtol=1e-12
+  )
+  for name in ('report.md', 'index.html'):
+    page = (tmp_path / 'report' / name).read_text()
+    assert 'from step 6' in page and '=polynomial, constant before' in page
+  # The run goes on under its new config, and its past is not told again.
+  other.duration = '14 steps'
+  _resume(other, tmp_path)
+  assert [r['step'] for r in telemetry.changes(str(tmp_path))] == [6] * 4
+
+
+def _run_that_dies(config, workdir, change, duration=''):
+  """Resumes a run that ends with an error before its first step."""
+  config.duration = duration or config.duration
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(run_lib.Run, 'compile', _die)
+    with pytest.raises(ZeroDivisionError):
+      _resume(config, workdir, change)
+
+
+def _die(*_):
+  raise ZeroDivisionError
+
+
+def test_a_config_that_differs_elsewhere_changes_nothing(tmp_path, config, x64):
+  before = _config(config)
+  _resume(before, tmp_path)
+  saved = (tmp_path / 'config.json').read_text()
+  other = _changed(before)
+  for change, key in ((_KEYS, 'seed'), ('optimizer.learning_rate', 'schedule')):
+    other.seed = 1 if key == 'seed' else 0
+    words = f'config.{key}.*which --change={change} does not name'
+    with pytest.raises(config_lib.ConfigError, match=words):
+      _resume(other, tmp_path, change)
+  assert (tmp_path / 'config.json').read_text() == saved
