@@ -15,6 +15,7 @@ import os
 import sys
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 
 
@@ -49,7 +50,7 @@ def _parse(arguments):
 
 
 def _parser():
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.compare',
     description=__doc__,
   )

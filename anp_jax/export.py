@@ -22,6 +22,7 @@ import sys
 import jax
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import urls
 
@@ -128,7 +129,7 @@ def _parse(arguments):
 
 
 def _parser():
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.export',
     description=__doc__,
   )

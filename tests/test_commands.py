@@ -10,7 +10,7 @@ import pytest
 
 from anp_jax import __main__ as train_command
 from anp_jax import commands
-from anp_jax.config import command_line
+from anp_jax.config import argument_parser
 from anp_jax.system import interrupts
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -69,7 +69,7 @@ def test_each_module_has_the_command(name):
 )  # fmt: skip
 def test_help_names_the_command_as_it_was_typed(monkeypatch, typed, lines):
   monkeypatch.setattr(sys, 'argv', [typed])
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.show a', add_help=False,
     description='python -m anp_jax.show --stats\npython -m anp_jax.showy',
   )  # fmt: skip

@@ -1,7 +1,6 @@
 """From what a person types to a config that is valid."""
 
 import argparse
-from collections.abc import Iterable
 import importlib.util
 import os
 import re
@@ -11,6 +10,7 @@ import time
 import ml_collections
 
 from anp_jax.config import aliases
+from anp_jax.config import argument_parser
 from anp_jax.config import errors
 from anp_jax.config import recipes
 from anp_jax.config import resolve
@@ -28,69 +28,6 @@ _MODE_KEYS = {
 }  # fmt: skip
 
 
-class Parser(argparse.ArgumentParser):
-  """The parser of a command: a bad argument is one line, a ConfigError."""
-
-  def __init__(self, prog: str, **arguments):
-    """Takes argparse's arguments; lines are kept, names must be whole.
-
-    Where the command was started by its installed name, such as anp-show, all
-    texts say this name.
-
-    Args:
-      prog: python main.py or python -m MODULE, and what follows.
-      **arguments: others, among them description and epilog.
-    """
-    texts = {'prog': prog} | arguments
-    name = os.path.basename(sys.argv[0])
-    if name.startswith('anp-'):
-      typed = re.match(r'python (main\.py|-m [\w.]+)', prog)[0]
-      for key in texts.keys() & {'prog', 'description', 'epilog'}:
-        texts[key] = re.sub(rf'{re.escape(typed)}(?!\.?\w)', name, texts[key])
-    super().__init__(
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-      allow_abbrev=False,
-      **texts,
-    )
-
-  def parse(
-    self, arguments: list[str], keys: Iterable[str] = ()
-  ) -> argparse.Namespace:
-    """Returns the flags; ConfigError for an unknown one, with the nearest.
-
-    Args:
-      arguments: of the command line.
-      keys: of a config, which may be meant by what is no flag.
-    """
-    options = [option for a in self._actions for option in a.option_strings]
-    try:
-      flags, unknown = self.parse_known_args(arguments)
-    except errors.ConfigError:
-      # A flag that is required may be missing because it was mistyped.
-      unknown = [
-        a for a in arguments
-        if a.startswith('--') and a.partition('=')[0] not in (*options, '--')
-      ]  # fmt: skip
-      if not unknown:
-        raise
-    if unknown:
-      name = unknown[0].partition('=')[0]
-      # Typed without its group, or with nothing but it.
-      options += [
-        f'--config.{key}'
-        for key in keys
-        if name.removeprefix('--') in (key, key.rpartition('.')[2])
-      ]
-      raise errors.ConfigError(
-        f'unknown argument {unknown[0]!r}{errors.nearest(name, options)}'
-      )
-    return flags
-
-  def error(self, message):
-    """Raises where argparse would print two lines and exit."""
-    raise errors.ConfigError(message)
-
-
 def main_flags(
   arguments: list[str], description: str, mode: str = ''
 ) -> argparse.Namespace:
@@ -105,7 +42,7 @@ def main_flags(
     SystemExit: once --help is printed.
     ConfigError: for a flag or value that there is not, with the nearest.
   """
-  parser = Parser(
+  parser = argument_parser.Parser(
     prog='python main.py', description=description, add_help=False
   )
   add = parser.add_argument
@@ -138,18 +75,7 @@ def main_flags(
     help='what is new in a run that is resumed, such as '
     'optimizer.learning_rate,schedule',
   )  # fmt: skip
-  several = parser.add_argument_group(
-    'several processes', 'Slurm, Open MPI and TPU pods need none of these.'
-  )
-  several.add_argument(
-    '--coordinator', metavar='HOST:PORT', help='where process 0 is met'
-  )
-  several.add_argument(
-    '--num_processes', type=int, metavar='N', help='of the run, on all hosts'
-  )
-  several.add_argument(
-    '--process_id', type=int, metavar='I', help='of this process, from 0 on'
-  )
+  _add_process_flags(parser)
   flags = parser.parse(arguments, resolve.known_keys())
   if flags.help is not None:
     from anp_jax.config import help  # seldom needed
@@ -167,6 +93,21 @@ def main_flags(
       f'{errors.nearest(flags.mode, _MODES)}'
     )
   return flags
+
+
+def _add_process_flags(parser):
+  several = parser.add_argument_group(
+    'several processes', 'Slurm, Open MPI and TPU pods need none of these.'
+  )
+  several.add_argument(
+    '--coordinator', metavar='HOST:PORT', help='where process 0 is met'
+  )
+  several.add_argument(
+    '--num_processes', type=int, metavar='N', help='of the run, on all hosts'
+  )
+  several.add_argument(
+    '--process_id', type=int, metavar='I', help='of this process, from 0 on'
+  )
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:

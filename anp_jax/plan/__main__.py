@@ -34,6 +34,7 @@ import re
 import sys
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.plan import sizes
 from anp_jax.plan import tables
@@ -76,7 +77,7 @@ def _underscored(argument: str) -> str:
 
 
 def _flags(arguments):
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.plan', description=__doc__
   )
   add = parser.add_argument

@@ -20,6 +20,7 @@ import subprocess
 import sys
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.portability import collectives
 from anp_jax.portability import table
@@ -91,7 +92,7 @@ def _reasons(reports):
 
 
 def _flags(arguments):
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.portability',
     description=__doc__,
   )

@@ -24,6 +24,7 @@ import os
 import sys
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import urls
 from anp_jax.system import cores
@@ -123,7 +124,7 @@ def _parse(arguments):
 
 
 def _parser():
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.predict',
     description=__doc__,
   )

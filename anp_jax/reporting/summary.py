@@ -18,6 +18,7 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import scenes
+from anp_jax.reporting import event_file
 from anp_jax.reporting import run_page
 from anp_jax.reporting import telemetry as telemetry_lib
 from anp_jax.reporting import weights_and_biases
@@ -59,7 +60,7 @@ def telemetry(
   if config.log.tensorboard:
     folder = os.path.join(workdir, telemetry_lib.TENSORBOARD)
     writers.append(
-      functools.partial(telemetry_lib.EventFile, folder, length.start_step)
+      functools.partial(event_file.EventFile, folder, length.start_step)
     )
   line = progress.LiveLine(sys.stdout if is_primary else None, clock)
   return telemetry_lib.Telemetry(

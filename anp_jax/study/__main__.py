@@ -29,6 +29,7 @@ import signal
 import sys
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import emulation_keys
 from anp_jax.study import axes
@@ -98,7 +99,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _flags(arguments):
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.study',
     description=__doc__,
   )

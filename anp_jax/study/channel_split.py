@@ -33,6 +33,7 @@ import subprocess
 import sys
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import emulation_keys
 from anp_jax.study import channel_split_page
@@ -78,7 +79,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _flags(arguments):
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.study channel_split',
     description=__doc__,
   )

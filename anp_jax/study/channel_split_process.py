@@ -24,6 +24,7 @@ import numpy as np
 
 from anp_jax import cluster
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.data import sources
 from anp_jax.parallel import apportionment
@@ -250,7 +251,7 @@ def _time(functions, timing, rounds, processes) -> dict[str, list[float]]:
 
 
 def _flags(arguments):
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.study.channel_split_process',
     description=__doc__,
   )

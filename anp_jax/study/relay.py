@@ -34,6 +34,7 @@ import statistics
 import sys
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.relay import candidates
@@ -76,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _flags(arguments):
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.study relay',
     description=__doc__,
   )

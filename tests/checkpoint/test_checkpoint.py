@@ -286,9 +286,9 @@ def test_a_newer_one_is_read_where_the_run_has_deleted_the_newest(
 
 def test_other_config_is_refused_with_the_key(tmp_path, config):
   _write(tmp_path, config, [1])
-  config.optimizer.learning_rate = 0.7
+  config.optimizer.momentum = 0.7
   with pytest.raises(
-    config_lib.ConfigError, match='optimizer.learning_rate is 0.7.*0.05'
+    config_lib.ConfigError, match='optimizer.momentum is 0.7.*0.9'
   ):
     _open(tmp_path, config).restore()
   assert _folders(tmp_path, 'checkpoints') == [1]

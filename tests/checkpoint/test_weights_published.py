@@ -150,7 +150,7 @@ def test_flags_that_do_not_go_together(tmp_path, flags, words, capsys):
 def _flags(workdir=None, config=_TINY, mode='train'):
   return types.SimpleNamespace(
     config=config, workdir=workdir and str(workdir), mode=mode,
-    checkpoint='newest', output='',
+    checkpoint='newest', output='', change='',
   )  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def test_training_needs_no_classifier_and_no_jax(tmp_path):
     'import sys, types\n'
     'from anp_jax.config import command_line\n'
     'flags = types.SimpleNamespace(config=sys.argv[1], workdir=None,'
-    ' mode="train", checkpoint="newest", output="")\n'
+    ' mode="train", checkpoint="newest", output="", change="")\n'
     'overrides = {"init.from": sys.argv[2]}\n'
     'config, _ = command_line.from_flags(flags, overrides)\n'
     'print(config.data.mean, config.data.std, "jax" in sys.modules)'

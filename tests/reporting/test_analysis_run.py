@@ -159,7 +159,7 @@ def test_another_network_is_refused_but_no_other_data(run, tmp_path):
 
 
 class _Flags:
-  config, mode, checkpoint, output = '', 'evaluate', 'newest', ''
+  config, mode, checkpoint, output, change = '', 'evaluate', 'newest', '', ''
 
 
 def test_the_config_of_a_run_is_in_its_workdir(run, tmp_path):

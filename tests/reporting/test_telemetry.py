@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from anp_jax.reporting import event_file
 from anp_jax.reporting import telemetry
 from anp_jax.system import progress
 from tests import event_files
@@ -44,7 +45,7 @@ def _with_events(workdir, start_step=0):
   """Telemetry that writes an event file too."""
 
   def events():
-    return telemetry.EventFile(str(workdir / 'tensorboard'), start_step)
+    return event_file.EventFile(str(workdir / 'tensorboard'), start_step)
 
   return _telemetry(workdir, start_step=start_step, writers=[events])
 

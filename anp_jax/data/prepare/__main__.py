@@ -21,6 +21,7 @@ import re
 import sys
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import urls
 from anp_jax.data.prepare import plan as plan_lib
@@ -112,7 +113,7 @@ def _parser():
     (kind, ', '.join(actions), plan_lib.MEANINGS[kind])
     for kind, actions in plan_lib.POLICIES.items()
   ]
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.data.prepare',
     description=__doc__,
     epilog='kinds, and the actions on each, the default first:\n'

@@ -20,6 +20,7 @@ import sys
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.data import index_shuffle
 from anp_jax.data import lexicons
@@ -148,7 +149,7 @@ def _parse(arguments):
 
 
 def _parser():
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.data.show',
     description=__doc__,
   )

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 
+from anp_jax.reporting import event_file
 from anp_jax.reporting import telemetry
 from anp_jax.system import files
 
@@ -117,7 +118,7 @@ class Records:
       if kind == 'validation':
         folder = os.path.join(folder, kind)
       try:
-        self._events[key] = telemetry.EventFile(folder, start_step)
+        self._events[key] = event_file.EventFile(folder, start_step)
       except OSError as e:
         print(f'{folder}: no event file: {e.strerror}', flush=True)
         self._events[key] = None

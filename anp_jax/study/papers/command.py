@@ -19,6 +19,7 @@ import shlex
 import sys
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.study.papers import published
 
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _flags(arguments):
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m anp_jax.study papers', description=__doc__
   )
   parser.add_argument('name', help='a paper, or all')
