@@ -26,7 +26,7 @@ pytestmark = [
   ),
 ]
 
-NETWORKS = ('convnextv2_atto',)
+NETWORKS = ('convnextv2_atto', 'efficientnet_b0')
 _STEPS, _SIGNAL_AT = 12, 2
 
 

@@ -1,0 +1,72 @@
+"""The parser of every command's flags, whose errors are one line."""
+
+import argparse
+from collections.abc import Iterable
+import os
+import re
+import sys
+
+from anp_jax.config import errors
+
+
+class Parser(argparse.ArgumentParser):
+  """The parser of a command: a bad argument is one line, a ConfigError."""
+
+  def __init__(self, prog: str, **arguments):
+    """Takes argparse's arguments; lines are kept, names must be whole.
+
+    Where the command was started by its installed name, such as anp-show, all
+    texts say this name.
+
+    Args:
+      prog: python main.py or python -m MODULE, and what follows.
+      **arguments: others, among them description and epilog.
+    """
+    texts = {'prog': prog} | arguments
+    name = os.path.basename(sys.argv[0])
+    if name.startswith('anp-'):
+      typed = re.match(r'python (main\.py|-m [\w.]+)', prog)[0]
+      for key in texts.keys() & {'prog', 'description', 'epilog'}:
+        texts[key] = re.sub(rf'{re.escape(typed)}(?!\.?\w)', name, texts[key])
+    super().__init__(
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+      **texts,
+    )
+
+  def parse(
+    self, arguments: list[str], keys: Iterable[str] = ()
+  ) -> argparse.Namespace:
+    """Returns the flags; ConfigError for an unknown one, with the nearest.
+
+    Args:
+      arguments: of the command line.
+      keys: of a config, which may be meant by what is no flag.
+    """
+    options = [option for a in self._actions for option in a.option_strings]
+    try:
+      flags, unknown = self.parse_known_args(arguments)
+    except errors.ConfigError:
+      # A flag that is required may be missing because it was mistyped.
+      unknown = [
+        a for a in arguments
+        if a.startswith('--') and a.partition('=')[0] not in (*options, '--')
+      ]  # fmt: skip
+      if not unknown:
+        raise
+    if unknown:
+      name = unknown[0].partition('=')[0]
+      # Typed without its group, or with nothing but it.
+      options += [
+        f'--config.{key}'
+        for key in keys
+        if name.removeprefix('--') in (key, key.rpartition('.')[2])
+      ]
+      raise errors.ConfigError(
+        f'unknown argument {unknown[0]!r}{errors.nearest(name, options)}'
+      )
+    return flags
+
+  def error(self, message):
+    """Raises where argparse would print two lines and exit."""
+    raise errors.ConfigError(message)
