@@ -12,8 +12,8 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import timing
 from anp_jax.runtimes.calibration import workloads
+from anp_jax.system import stopwatch
 from anp_jax.training import build as build_lib
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec
@@ -212,7 +212,9 @@ def pretend_times(monkeypatch, **builders):
     **builders: in place of those of `calibration.workloads`.
   """
   monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
-  monkeypatch.setattr(timing, 'timed', lambda run: getattr(run, 'seconds', 0.0))
+  monkeypatch.setattr(
+    stopwatch, 'timed', lambda run: getattr(run, 'seconds', 0.0)
+  )
   for name, builder in builders.items():
     monkeypatch.setattr(workloads, name, builder)
 
