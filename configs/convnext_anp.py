@@ -4,19 +4,19 @@
     --config.data.source=folder --config.data.path=DIR
 
 trains ConvNeXt-T from random weights on the photographs in DIR, at 224 px, by
-the recipe of Liu et al. 2022 (arXiv 2201.03545, appendix A). Their
-4,096 images a step at a rate of 4e-3 are 1,024 at 1e-3 here; another batch
-takes the rate in proportion. Their top-1 on ImageNet is 82.1 %, after 300
-epochs. On a few thousand photographs begin with weights instead. Variants, as
-in --config=configs/convnext_anp.py:finetune
+the recipe of Liu et al. 2022 (arXiv 2201.03545, appendix A). Their 4,096 images
+a step at a rate of 4e-3 are 1,024 at 1e-3 here; for another batch size, scale
+the rate in proportion. Their top-1 on ImageNet is 82.1 %, after 300 epochs. On
+a few thousand photographs begin with weights instead. Variants, as in
+--config=configs/convnext_anp.py:finetune
 
   finetune   from published weights, by the paper's recipe for weights of
              ImageNet-22K (82.9 % on ImageNet with ConvNeXt-T)
   tiny       four steps on handwritten digits, most of whose time is compiling;
              for tests
 
-finetune begins with the folder convnext_tiny of the current folder, which
-another computer fetches by
+finetune loads the weights of the folder convnext_tiny in the current folder.
+Fetch them on a computer with a network:
 
   from huggingface_hub import snapshot_download
   snapshot_download('timm/convnext_tiny.fb_in22k', local_dir='convnext_tiny')

@@ -6,10 +6,11 @@
 trains EfficientNet-B0 from random weights on the photographs in DIR, at 224 px,
 with the optimizer of Tan and Le 2019 and 2021 (arXiv 1905.11946, section 5;
 2104.00298, section 5): their 4,096 images a step at a rate of 0.256 are 1,024
-at 0.064 here; another batch takes the rate in proportion. In place of the first
-paper's AutoAugment, RandAugment and erasing as timm trained its efficientnet_b0
-(rand-m9-mstd0.5, reprob 0.2). After 350 epochs the paper's top-1 on ImageNet is
-77.1 %. Variants, as in --config=configs/efficientnet_anp.py:finetune
+at 0.064 here; for another batch size, scale the rate in proportion. In place of
+the first paper's AutoAugment, RandAugment and erasing as timm trained its
+efficientnet_b0 (rand-m9-mstd0.5, reprob 0.2). After 350 epochs the paper's
+top-1 on ImageNet is 77.1 %. Variants, as in
+--config=configs/efficientnet_anp.py:finetune
 
   finetune   from published weights, by the second paper's recipe for other
              sets (its section 5): 10,000 steps of 512 images, cosine, no weight
@@ -17,8 +18,8 @@ paper's AutoAugment, RandAugment and erasing as timm trained its efficientnet_b0
   tiny       four steps on handwritten digits, most of whose time is compiling;
              for tests
 
-finetune begins with the folder efficientnet_b0 of the current folder, which
-another computer fetches by
+finetune loads the weights of the folder efficientnet_b0 in the current folder.
+Fetch them on a computer with a network:
 
   from huggingface_hub import snapshot_download
   snapshot_download('timm/efficientnet_b0.ra_in1k', local_dir='efficientnet_b0')

@@ -1,6 +1,6 @@
 """Searches hyper-parameters with Optuna: an example to copy and change.
 
-  pip install optuna
+  pip install 'optuna>=5.0,<6'
   python -m scripts.optuna_search --workdir=runs/search --trials=20 \
     --config=configs/lenet.py --config.eval.every='1 epochs'
 
@@ -60,7 +60,10 @@ def objective(trial: optuna.Trial, folder: str, flags: list[str]) -> float:
 
 def main(argv: list[str]) -> int:
   """Prints the best trial as a line of JSON; 1 if none came to its end."""
-  parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+  parser = argparse.ArgumentParser(
+    description=__doc__, allow_abbrev=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )  # fmt: skip
   parser.add_argument('--workdir', required=True)
   parser.add_argument('--trials', type=int, default=20)
   arguments, flags = parser.parse_known_args(argv[1:])
