@@ -84,6 +84,7 @@ def command(mode: str = '') -> None:
   if status == 1:
     # Of a failed save, pages of errors would follow while Python shuts down.
     print(end='', flush=True)
+    mirror.remove()
     os._exit(status)
   interrupts.exit(status)
 

@@ -307,7 +307,8 @@ class Run:
       messages = [*messages, f'workers  {clock.describe()}']
     for line in messages:
       self._telemetry.note(line)
-    self._telemetry.changes(self._checkpoints.changes())
+    if not self.is_finished:  # else the line of the result would not be last
+      self._telemetry.changes(self._checkpoints.changes())
 
   def _batches(self, batch):
     """The first batch, then those after it, each with signs of life."""

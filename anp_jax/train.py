@@ -2,6 +2,7 @@
 
 import contextlib
 
+from absl import logging
 import jax
 
 from anp_jax import cluster
@@ -60,11 +61,16 @@ def _uploading(workdir):
   """Uploads what is left to upload in the end, whatever the end."""
   try:
     yield
-  finally:
+  except BaseException:
     try:
       mirror.upload(workdir)
-    except mirror.NotUploaded as e:
-      raise cluster.Failed(e.strerror) from e
+    except mirror.NotUploaded as e:  # the first error says more
+      logging.error('%s', e.strerror)
+    raise
+  try:
+    mirror.upload(workdir)
+  except mirror.NotUploaded as e:
+    raise cluster.Failed(e.strerror) from e
 
 
 def _emulate(config, mode: str, processes: cluster.Processes) -> None:

@@ -1,5 +1,6 @@
 """Tests of --change: a run goes on with a new rate, and its past stays."""
 
+import errno
 import os
 
 from flax import linen as nn
@@ -183,6 +184,36 @@ def test_a_change_is_told_once_and_holds(tmp_path, config, x64, capsys):
   other.duration = '14 steps'
   _resume(other, tmp_path)
   assert [r['step'] for r in telemetry.changes(str(tmp_path))] == [6] * 4
+
+
+def test_a_change_of_a_finished_run_keeps_its_result(tmp_path, config, x64):
+  before = _config(config)
+  _resume(before, tmp_path)
+  result = telemetry.result(str(tmp_path))
+  assert result['step'] == 6
+  other = builders.editable(
+    config_lib.replaced(before, {'optimizer.learning_rate': 0.2})
+  )
+  _resume(other, tmp_path, 'optimizer.learning_rate')
+  assert telemetry.result(str(tmp_path)) == result
+
+
+def test_a_change_that_cannot_be_written_is_one_line(
+  tmp_path, config, x64, monkeypatch
+):
+  before = _config(config)
+  _resume(before, tmp_path)
+  full = OSError(errno.ENOSPC, 'No space left on device')
+  monkeypatch.setattr(run_dir.files, 'write_atomic', _raise(full))
+  with pytest.raises(config_lib.ConfigError, match='No space left'):
+    _resume(_changed(before), tmp_path, _KEYS)
+
+
+def _raise(error):
+  def fail(*_, **__):
+    raise error
+
+  return fail
 
 
 def _run_that_dies(config, workdir, change, duration=''):

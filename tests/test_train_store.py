@@ -1,5 +1,6 @@
 """Tests of train with a workdir in an object store, on a stand-in for GCS."""
 
+import errno
 import json
 import os
 import signal
@@ -9,12 +10,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from anp_jax import cluster
 from anp_jax import train
 from anp_jax.checkpoint import trained
 from anp_jax.config import urls
 from anp_jax.reporting import delayed_metrics
 from anp_jax.reporting import telemetry
 from anp_jax.system import mirror
+from tests import builders
 from tests import gcs_server
 
 pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
@@ -132,3 +135,20 @@ def test_torn_and_damaged_checkpoints_are_passed_over(
   assert any(n.startswith('torn/damaged/10-') for n in gcs.objects)
   folder = gcs.write_files('torn', tmp_path / 'copy')
   assert _state(folder, 12) == _state(local, 12)
+
+
+@pytest.mark.parametrize(
+  'body, failure', [(False, cluster.Failed), (True, ZeroDivisionError)]
+)
+def test_the_first_error_is_the_one_that_ends_a_run(monkeypatch, body, failure):
+  def fail(_):
+    raise mirror.NotUploaded(errno.EIO, 'the store is gone')
+
+  class Strategy:
+    def run(self, job, one_model):
+      return 1 // (not body)
+
+  monkeypatch.setattr(mirror, 'upload', fail)
+  monkeypatch.setattr(train.strategy_lib, 'find', lambda _: Strategy())
+  with pytest.raises(failure):
+    train.run(builders.config({}), 'runs/none')

@@ -30,6 +30,7 @@ def _config(**keys):
 
 
 @pytest.mark.usefixtures('quick_compiles')
+@pytest.mark.slow
 def test_it_trains_resumes_and_is_evaluated(tmp_path):
   train.run(_config(duration='1 steps'), str(tmp_path))
   first = trained.load(str(tmp_path))

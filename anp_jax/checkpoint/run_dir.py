@@ -117,11 +117,7 @@ def open_or_refuse(workdir: str, config, vocabulary) -> None:
         os.remove(os.path.join(workdir, name))
     mirror.upload(workdir)
   except OSError as e:  # a full disk, say, or a file system of another kind
-    raise config_lib.ConfigError(
-      f'--workdir={urls.original(workdir)!r} cannot be written to: '
-      f'{e.strerror}; choose '
-      'another folder'
-    ) from e
+    raise _unwritable(workdir, e) from e
 
 
 def change(workdir: str, config, text: str, processes) -> None:
@@ -148,16 +144,29 @@ def change(workdir: str, config, text: str, processes) -> None:
     )
   processes.gather('read')
   if processes.index == 0 and changed != saved:
-    files.write_atomic(
-      os.path.join(workdir, CONFIG_FILE), json.dumps(changed, indent=1)
-    )
+    try:
+      files.write_atomic(
+        os.path.join(workdir, CONFIG_FILE), json.dumps(changed, indent=1)
+      )
+      mirror.upload(workdir)
+    except OSError as e:
+      raise _unwritable(workdir, e) from e
   processes.gather('written')
+  if processes.index and urls.is_mirror(workdir):
+    mirror.fetch(urls.original(workdir))
 
 
 def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
   """Writes the file that tells a launcher to start this run again."""
   record = {'step': step, 'total': total, 'reason': reason}
   files.write_atomic(os.path.join(workdir, MARKER), json.dumps(record))
+
+
+def _unwritable(workdir, error):
+  return config_lib.ConfigError(
+    f'--workdir={urls.original(workdir)!r} cannot be written to: '
+    f'{error.strerror}; choose another folder'
+  )
 
 
 def _check_same_run(workdir, config, vocabulary):

@@ -17,6 +17,7 @@ import jax
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import urls
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import summary
 from anp_jax.runtimes.calibration import workloads
@@ -96,7 +97,7 @@ def run(job: strategy_lib.Job) -> dict:
       f'{path}.md', page(values, config_lib.golden(job.config))
     )
     print(markdown.plain(rows(values)))
-    print(f'benchmark: {path}.md')
+    print(urls.named(f'benchmark: {path}.md'))
   return {}
 
 

@@ -17,6 +17,7 @@ import statistics
 import numpy as np
 
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import urls
 from anp_jax.reporting import delayed_metrics
 from anp_jax.system import compile_cache
 from anp_jax.system import drawing
@@ -84,7 +85,7 @@ def run(job: strategy_lib.Job) -> dict:
   if job.processes.index == 0:
     folder = os.path.join(job.workdir, FOLDER)
     _write(folder, result, job.config.optimizer.name)
-    print(f'range test: {folder}/range_test.png')
+    print(urls.named(f'range test: {folder}/range_test.png'))
     print(result.line())
   return {}
 

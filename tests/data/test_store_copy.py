@@ -192,6 +192,10 @@ def test_full_disk_and_a_torn_copy_are_one_line(gcs, root, monkeypatch):
     patch.setattr(store, 'get_file', cut)
     with pytest.raises(config_lib.ConfigError, match='5 bytes were copied of'):
       sources.open_source(config, training=True)
+  with monkeypatch.context() as patch:
+    patch.setenv('ANP_DATA', __file__)  # no folder
+    with pytest.raises(config_lib.ConfigError, match=r'torn cannot be written'):
+      sources.open_source(config, training=True)
   folder = root / 'remote/gs/bucket/torn'
   assert not [p for p in folder.rglob('*') if p.is_file()]
   assert len(sources.open_source(config, training=True)) == 6

@@ -63,6 +63,14 @@ def test_samples_of_several_shards_by_index(tmp_path, config):
   assert validation.read(np.array([1]))[0] == [prepared.photo(1)]
 
 
+def test_names_that_look_like_numbers_in_one_split_are_names(tmp_path, config):
+  _shards(tmp_path, classes=('1', '2'))
+  _shards(tmp_path, 'val', (2,), ('2', 'cat'))
+  source = _open(config, f'{tmp_path}/{{split}}-*.tar')
+  assert source.vocabulary.names == ('1', '2', 'cat')
+  assert source.labels().tolist() == [0, 1, 0, 1, 0, 1, 0]
+
+
 def test_a_set_without_splits_is_divided_by_names(tmp_path, config):
   members = listed_sets.samples(range(60), ('a', 'b'))
   listed_sets.write_tar(tmp_path / 'one.tar', members)

@@ -26,5 +26,14 @@ def test_processes_train_and_resume_in_a_store(gcs, tmp_path):
     assert value.tobytes() == remote[name].tobytes(), name
   text = run(address, 8)[0]
   assert 'continuing from step 4 of 8' in text
+  # Each process has a mirror: all of them see the config that one writes.
+  text = launching.run(
+    tmp_path / 'logs', 2,
+    launching.arguments(
+      address, '--change=optimizer.learning_rate',
+      **{'duration': '10 steps', 'optimizer.learning_rate': '0.01'},
+    ),
+  )[0]  # fmt: skip
+  assert 'config.optimizer.learning_rate=0.01 from step 8 on' in text
   assert f'report: {address}/report' in text
   assert not [n for n in gcs.objects if '.seen-by-all' in n]

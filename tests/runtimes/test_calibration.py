@@ -88,19 +88,20 @@ def test_measurements_are_used_again(tmp_path, monkeypatch):
   monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
   spec = _spec(2)
   processes = cluster.Processes(spec.config)
-  plan = calibrate.choose_plan(spec, str(tmp_path), processes)
-  saved = json.loads((tmp_path / calibrate.FILE).read_text())
+  workdir = tmp_path / 'of_a_trial'  # which nothing has made yet
+  plan = calibrate.choose_plan(spec, str(workdir), processes)
+  saved = json.loads((workdir / calibrate.FILE).read_text())
   assert plan_lib.parse(plan[0]).layers == tuple(saved['plan'])
 
   def never(*_):
     raise AssertionError('measured again')
 
   monkeypatch.setattr(calibrate, 'measure', never)
-  assert calibrate.choose_plan(spec, str(tmp_path), processes) == plan
+  assert calibrate.choose_plan(spec, str(workdir), processes) == plan
   # Another network has not been measured yet.
   other = _spec(2, **{'model.kernels': '(8, 24)'})
   with pytest.raises(AssertionError, match='measured again'):
-    calibrate.choose_plan(other, str(tmp_path), processes)
+    calibrate.choose_plan(other, str(workdir), processes)
 
 
 def test_a_file_of_an_earlier_version_is_read():

@@ -130,18 +130,19 @@ def find(
   paths, states, columns = _open(part, data_dir)
   texts = hf_columns.texts(_table(paths, states), columns, name)
   fixed = hf_columns.vocabulary(columns)
-  classes = fixed
+  classes, are_names = fixed, fixed is not None
   if d.lists or fixed is None:
     other_texts = _other_texts(path, part, split, other_split, data_dir)
-    classes = class_texts.vocabulary(
-      {*texts, *other_texts} - {''}, d.lists, part.folder, d.pairs
-    )
+    all_texts = {*texts, *other_texts} - {''}
+    classes = class_texts.vocabulary(all_texts, d.lists, part.folder, d.pairs)
+    # Of both splits: the names of one alone may all look like numbers.
+    are_names = are_names or not class_texts.are_numbers(all_texts)
   labeled = np.array([bool(text) for text in texts], bool)
   places = np.flatnonzero(labeled)
   labels = np.full(len(texts), -1, np.int32)
   labels[places] = class_texts.labels(
     (texts[i] for i in places), classes,
-    lambda i: f'{name}, row {places[i]}', bool(d.lists), fixed is not None,
+    lambda i: f'{name}, row {places[i]}', bool(d.lists), are_names,
   )  # fmt: skip
   chosen = (labels >= 0) | ~labeled  # the lists may leave classes out
   if not part.is_split:

@@ -44,12 +44,18 @@ def path(name: str, address: str, config) -> str:
     local_root(config), _FOLDER, *address.split('://', 1)
   )  # fmt: skip
   parent, base = os.path.split(target)
-  os.makedirs(parent, exist_ok=True)
   objects = remote.sizes(address)  # may take minutes: all processes at once
   if not objects:
     raise config_lib.ConfigError(f'{name}: there is nothing at {address}')
-  with _lock(os.path.join(parent, f'.{base}.lock')):
-    _Copy(name, address, target).update(objects)
+  try:
+    os.makedirs(parent, exist_ok=True)
+    with _lock(os.path.join(parent, f'.{base}.lock')):
+      _Copy(name, address, target).update(objects)
+  except OSError as e:  # a full disk, say
+    raise config_lib.ConfigError(
+      f'{name}: the copy of {address} cannot be written to {target}: '
+      f'{e.strerror or e}; expected $ANP_DATA to be another folder'
+    ) from e
   return target
 
 

@@ -109,13 +109,14 @@ def find(
   texts = table['class'].to_pylist()
   names = [os.fsdecode(name) for name in table['name'].to_pylist()]
   places = tar_index.places(table)
+  all_texts = {*texts, *_other_texts(pattern, split, other_split, data_dir)}
   classes = class_texts.vocabulary(
-    {*texts, *_other_texts(pattern, split, other_split, data_dir)},
-    d.lists, os.path.dirname(shards[0]), d.pairs,
-  )  # fmt: skip
+    all_texts, d.lists, os.path.dirname(shards[0]), d.pairs
+  )
+  # Of both splits: the names of one alone may all look like numbers.
   labels = class_texts.labels(
     texts, classes, lambda i: f'{shards[places[i, 0]]}: {names[i]}',
-    bool(d.lists),
+    bool(d.lists), not class_texts.are_numbers(all_texts),
   )  # fmt: skip
   chosen = labels >= 0  # the lists may leave classes out
   if SPLIT not in pattern:

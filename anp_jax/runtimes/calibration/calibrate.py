@@ -52,6 +52,8 @@ def choose_plan(
     # Unlike hosts may round otherwise: one of them decides.
     plan = processes.gather(planner.best_plan(costs))[0]
     if not processes.index:
+      # A trial's workdir may not be there yet.
+      os.makedirs(workdir, exist_ok=True)
       files.write_json(
         path, {'key': key, 'costs': costs.to_json(), 'plan': plan}
       )

@@ -104,7 +104,8 @@ class Chief:
       lambda: self._update_time or time.monotonic(),
     )  # fmt: skip
     self._log_run_info(version, lines)
-    self._telemetry.changes(self._checkpoints.changes())
+    if version < self._total:
+      self._telemetry.changes(self._checkpoints.changes())
     # Stopped before, or in, the evaluation of its last step.
     is_due = version == self._total or version % self._every['eval'] == 0
     if version and is_due:
