@@ -26,7 +26,11 @@ pytestmark = [
   ),
 ]
 
-NETWORKS = ('convnextv2_atto', 'efficientnet_b0')
+# EfficientNet-B0 compiles for a minute: for `make soak`.
+NETWORKS = (
+  'convnextv2_atto',
+  pytest.param('efficientnet_b0', marks=pytest.mark.soak),
+)
 _STEPS, _SIGNAL_AT = 12, 2
 
 

@@ -56,8 +56,10 @@ def run(
     poll: seconds between two looks at the queue.
 
   Raises:
-    ConfigError: if Slurm refuses a job, with its line.
+    ConfigError: if Slurm refuses a job, with its line; outside the checkout.
   """
+  for strategy in {cell.strategy for cell in cells}:
+    script(strategy)  # outside the checkout, Slurm need not be asked
   running = _running()
   jobs = {}
   for cell in cells:
