@@ -1,4 +1,4 @@
-"""Small networks of the package's families, which compile fast.
+"""Small networks of the package's families, and one of biases alone.
 
 config.model.name='tests.small_networks:ConvNeXt', and so on. Each has what sets
 its family apart: depthwise and grouped convolutions, layer norm and GRN, batch
@@ -6,6 +6,9 @@ norm, squeeze and excitation, stochastic depth and dropout.
 """
 
 from collections.abc import Sequence
+
+from flax import linen as nn
+import jax.numpy as jnp
 
 from anp_jax.models import convnext
 from anp_jax.models import efficientnet
@@ -46,3 +49,18 @@ class SEResNeXt(resnet.ResNet):
   group_width: int = 16
   squeeze: int = 16
   group: int = 2
+
+
+class Biases(nn.Module):
+  """Logits that are the parameters, whatever the images: 0, 1, 2, ..."""
+
+  num_classes: int
+  dtype: object = jnp.float32
+  param_dtype: object = jnp.float32
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    biases = self.param(
+      'bias', lambda *_: jnp.arange(self.num_classes, dtype=self.param_dtype)
+    )
+    return jnp.broadcast_to(biases, (len(images), self.num_classes))

@@ -3,9 +3,7 @@
 import errno
 import os
 
-from flax import linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -26,21 +24,6 @@ _CLASSES = 5
 _KEYS = 'optimizer.learning_rate,schedule'
 
 
-class Biases(nn.Module):
-  """Logits that are the parameters, whatever the images: 0, 1, 2, ..."""
-
-  num_classes: int
-  dtype: object = jnp.float32
-  param_dtype: object = jnp.float32
-
-  @nn.compact
-  def __call__(self, images, train: bool):
-    biases = self.param(
-      'bias', lambda *_: jnp.arange(self.num_classes, dtype=self.param_dtype)
-    )
-    return jnp.broadcast_to(biases, (len(images), self.num_classes))
-
-
 _OF_STRATEGY = {
   'sync': {},
   'invariant': {'strategy.threads': 8},  # as many as pytest has devices
@@ -58,7 +41,7 @@ def _config(config, strategy='sync', **keys):
   """A run of gradients in closed form: labels that are smoothed to nothing."""
   changes = {
     'strategy.name': strategy,
-    'model.name': 'tests.test_change:Biases', 'model.dtype': 'float64',
+    'model.name': 'tests.small_networks:Biases', 'model.dtype': 'float64',
     'model.param_dtype': 'float64', 'strategy.reduce_dtype': 'float64',
     'data.synthetic_classes': _CLASSES,
     'model.norm_group': 2, 'data.image_size': 8, 'data.resize': 8,

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -265,6 +266,11 @@ def _command(name, folder, tmp):
   }[name]  # fmt: skip
 
 
+def _last_line(text):
+  """The last line of a command, without the numbers of times and folders."""
+  return re.sub(r'[\d.]+(-whole)?', '0', text.rstrip().rpartition('\n')[2])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(36000)
 @pytest.mark.parametrize(
@@ -289,8 +295,12 @@ def test_interrupted_at_any_moment(name, run, tmp_path):
     text = out + err
     if seconds < 0.2 and process.returncode == -signal.SIGINT:
       continue  # Python itself had not started
-    if process.returncode == 0 and time.monotonic() - start < 0.5:
-      break  # it was at its end
+    if process.returncode == 0:  # the signal came after its last line
+      with _start(*_command(name, run, tmp_path / f'{i}-whole')) as process:
+        undisturbed, err = process.communicate(timeout=120)
+      assert process.returncode == 0, err
+      assert _last_line(out) == _last_line(undisturbed), what
+      break
     assert process.returncode == 130, what
     assert 'Traceback' not in text and 'Error' not in text, what
     # In the training loop it is saved first.

@@ -2,9 +2,7 @@
 
 import json
 
-from flax import linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,24 +16,9 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 _CLASSES = 5
 
 
-class Biases(nn.Module):
-  """Logits that are the parameters, whatever the images: 0, 1, 2, ..."""
-
-  num_classes: int
-  dtype: object = jnp.float32
-  param_dtype: object = jnp.float32
-
-  @nn.compact
-  def __call__(self, images, train: bool):
-    biases = self.param(
-      'bias', lambda *_: jnp.arange(self.num_classes, dtype=self.param_dtype)
-    )
-    return jnp.broadcast_to(biases, (len(images), self.num_classes))
-
-
 def _config(config, **keys):
   changes = {
-    'model.name': 'tests.trials.test_range_test:Biases',
+    'model.name': 'tests.small_networks:Biases',
     'model.norm_group': 2, 'data.image_size': 8, 'data.resize': 8,
     'data.synthetic_classes': _CLASSES, 'label_smoothing': 1.0,
     'optimizer.name': 'sgd', 'optimizer.learning_rate': 100.0,
