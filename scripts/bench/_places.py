@@ -23,9 +23,11 @@ class Layer:
 
   def __init__(self, kernel, inputs, outputs, learned_input=True):
     """Takes the shapes of the kernel (or scale), the input and the output."""
-    names = {1: 'batch norm', 2: 'head'}
-    rows, columns = kernel[:2] if len(kernel) == 4 else (0, 0)
+    names = {1: 'norm', 2: 'head'}
+    rows, columns, channels = kernel[:3] if len(kernel) == 4 else (0, 0, 0)
     kind = 'convolution' if learned_input else 'stem'
+    if 0 < channels < inputs[-1]:
+      kind = f'{"depthwise" if channels == 1 else "grouped"} {kind}'
     self.kind = names.get(len(kernel), f'{rows}x{columns} {kind}')
     self.kernel, self.inputs = math.prod(kernel), math.prod(inputs)
     self.learned_input = learned_input
@@ -148,7 +150,8 @@ def _layer(path, layers):
 
 def _deepest(path, layers):
   """The path of the deepest layer with weights that a path is in, or ''."""
-  parts = path.split('/')
+  # Flax also names the method that a layer is called from: 'block1._gated'.
+  parts = [part for part in path.split('/') if '.' not in part]
   prefixes = ('/'.join(parts[:end]) for end in range(len(parts), 0, -1))
   return next((name for name in prefixes if name in layers), '')
 

@@ -41,7 +41,7 @@ class Layer(NamedTuple):
 
   Attributes:
     image: (batch, height, width, channels).
-    kernel: (height, width, channels, features).
+    kernel: (height, width, channels of a group, features).
     stride: pixels, both ways.
     padding: pixels, on each side.
     is_first: whether nobody asks for the input's gradient.
@@ -52,6 +52,11 @@ class Layer(NamedTuple):
   stride: int
   padding: int
   is_first: bool
+
+  @property
+  def groups(self) -> int:
+    """Of channels, each convolved with its share of the features."""
+    return self.image[-1] // self.kernel[2]
 
   @property
   def flops(self) -> int:
@@ -71,7 +76,8 @@ class Layer(NamedTuple):
     height, width, _, features = self.kernel
     shape = 'x'.join(map(str, self.image[1:]))
     stride = f'/{self.stride}' * (self.stride > 1)
-    return f'{shape}, {height}x{width}{stride} to {features}'
+    groups = f', {self.groups} groups' * (self.groups > 1)
+    return f'{shape}, {height}x{width}{stride} to {features}{groups}'
 
 
 def main():
@@ -292,7 +298,7 @@ def our_passes(layer: Layer, dtype: str, platform: str) -> dict[str, Callable]:
 
   def forward(x, kernel):
     return convolution.convolve(
-      x, kernel, layer.stride, layer.padding, platform
+      x, kernel, layer.stride, layer.padding, platform, layer.groups
     )
 
   def input_gradient(x, kernel, dy):
@@ -342,16 +348,18 @@ def torch_passes(layer: Layer, dtype: str) -> dict[str, Callable]:
   x, dy = (tensor(a, 0, 3, 1, 2) for a in (x, dy))
   kernel = tensor(kernel, 3, 2, 0, 1)
   pixels = [layer.padding] * 2
-  strides = [layer.stride] * 2
+  strides, groups = [layer.stride] * 2, layer.groups
 
   def forward():
     with torch.no_grad():
-      return torch.nn.functional.conv2d(x, kernel, None, strides, pixels)
+      return torch.nn.functional.conv2d(
+        x, kernel, None, strides, pixels, groups=groups
+      )
 
   def gradient(place):
     mask = [place == i for i in range(3)]
     return torch.ops.aten.convolution_backward(
-      dy, x, kernel, [0], strides, pixels, [1, 1], False, [0, 0], 1, mask
+      dy, x, kernel, [0], strides, pixels, [1, 1], False, [0, 0], groups, mask
     )[place]
 
   programs = (

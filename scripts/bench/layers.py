@@ -66,8 +66,8 @@ from anp_jax.training import run_spec
 
 IDLE = 'no instruction running'
 _KINDS = (
-  'batch norm', 'max pool', 'activation and add', 'head', 'loss', 'input',
-  'update', 'other', IDLE,
+  'norm', 'max pool', 'activation and add', 'head', 'loss', 'input', 'update',
+  'other', IDLE,
 )  # fmt: skip
 
 

@@ -62,9 +62,38 @@ def _expected(x, kernel, dy, stride, padding):
   return y, dx[:, inside, inside], dkernel
 
 
+def _dense(kernel, groups):
+  """A kernel of all channels, with zeros where groups do not meet."""
+  rows, columns, channels, features = kernel.shape
+  result = np.zeros(
+    (rows, columns, groups, channels, groups, features // groups)
+  )
+  for g in range(groups):
+    result[:, :, g, :, g] = np.split(kernel, groups, -1)[g]
+  return result.reshape(rows, columns, groups * channels, features)
+
+
+def _of_groups(dense, groups):
+  """The inverse of `_dense`, for a gradient."""
+  parts = [np.split(a, groups, 2) for a in np.split(dense, groups, -1)]
+  return np.concatenate([parts[g][g] for g in range(groups)], -1)
+
+
+def test_layers_of_a_network_with_groups(bench):
+  counts = bench.layers(bench._cases.CASES['resnext50_32x4d_64'])
+  grouped = {layer: n for layer, n in counts.items() if layer.groups > 1}
+  assert sum(grouped.values()) == 16  # one a block
+  assert {layer.groups for layer in grouped} == {32}
+  first = next(iter(grouped))
+  assert str(first) == '16x16x128, 3x3 to 128, 32 groups'
+  # Each result has a channel's share of the filters: 9 x 128 / 32 products.
+  assert first.flops == 2 * 32 * 16 * 16 * 128 * 36
+
+
+@pytest.mark.parametrize('groups', [1, 4])
 @pytest.mark.parametrize('who', ['cpu', onednn.PLATFORM, 'torch'])
-def test_programs_compute_the_passes_they_are_named_for(bench, who):
-  layer = bench.Layer((2, 9, 9, 8), (3, 3, 8, 16), 2, 1, False)
+def test_programs_compute_the_passes_they_are_named_for(bench, who, groups):
+  layer = bench.Layer((2, 9, 9, 8), (3, 3, 8 // groups, 16), 2, 1, False)
   if who == 'torch':
     pytest.importorskip('torch')
     programs = bench.torch_passes(layer, 'float32')
@@ -74,7 +103,9 @@ def test_programs_compute_the_passes_they_are_named_for(bench, who):
       pytest.skip(library.missing_reason() or 'no oneDNN')
     programs = bench.our_passes(layer, 'float32', who)
     orders = [(0, 1, 2, 3)] * 3
-  expected = _expected(*bench.arrays(layer), 2, 1)
+  x, kernel, dy = bench.arrays(layer)
+  *maps, dkernel = _expected(x, _dense(kernel, groups), dy, 2, 1)
+  expected = *maps, _of_groups(dkernel, groups)
   assert list(programs) == list(layer.passes)
   for program, order, values in zip(programs.values(), orders, expected):
     result = np.asarray(program()).transpose(order)

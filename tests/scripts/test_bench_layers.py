@@ -1,6 +1,7 @@
 """The bench of a step's layers: reading programs and profiles, counting."""
 
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -77,6 +78,7 @@ ENTRY %main.9 (image: u8[2,6,6,8], w: f32[3,3,8,16]) -> (f32[3,3,8,16], /*index=
   %fusion.1 = f32[72,72]{1,0} fusion(%relu.1, %w), kind=kOutput, calls=%fused_dot, metadata={op_name="jit(train_step)/transpose(jvp(Net))/block/norm/neg"}
   %pad.1 = f32[2,6,6,8]{3,2,1,0} pad(%fusion.1), metadata={op_name="jit(train_step)/transpose(jvp(Net))/block/conv/pad"}
   %conv.3 = f32[3,3,8,16]{3,2,1,0} convolution(%pad.1, %relu.1), window={size=6x6}, metadata={op_name="jit(train_step)/transpose(jvp(Net))/before/conv/conv_general_dilated"}
+  %conv.4 = f32[2,6,6,16]{3,2,1,0} convolution(%convert.3, %w), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f, metadata={op_name="jit(train_step)/jvp(Net)/block/block._gated/conv/conv.convolve/conv_general_dilated"}
   %negate.5 = f32[5]{0} negate(%big), metadata={op_name="jit(train_step)/transpose(jvp(Net))/block/conv/neg"}
   %negate.6 = f32[6]{0} negate(%negate.5), metadata={op_name="jit(train_step)/transpose(jvp(Net))/block/norm/neg"}
   %negate.7 = f32[1152]{0} negate(%negate.6), metadata={op_name="jit(train_step)/mul"}
@@ -161,7 +163,9 @@ def test_traffic(program, name, count):
   [
     ('conv.1', ('3x3 convolution', 'forward')),
     ('relu.1', ('activation and add', 'forward')),
-    ('reduce.1', ('batch norm', 'forward')),
+    ('reduce.1', ('norm', 'forward')),
+    # Below the method of a layer that calls another.
+    ('conv.4', ('3x3 convolution', 'forward')),
     ('fusion.2', ('max pool', 'forward')),
     ('copy.7', ('head', 'forward')),
     ('convert.3', ('input', '')),
@@ -190,6 +194,18 @@ def test_place(program, name, where):
   }
   instruction = program.instructions[name]
   assert _places.place(program, instruction, 'Net', layers) == where
+
+
+@pytest.mark.parametrize(
+  'kernel, kind',
+  [((5, 5, 1, 8), '5x5 depthwise convolution'),
+   ((3, 3, 4, 16), '3x3 grouped convolution'),
+   ((3, 3, 8, 16), '3x3 convolution')],
+)  # fmt: skip
+def test_convolutions_of_groups_are_kinds_of_their_own(kernel, kind):
+  layer = _places.Layer(kernel, (2, 6, 6, 8), (2, 6, 6, kernel[-1]))
+  assert layer.kind == kind
+  assert layer.flops == 2 * 2 * 6 * 6 * kernel[-1] * math.prod(kernel[:3])
 
 
 @pytest.mark.parametrize(
@@ -419,7 +435,7 @@ def test_a_table_of_a_whole_step():
   assert all(v >= 0 for v in shares.values())
   for kind in (
     '7x7_stem_forward', '7x7_stem_weight_gradient', '3x3_convolution_forward',
-    '3x3_convolution_weight_gradient', 'batch_norm_backward',
+    '3x3_convolution_weight_gradient', 'norm_backward',
     'max_pool_forward', 'update',
   ):  # fmt: skip
     assert shares[kind] > 0, kind
