@@ -15,9 +15,10 @@ _SIDE = 9
 
 
 def _reference(x, kernel, dy, stride, groups):
-  """A convolution of padding 1 and its gradients, group by group."""
+  """A convolution padded by half, and its gradients, group by group."""
   x, kernel, dy = (np.float64(a) for a in (x, kernel, dy))
-  padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+  edge = len(kernel) // 2
+  padded = np.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
   padded_gradient, kernel_gradient = (
     np.zeros_like(padded),
     np.zeros(kernel.shape),
@@ -41,7 +42,8 @@ def _reference(x, kernel, dy, stride, groups):
         kernel_gradient[i, j, :, outs] = np.einsum(
           'nhwc,nhwf->cf', padded[place], dy[..., outs]
         )
-  return y, padded_gradient[:, 1:-1, 1:-1], kernel_gradient
+  inside = slice(edge, -edge)
+  return y, padded_gradient[:, inside, inside], kernel_gradient
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,30 @@ def test_groups_are_convolved_by_themselves(
     assert result.shape == want.shape
     error = np.abs(np.float64(result) - want).max() / np.abs(want).max()
     # A rounding to 8 bits is 2^-9; float32 sums of up to 162 products.
+    assert error < (2e-6 if dtype == 'float32' else 2**-7)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  # The first two by pairs of pixels, on maps smaller than the window.
+  'side, size, stride',
+  [(2, 5, 1), (3, 7, 3), (4, 5, 1)],
+)
+def test_depthwise_kernels_on_small_maps(side, size, stride, dtype):
+  random = np.random.default_rng(0)
+  rows = -(-side // stride)
+  x, dy = (
+    jnp.asarray(random.normal(size=(16, n, n, 6)), dtype) for n in (side, rows)
+  )
+  kernel = jnp.asarray(random.normal(size=(size, size, 1, 6)), dtype)
+  y, pull_back = jax.vjp(
+    lambda x, k: layers.convolve(x, k, stride, size // 2, 'cpu', 6), x, kernel
+  )
+  wants = _reference(x, kernel, dy, stride, 6)
+  for result, want in zip((y, *pull_back(dy)), wants, strict=True):
+    assert result.shape == want.shape and result.dtype == dtype
+    error = np.abs(np.float64(result) - want).max() / np.abs(want).max()
+    # A rounding to 8 bits is 2^-9; float32 sums of up to 256 products.
     assert error < (2e-6 if dtype == 'float32' else 2**-7)
 
 

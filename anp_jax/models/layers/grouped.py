@@ -6,14 +6,19 @@ maps of 28 x 28, 256 channels in 32 groups, 3x3, on 2 cores).
 
 from collections.abc import Callable
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from anp_jax.models.layers import sums
 from anp_jax.models.layers import windows
 
 # Channels that fill a dense convolution's products.
 _BLOCK = 64
+# Pixels of a map times those of the result: 2x2 by 2x2.
+_FEW_PAIRS = 16
 
 
 def in_blocks(dense: Callable, x, kernel, groups: int):
@@ -95,6 +100,8 @@ def _kernel_gradient(x, dy, over):
   One image after another, whose maps stay in the cache meanwhile: nine times as
   fast as all at once (16 maps of 28 x 28, 256 channels, 3x3, on 2 cores).
   """
+  if has_few_pairs(x, dy):
+    return gradient_by_pairs(x, dy, over)
   wide = _wide(x)
 
   def add(total, image):
@@ -108,6 +115,47 @@ def _kernel_gradient(x, dy, over):
 
 
 depthwise.defvjp(_depthwise_forward, _depthwise_backward)
+
+
+def has_few_pairs(x, dy) -> bool:
+  """Whether `gradient_by_pairs`, which has these arguments, is quick."""
+  return math.prod(x.shape[1:3]) * math.prod(dy.shape[1:3]) <= _FEW_PAIRS
+
+
+def gradient_by_pairs(x, dy, over: windows.Windows):
+  """The gradient of a depthwise kernel, from maps of a few pixels.
+
+  Each pixel of a map meets each of the result at one place of the window, or
+  at none. Of a 5x5 kernel and 32 maps of 2 x 2 pixels and 1,152 channels this
+  took 0.4 ms, image after image 1.3, oneDNN 8 to 11 (2 AVX-512 cores).
+
+  Args:
+    x: (batch, height, width, channels).
+    dy: (batch, height', width', channels), the gradient of the result.
+    over: how the window goes over x.
+
+  Returns:
+    (places of the window, channels), float32 or wider.
+  """
+  batch, *size, channels = x.shape
+  pixels = math.prod(size), math.prod(dy.shape[1:3])
+
+  def products(x, dy):
+    count = x.shape[1]
+    left = x.reshape(1, count, pixels[0], 1, channels).astype(_wide(x))
+    right = dy.reshape(1, count, 1, pixels[1], channels).astype(left.dtype)
+    return (left * right).reshape(1, count, -1)
+
+  flat = (a.reshape(1, batch, -1) for a in (x, dy))
+  pairs = sums.over_rows(products, *flat, platform='cpu')
+  place = np.zeros((*over.shape, *size, *dy.shape[1:3]), bool)
+  for row, column, i, j in np.ndindex(*over.shape, *dy.shape[1:3]):
+    (top, _), (left, _) = over.pads
+    pixel = i * over.stride + row - top, j * over.stride + column - left
+    if all(0 <= p < n for p, n in zip(pixel, size)):
+      place[(row, column, *pixel, i, j)] = True
+  place = place.reshape(math.prod(over.shape), -1)
+  return jnp.asarray(place, pairs.dtype) @ pairs.reshape(-1, channels)
 
 
 def _wide(x):

@@ -20,19 +20,20 @@ def over_rows(term: Callable, *arrays, platform: str):
   """The sum of term(*arrays) over axis 1.
 
   Args:
-    term: of arrays (groups, rows, channels) to one like them; called for some
-      of the rows at a time, or XLA writes out what the slices have in common.
-    *arrays: (groups, rows, channels).
+    term: of arrays (groups, rows, channels) to one of as many groups and rows;
+      called for some of the rows at a time, or XLA writes out what the slices
+      have in common.
+    *arrays: (groups, rows, channels), each with channels of its own.
     platform: of the device it is compiled for.
 
   Returns:
-    (groups, channels).
+    (groups, the term's channels).
   """
-  groups, rows, channels = arrays[0].shape
+  groups, rows, _ = arrays[0].shape
   slices = math.gcd(_SLICES, rows) if platform.startswith('cpu') else 1
   if slices == 1:
     return term(*arrays).sum(1)
-  parts = [a.reshape(groups, slices, -1, channels) for a in arrays]
+  parts = [a.reshape(groups, slices, -1, a.shape[-1]) for a in arrays]
   terms = [
     term(*(lax.index_in_dim(p, i, 1, keepdims=False) for p in parts))
     for i in range(slices)
