@@ -10,7 +10,6 @@ import functools
 from typing import Any
 
 from flax import linen as nn
-import jax
 import jax.numpy as jnp
 
 from anp_jax.models import layers
@@ -85,7 +84,7 @@ class Block(nn.Module):
     channels = x.shape[-1]
     y = self.conv(channels, 7, groups=channels, name='depthwise')(x)
     y = self.norm(name='norm')(y)
-    y = jax.nn.gelu(self.conv(4 * channels, name='expand')(y), False)
+    y = layers.gelu(self.conv(4 * channels, name='expand')(y))
     if self.version == 2:
       y = ResponseNorm(self.param_dtype, name='grn')(y)
     y = self.conv(channels, name='project')(y)

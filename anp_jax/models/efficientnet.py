@@ -132,16 +132,18 @@ class Block(nn.Module):
     y = x
     if stage.expansion > 1:
       shape = window if stage.fused else (1, 1)
-      y = nn.silu(self._convolved('expand', y, train, inner, *shape))
+      y = layers.silu(self._convolved('expand', y, train, inner, *shape))
     if not stage.fused:
       y = self._convolved(
         'depthwise', y, train, inner, *window, groups=inner,
         kernel_init=_normal(2.0, 'fan_in'),  # a channel's: of size x size
       )  # fmt: skip
-      y = layers.squeeze_excite(nn.silu(y), self.conv, channels // _SQUEEZE,
-                                nn.silu)  # fmt: skip
+      y = layers.squeeze_excite(
+        layers.silu(y), self.conv, channels // _SQUEEZE, layers.silu
+      )
     if stage.fused and stage.expansion == 1:
-      y = nn.silu(self._convolved('project', y, train, stage.features, *window))
+      y = self._convolved('project', y, train, stage.features, *window)
+      y = layers.silu(y)
     else:
       y = self._convolved('project', y, train, stage.features, 1, 1)
     if stage.stride > 1 or channels != stage.features:
@@ -198,7 +200,7 @@ class EfficientNet(nn.Module):
       return layers.conv_norm(layer, norm(name=f'{name}_norm'), x, train)
 
     stem = rounded(self.stem * self.width)
-    x = nn.silu(convolved('stem', images, stem, 3, 2))
+    x = layers.silu(convolved('stem', images, stem, 3, 2))
     for i, stage in enumerate(self.stages, 1):
       stage = stage._replace(features=rounded(stage.features * self.width))
       for j in range(1, self.blocks(stage) + 1):
@@ -206,7 +208,7 @@ class EfficientNet(nn.Module):
           x, train, next(factors)
         )
         stage = stage._replace(stride=1)
-    x = nn.silu(convolved('head', x, rounded(_HEAD * self.width)))
+    x = layers.silu(convolved('head', x, rounded(_HEAD * self.width)))
     x = x.mean((1, 2), dtype=self.param_dtype)
     if train and self.dropout:
       x = per_example.dropout(self, x, self.dropout)

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
+import scipy.stats
 
 from anp_jax.models import layers
 from anp_jax.models import resnet
@@ -453,3 +455,28 @@ def test_relu(platform, dtype):
   np.testing.assert_array_equal(np.float32(y), [0, 0, 0, 3, 0, np.inf, np.nan])
   gradient = np.float32(pull(jnp.full(7, 5, dtype))[0])
   np.testing.assert_array_equal(gradient[:-1], [0, 0, 0, 5, 0, 5])
+
+
+@pytest.mark.parametrize('name', ['silu', 'gelu'])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_activations_have_their_formulas(name, dtype):
+  inputs = jnp.linspace(-9, 9, 73).astype(dtype)
+  y, pull = jax.vjp(getattr(layers, name), inputs)
+  x = np.float64(inputs)
+  below, density = scipy.stats.norm.cdf(x), scipy.stats.norm.pdf(x)
+  want = x * below, 2 * (below + x * density)
+  if name == 'silu':
+    share = scipy.special.expit(x)
+    want = x * share, 2 * (share + x * share * (1 - share))
+  # A few roundings of numbers up to 9; bfloat16's at 2^-9 of the value.
+  tolerance = {'float32': 3e-6, 'bfloat16': 0.04}[dtype]
+  for got, exact in zip((y, *pull(jnp.full_like(inputs, 2))), want):
+    assert got.dtype == dtype
+    np.testing.assert_allclose(np.float64(got), exact, atol=tolerance)
+
+
+@pytest.mark.parametrize('name', ['silu', 'gelu'])
+def test_an_activation_keeps_one_array_for_its_gradient(name):
+  x = jax.ShapeDtypeStruct((5, 7), 'float32')
+  _, pull = jax.eval_shape(lambda x: jax.vjp(getattr(layers, name), x), x)
+  assert [a.shape for a in jax.tree.leaves(pull)] == [(5, 7)]

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 
 from anp_jax.models.layers import onednn
 from anp_jax.models.layers import windows
+from anp_jax.models.layers.activation import gelu
 from anp_jax.models.layers.activation import relu
+from anp_jax.models.layers.activation import silu
 from anp_jax.models.layers.convolution import add_bias
 from anp_jax.models.layers.convolution import convolve
 from anp_jax.models.layers.folding import conv_norm
@@ -25,7 +27,7 @@ from anp_jax.models.layers.squeeze import squeeze_excite
 
 __all__ = [
   'BatchNorm', 'Conv', 'add_bias', 'avg_pool', 'conv_norm', 'convolve',
-  'max_pool', 'normalise', 'relu', 'squeeze_excite',
+  'gelu', 'max_pool', 'normalise', 'relu', 'silu', 'squeeze_excite',
 ]  # fmt: skip
 
 # He et al. 2015 (arXiv 1502.01852), over the fan-out as torchvision does.
