@@ -175,11 +175,14 @@ class Over(NamedTuple):
   Attributes:
     median, lowest: of the rounds' ratios.
     quartiles: (lower, upper), between which half of the rounds lie.
+    fastest: the ratio of each one's fastest round, which others on the machine
+      disturbed least.
   """
 
   median: float
   lowest: float
   quartiles: tuple[float, float]
+  fastest: float
 
 
 def over(seconds: Sequence[float], peer_seconds: Sequence[float]) -> Over:
@@ -188,23 +191,24 @@ def over(seconds: Sequence[float], peer_seconds: Sequence[float]) -> Over:
   low, high = ratios[0], ratios[0]
   if len(ratios) > 1:
     low, _, high = statistics.quantiles(ratios, n=4, method='inclusive')
-  return Over(statistics.median(ratios), min(ratios), (low, high))
+  fastest = min(peer_seconds) / min(seconds)
+  return Over(statistics.median(ratios), min(ratios), (low, high), fastest)
 
 
 def row(label: str, ratio: float | Over, goal: float = 0) -> tuple:
-  """One line of a table: median, lowest, quartiles, the goal, whether met.
+  """One line of a table, as `HEADING` says, and whether the goal is met.
 
   Args:
     label: what is compared.
     ratio: of one measurement, or of rounds.
     goal: 0: none; a negative one is not to be exceeded.
   """
-  median, spread = ratio, ('', '')
+  median, spread = ratio, ('', '', '')
   if isinstance(ratio, Over):
     low, high = ratio.quartiles
     median, spread = (
       ratio.median,
-      (f'{ratio.lowest:.2f}', f'{low:.2f}-{high:.2f}'),
+      (f'{ratio.lowest:.2f}', f'{low:.2f}-{high:.2f}', f'{ratio.fastest:.2f}'),
     )
   good = median >= goal if goal > 0 else median <= -goal
   return (
@@ -216,4 +220,4 @@ def row(label: str, ratio: float | Over, goal: float = 0) -> tuple:
   )
 
 
-HEADING = ('median', 'lowest', 'quartiles', 'goal', '')
+HEADING = ('median', 'lowest', 'quartiles', 'of fastest', 'goal', '')

@@ -170,7 +170,7 @@ def _show(rows, ratios, which, seconds, count):
     rate, lowest = (count / f(times) for f in (_common.median, max))
     ratios[f'{dtype}_{what}_{name}_images_per_second'] = rate
     rows.append((
-      f'{label}: {name}, images/s', f'{rate:.1f}', f'{lowest:.1f}', '', '', '',
+      f'{label}: {name}, images/s', f'{rate:.1f}', f'{lowest:.1f}', *[''] * 4,
     ))  # fmt: skip
   torches = [name for name in seconds if name.startswith('torch')]
   faster = min(torches, key=lambda n: _common.median(seconds[n]), default='')

@@ -259,8 +259,9 @@ def compare(measured: dict[str, list[float]]) -> dict[str, _contest.Over]:
     'sync_over_one' and the like to the ratios of the rounds.
   """
   ways = ('one', 'apart', 'lockstep')
+  seconds = {w: [1 / rate for rate in rates] for w, rates in measured.items()}
   return {
-    f'{name}_over_{way}': _contest.over(measured[way], measured[name])
+    f'{name}_over_{way}': _contest.over(seconds[name], seconds[way])
     for name in measured
     if name not in ('one', 'lockstep')
     for way in (ways if name != 'apart' else ways[:1])

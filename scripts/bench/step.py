@@ -7,7 +7,9 @@ exactly what training runs, metrics and all, with what main.py sets and, on a
 CPU, with oneDNN where it is found. Everyone has a synthetic uint8 batch on the
 device. Each contestant is a process of its own, which sleeps while the others
 take their turns of half a second, in an order by chance. A ratio is of one
-round; the table has the median of the rounds, the lowest and the quartiles.
+round; the table has the median of the rounds, the lowest and the quartiles, and
+last the ratio of the fastest turns, which other work on the machine disturbs
+least.
 
   xla            ours with model.cpu_library='xla': XLA alone, on a CPU
   float32        ours in float32, of a case in bfloat16 on a CPU
@@ -223,12 +225,12 @@ def _absolutes(name, device, seconds, report):
     rate, lowest = (case.batch / f(times) for f in (_common.median, max))
     report.ratios[f'{name}_{contestant}_images_per_second'] = rate
     label = f'{name}: {contestant}, images/s, {device}'
-    report.rows.append((label, f'{rate:.0f}', f'{lowest:.0f}', '', '', ''))
+    report.rows.append((label, f'{rate:.0f}', f'{lowest:.0f}', *[''] * 4))
     share = mfu(case, rate, device)
     if share:
       report.ratios[f'{name}_{contestant}_mfu'] = share
       report.rows.append(
-        (f'{name}: {contestant}, MFU', f'{share:.3f}', '', '', '', '')
+        (f'{name}: {contestant}, MFU', f'{share:.3f}', *[''] * 5)
       )
 
 

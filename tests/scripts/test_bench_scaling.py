@@ -39,6 +39,8 @@ def test_ratios_are_those_of_the_same_round():
   # 1.5, 2 and 0.5: half of the way from the median to either end.
   assert over['sync_over_one'].median == 1.5
   assert over['sync_over_one'].quartiles == (1.0, 1.75)
+  # The fastest rounds: 150 and 200 images a second.
+  assert over['sync_over_one'].fastest == pytest.approx(0.75)
   assert over['sync_over_apart'].median == 0.5
   assert over['sync_over_lockstep'].lowest == pytest.approx(1 / 3)
   assert over['apart_over_one'].median == 2.0

@@ -132,7 +132,7 @@ def test_ratios_goals_and_turns(bench, monkeypatch, capsys):
     f'{name}_memory_over_torch': 1.5,
     f'{name}_stepping_memory_over_torch': 1.5,
   })  # fmt: skip
-  assert [(r[0].split(': ')[-1], *r[4:]) for r in rows] == [
+  assert [(r[0].split(': ')[-1], *r[5:]) for r in rows] == [
     ('compiling, cold, over 15 s', '<= 1', 'met'),
     ('compiling, cached, over 3 s', '<= 1', 'missed'),
     ('times as fast as xla', '', ''),
@@ -171,13 +171,14 @@ def test_what_would_be_ours_once_more_is_left_out(bench, monkeypatch, capsys):
 def test_median_lowest_and_quartiles_of_the_rounds(contest):
   over = contest.over([1, 1, 2, 1, 1], [4, 1, 4, 3, 5])
   # The rounds' ratios, sorted: 1, 2, 3, 4, 5.
-  assert over == (3, 1, (2, 4))
-  assert contest.over([2], [3]) == (1.5, 1.5, (1.5, 1.5))
+  # The fastest rounds took 1 and 1, the second contestant's was the second.
+  assert over == (3, 1, (2, 4), 1)
+  assert contest.over([2], [3]) == (1.5, 1.5, (1.5, 1.5), 1.5)
   assert contest.row('x', over, 3.5) == (
-    'x', '3.00', '1.00', '2.00-4.00', '>= 3.5', 'missed',
+    'x', '3.00', '1.00', '2.00-4.00', '1.00', '>= 3.5', 'missed',
   )  # fmt: skip
   assert contest.row('x', 1.0, -1.15) == (
-    'x', '1.00', '', '', '<= 1.15', 'met',
+    'x', '1.00', '', '', '', '<= 1.15', 'met',
   )  # fmt: skip
 
 
