@@ -131,6 +131,7 @@ def test_ratios_goals_and_turns(bench, monkeypatch, capsys):
     f'{name}_over_torch': 0.8,
     f'{name}_memory_over_torch': 1.5,
     f'{name}_stepping_memory_over_torch': 1.5,
+    f'{name}_compile_over_step': 18.0,
   })  # fmt: skip
   assert [(r[0].split(': ')[-1], *r[5:]) for r in rows] == [
     ('compiling, cold, over 15 s', '<= 1', 'met'),
@@ -142,6 +143,7 @@ def test_ratios_goals_and_turns(bench, monkeypatch, capsys):
     ('times as fast as torch_compile, the faster torch', '>= 1.0', 'missed'),
     ('memory over torch_compile', '<= 1.2', 'missed'),
     ('stepping memory over torch_compile', '<= 1.15', 'missed'),
+    ('compiling, over one step', '', ''),
   ]
   # About half a second a turn, at half a second a step; all in each round.
   assert {steps for _, steps in Worker.requests} == {1}
@@ -229,6 +231,7 @@ def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(
     'resnet50_gpu_over_torch_eager': 2.0,
     'resnet50_gpu_over_torch': 2.0,
     'resnet50_gpu_memory_over_torch': 1.1,
+    'resnet50_gpu_compile_over_step': 79.0,
     'resnet50_gpu_ours_images_per_second': 1280,
     'resnet50_gpu_ours_mfu': share,
     'resnet50_gpu_torch_eager_images_per_second': 640,
