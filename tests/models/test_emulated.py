@@ -199,10 +199,14 @@ def test_a_step_sends_all_gradients_and_waits(tiny_config):
 @pytest.mark.parametrize(
   'changes, passes',
   [
-    ({'accumulate': 2}, 2),
-    ({'sharding': (('.*', 'fsdp'),)}, 1),
+    pytest.param({'accumulate': 2}, 2, marks=pytest.mark.slow),
+    pytest.param({'sharding': (('.*', 'fsdp'),)}, 1, marks=pytest.mark.soak),
     ({'strategy.name': 'invariant', 'strategy.logical_shards': 8}, 4),
-    ({'strategy.name': 'local', 'strategy.groups': 2}, 1),
+    pytest.param(
+      {'strategy.name': 'local', 'strategy.groups': 2},
+      1,
+      marks=pytest.mark.soak,
+    ),
   ],
   ids=['accumulate', 'fsdp', 'invariant', 'local'],
 )

@@ -40,8 +40,13 @@ def _dense(x, kernel, stride, padding):
 
 
 @pytest.mark.parametrize(
-  'counts', [(6,), (4, 2), (0, 6), (1, 3, 0, 2), (2, 0, 1, 0, 1, 1, 0, 1)]
-)
+  'counts',
+  [
+    (6,), (4, 2), (1, 3, 0, 2),
+    pytest.param((0, 6), marks=pytest.mark.soak),
+    pytest.param((2, 0, 1, 0, 1, 1, 0, 1), marks=pytest.mark.slow),
+  ],
+)  # fmt: skip
 @pytest.mark.parametrize('size, stride, padding', [(3, 1, 1), (1, 2, 0)])
 def test_result_and_gradients_are_those_of_the_whole(
   x64, counts, size, stride, padding
