@@ -10,6 +10,7 @@ from anp_jax.system import interrupts
 if __name__ == '__main__':
   interrupts.install()  # all else takes time
 
+import contextlib
 import os
 import sys
 
@@ -65,10 +66,12 @@ def main(argv: list[str], mode: str = '') -> int:
       from anp_jax import train
       from anp_jax.checkpoint import run_dir
 
+      change = contextlib.nullcontext()
       if flags.change:
-        run_dir.change(workdir, config, flags.change, processes)
+        change = run_dir.change(workdir, config, flags.change, processes)
       how = flags.mode, flags.checkpoint, processes, flags.output
-      train.run(config, workdir, *how)
+      with change:
+        train.run(config, workdir, *how)
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
     print(urls.named(f'error: {text}'), file=sys.stderr)

@@ -88,9 +88,10 @@ def _saved(workdir, step):
 
 def _resume(config, workdir, change=''):
   with cluster.Processes(config) as processes:
-    if change:
-      run_dir.change(str(workdir), config, change, processes)
-    return train.run(config, str(workdir), processes=processes)
+    if not change:
+      return train.run(config, str(workdir), processes=processes)
+    with run_dir.change(str(workdir), config, change, processes):
+      return train.run(config, str(workdir), processes=processes)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +180,20 @@ def test_a_change_of_a_finished_run_keeps_its_result(tmp_path, config, x64):
   )
   _resume(other, tmp_path, 'optimizer.learning_rate')
   assert telemetry.result(str(tmp_path)) == result
+
+
+def test_a_change_that_is_refused_later_is_taken_back(tmp_path, config, x64):
+  before = _config(config)
+  _resume(before, tmp_path)
+  saved = (tmp_path / 'config.json').read_text()
+  other = _changed(before)
+  other.schedule.warmup = '40 steps'  # of 12, which is seen late
+  with pytest.raises(config_lib.ConfigError, match='warmup'):
+    _resume(other, tmp_path, _KEYS)
+  assert (tmp_path / 'config.json').read_text() == saved
+  assert telemetry.changes(str(tmp_path)) == []
+  _resume(_changed(before), tmp_path, _KEYS)
+  assert len(telemetry.changes(str(tmp_path))) == 4
 
 
 def test_a_change_that_cannot_be_written_is_one_line(

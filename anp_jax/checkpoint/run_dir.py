@@ -120,8 +120,11 @@ def open_or_refuse(workdir: str, config, vocabulary) -> None:
     raise _unwritable(workdir, e) from e
 
 
-def change(workdir: str, config, text: str, processes) -> None:
-  """Writes new values into the config of a run that is to be resumed.
+@contextlib.contextmanager
+def change(workdir: str, config, text: str, processes):
+  """Resumes a run within, with new values in its config.
+
+  What is refused within has trained nothing: the old values come back.
 
   Args:
     workdir: of the run.
@@ -143,17 +146,28 @@ def change(workdir: str, config, text: str, processes) -> None:
       'does not name'
     )
   processes.gather('read')
-  if processes.index == 0 and changed != saved:
-    try:
-      files.write_atomic(
-        os.path.join(workdir, CONFIG_FILE), json.dumps(changed, indent=1)
-      )
-      mirror.upload(workdir)
-    except OSError as e:
-      raise _unwritable(workdir, e) from e
+  writes = processes.index == 0 and changed != saved
+  if writes:
+    _write_config(workdir, changed)
   processes.gather('written')
   if processes.index and urls.is_mirror(workdir):
     mirror.fetch(urls.original(workdir))
+  try:
+    yield
+  except config_lib.ConfigError:
+    if writes:
+      _write_config(workdir, saved)
+    raise
+
+
+def _write_config(workdir, values):
+  try:
+    files.write_atomic(
+      os.path.join(workdir, CONFIG_FILE), json.dumps(values, indent=1)
+    )
+    mirror.upload(workdir)
+  except OSError as e:
+    raise _unwritable(workdir, e) from e
 
 
 def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
