@@ -6,6 +6,8 @@ import time
 
 import jax
 
+from anp_jax import models
+from anp_jax.models.layers import onednn
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib
@@ -98,9 +100,11 @@ def _key(spec, processes) -> dict:
   model = json.loads(config.model.to_json())
   # Not its setting but what it comes to; plans of XLA alone have never had it.
   del model['cpu_library']
-  on_cpu = mesh_lib.platform(mesh) == 'cpu'
-  uses_library = on_cpu and config.model.cpu_library != 'xla'
-  opened = library.find() if uses_library else None
+  # It also sets the number of the library's threads, which the key has.
+  target = models.target(
+    config, mesh_lib.platform(mesh), jax.local_device_count()
+  )
+  opened = library.opened() if target == onednn.PLATFORM else None
   return {
     **({'library': opened.describe()} if opened else {}),
     'format': _FORMAT,
