@@ -55,7 +55,7 @@ class Layer(NamedTuple):
 
   @property
   def groups(self) -> int:
-    """Of channels, each convolved with its share of the features."""
+    """Parts of the channels, each convolved with its share of features."""
     return self.image[-1] // self.kernel[2]
 
   @property

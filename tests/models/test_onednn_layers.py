@@ -176,6 +176,7 @@ CASES = [
   # By image, by pairs of pixels.
   _case((2, 3, 2, 16), 7, 16, 1, 3, groups=16),
   _case((4, 4, 4, 16), 7, 16, 1, 3, groups=16),
+  _case((3, 4, 4, 5), 7, 5, 1, 3, groups=5),
   _case((4, 5, 4, 16), 5, 16, 2, ((2, 2), (1, 2)), groups=16),
   _case((4, 6, 3, 16), 5, 16, 2, ((0, 2), (3, 2)), groups=16),
   _case((4, 2, 2, 16), 5, 16, 1, 2, groups=16, calls=2),

@@ -11,8 +11,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import grouped
-from anp_jax.models.layers import sums
+from anp_jax.models.layers import depthwise
 from anp_jax.models.layers import windows
 from anp_jax.system.onednn import custom_call
 from anp_jax.system.onednn import library
@@ -22,11 +21,6 @@ PLATFORM = 'cpu_onednn'
 # A map of so few channels is taken for images, whose gradient nobody needs.
 _IMAGE_CHANNELS = 4
 _FEW_PIXELS = 4
-# The widest kernel of whose depthwise gradient oneDNN has a quick form for
-# maps with channels last.
-_QUICK_COLUMNS = 3
-# Pixels of a result up to which that gradient is computed by image.
-_SMALL_MAP = 16
 # Pixels of a map up to which XLA multiplies by a float32 kernel of 1x1.
 _PRODUCT_PIXELS = 256
 
@@ -56,7 +50,7 @@ def takes_convolution(
   """
   if not takes(x, platform) or kernel.dtype != x.dtype:
     return False
-  spec = _spec('forward', x, kernel, stride, pads, groups)
+  spec = specs.convolution_of('forward', x, kernel, stride, pads, groups)
   is_small = math.prod(spec.result[1:3]) <= _FEW_PIXELS
   if spec.dtype == 'float32' and groups == 1 and is_small:
     return False
@@ -88,7 +82,7 @@ def convolve(x, kernel, stride: int, pads, groups: int = 1):
   """
   if _is_product(x, kernel, stride, pads, groups):
     return x @ kernel[0, 0]
-  spec = _spec('forward', x, kernel, stride, pads, groups)
+  spec = specs.convolution_of('forward', x, kernel, stride, pads, groups)
   result = jax.ShapeDtypeStruct(spec.result, x.dtype)
   return custom_call.call(spec, result, x, kernel)
 
@@ -100,13 +94,13 @@ def _convolve_forward(x, kernel, stride, pads, groups):
 def _convolve_backward(stride, pads, groups, saved, dy):
   x, kernel = saved
   arguments = x, kernel, stride, pads, groups
-  spec = _spec('backward_data', *arguments)
+  spec = specs.convolution_of('backward_data', *arguments)
   if _is_product(*arguments):
     dx = dy @ kernel[0, 0].T
   else:
     dx = custom_call.call(spec, _like(x), dy, kernel)
   if groups == x.shape[-1] == kernel.shape[-1]:
-    dkernel = _depthwise_gradient(x, kernel, dy, stride, pads)
+    dkernel = depthwise.kernel_gradient(x, kernel, dy, stride, pads)
     if dkernel is not None:
       return dx, dkernel
   # The kernel's gradient waits for dx: else XLA, which sees no order between
@@ -129,82 +123,6 @@ def _is_product(x, kernel, stride, pads, groups):
     and not any(itertools.chain(*pads))
     and math.prod(x.shape[1:3]) <= _PRODUCT_PIXELS
   )
-
-
-def _depthwise_gradient(x, kernel, dy, stride, pads):
-  """The gradient of a depthwise kernel where oneDNN's own is slow, or None."""
-  if grouped.has_few_pairs(x, dy):
-    over = windows.Windows(kernel.shape[:2], stride, pads)
-    dkernel = grouped.gradient_by_pairs(x, dy, over)
-    return dkernel.reshape(kernel.shape).astype(kernel.dtype)
-  if kernel.shape[1] <= _QUICK_COLUMNS:
-    return None
-  if math.prod(dy.shape[1:3]) <= _SMALL_MAP:
-    return _gradient_by_image(x, kernel, dy, stride, pads)
-  return _gradient_by_columns(x, kernel, dy, stride, pads)
-
-
-def _gradient_by_image(x, kernel, dy, stride, pads):
-  """The gradient of a depthwise kernel from small maps, by a forward pass.
-
-  Each image's share of it is the depthwise convolution of its map by dy, spread
-  over the stride: images are more channels of one image. Of a 7x7 kernel and 32
-  maps of 4 x 4 pixels and 384 channels it took 1.4 ms, by columns 5.9 (2 cores
-  with AVX-512).
-  """
-  batch, channels = x.shape[0], x.shape[-1]
-
-  def placed(maps, *edges):
-    maps = maps.astype(jnp.float32)  # shares are added before they are rounded
-    maps = jax.lax.pad(maps, jnp.float32(0), ((0, 0, 0), *edges, (0, 0, 0)))
-    maps = maps.transpose(1, 2, 0, 3)
-    return maps.reshape(1, *maps.shape[:2], 1, batch * channels)
-
-  sides = [
-    (low, (n - 1) * stride + k - size - low, 0)
-    for n, k, size, (low, _) in zip(
-      dy.shape[1:3], kernel.shape[:2], x.shape[1:3], pads
-    )
-  ]
-  image = placed(x, *sides)[:, :, :, 0]
-  window = placed(dy, *[(0, 0, stride - 1)] * 2)[0]
-  spec = _spec('forward', image, window, 1, ((0, 0), (0, 0)), batch * channels)
-  result = jax.ShapeDtypeStruct(spec.result, jnp.float32)
-  shares = custom_call.call(spec, result, image, window)
-  shares = shares.reshape(-1, batch, channels)
-  total = sums.over_rows(lambda x: x, shares, platform=PLATFORM)
-  return total.reshape(kernel.shape).astype(kernel.dtype)
-
-
-def _gradient_by_columns(x, kernel, dy, stride, pads):
-  """The gradient of a wide depthwise kernel, some of its columns at a time.
-
-  Of all columns at once oneDNN 3.2 computes it channel by channel: 12.7
-  ms for 7x7, 0.25 for three of its columns (4 maps of 28 x 28, 96 channels, one
-  AVX-512 core).
-  """
-  columns = kernel.shape[1]
-  blocks = -(-columns // _QUICK_COLUMNS)
-  edges = [round(i * columns / blocks) for i in range(blocks + 1)]
-  parts = []
-  for first, end in itertools.pairwise(edges):
-    part = jax.ShapeDtypeStruct(
-      (kernel.shape[0], end - first, *kernel.shape[2:]), kernel.dtype
-    )
-    left = pads[1][0] - first
-    span = (dy.shape[2] - 1) * stride + end - first
-    sides = left, span - x.shape[2] - left
-    maps = x
-    if not all(0 <= side <= (end - first) // 2 for side in sides):
-      # A negative edge cuts pixels that meet none of these columns.
-      still = (0, 0, 0)
-      zero = jnp.zeros((), x.dtype)
-      maps = jax.lax.pad(x, zero, (still, still, (*sides, 0), still))
-      sides = 0, 0
-    arguments = maps, part, stride, (pads[0], sides), x.shape[-1]
-    spec = _spec('backward_weights', *arguments)
-    parts.append(custom_call.call(spec, part, maps, dy))
-  return jnp.concatenate(parts, 1)
 
 
 @struct.dataclass
@@ -281,25 +199,8 @@ convolve_and.__wrapped__.defvjp(_convolve_and_forward, _convolve_and_backward)
 
 def _spec_and(x, kernel, after, stride, pads):
   steps = ('norm',) + ('add',) * (after.added is not None)
-  return _spec('forward', x, kernel, stride, pads, 1)._replace(
+  return specs.convolution_of('forward', x, kernel, stride, pads, 1)._replace(
     after=steps + ('relu',) * after.relu
-  )
-
-
-def _spec(direction, x, kernel, stride, pads, groups):
-  size = windows.size(
-    x.shape[1:3], windows.Windows(kernel.shape[:2], stride, pads)
-  )
-  (top, bottom), (left, right) = pads
-  return specs.ConvolutionSpec(
-    direction,
-    jnp.dtype(x.dtype).name,
-    tuple(x.shape),
-    tuple(kernel.shape),
-    (x.shape[0], *size, kernel.shape[-1]),
-    stride,
-    (top, bottom, left, right),
-    groups,
   )
 
 

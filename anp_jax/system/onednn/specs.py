@@ -7,6 +7,8 @@ can be kept on disk, and one that is read from there makes its operations again.
 import ast
 from typing import NamedTuple
 
+import numpy as np
+
 # XLA's name for a call of any of these.
 TARGET = 'anp_onednn'
 
@@ -41,6 +43,29 @@ class ConvolutionSpec(NamedTuple):
   groups: int = 1
   waits: bool = False
   after: tuple[str, ...] = ()
+
+
+def convolution_of(
+  direction: str, x, kernel, stride: int, pads, groups: int
+) -> ConvolutionSpec:
+  """Returns the spec of a convolution of arrays, or of shapes and dtypes.
+
+  Args:
+    direction: 'forward', 'backward_data' or 'backward_weights'.
+    x: (batch, height, width, channels).
+    kernel: (height, width, channels of a group, features).
+    stride: pixels, both ways.
+    pads: padding of x, ((top, bottom), (left, right)).
+    groups: of channels.
+  """
+  size = (
+    (n + sum(pad) - k) // stride + 1
+    for n, k, pad in zip(x.shape[1:3], kernel.shape[:2], pads)
+  )
+  return ConvolutionSpec(
+    direction, np.dtype(x.dtype).name, tuple(x.shape), tuple(kernel.shape),
+    (x.shape[0], *size, kernel.shape[-1]), stride, (*pads[0], *pads[1]), groups,
+  )  # fmt: skip
 
 
 class BatchNormSpec(NamedTuple):
