@@ -144,7 +144,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
     ),
     pytest.param(
       {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
-      marks=pytest.mark.slow,
+      marks=pytest.mark.soak,
     ),
   ],
   ids=[

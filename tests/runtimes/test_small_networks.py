@@ -14,7 +14,7 @@ from tests import small_networks
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_models_of_a_ring_end_as_if_alone(tmp_path, monkeypatch):
   devices = jax.devices()[:2]
   monkeypatch.setattr(jax, 'local_devices', lambda: devices)

@@ -343,7 +343,7 @@ def test_the_last_line_is_of_finite_ratios(tmp_path):
   )  # fmt: skip
   assert not result.returncode, result.stderr
   ratios = json.loads(result.stdout.splitlines()[-1])
-  expected = {'tiny_over_flax'}
+  expected = {'tiny_over_flax', 'tiny_compile_over_step'}
   if library.find():
     expected |= {'tiny_over_xla'}
   if importlib.util.find_spec('torch'):

@@ -140,6 +140,7 @@ def test_a_network_is_trained_and_used_in_an_empty_folder(installation):
   assert not installation.opened()
 
 
+@pytest.mark.soak
 def test_a_study_starts_its_processes(installation):
   installation.run(
     'anp-study', 'strategies', '--config=configs/lenet.py', '--workdir=study',

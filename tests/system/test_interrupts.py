@@ -14,7 +14,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TINY = '--config=configs/resnet_anp.py:tiny'
-_INTERRUPTS = int(os.environ.get('ANP_INTERRUPTS', 4))  # of each command
+_INTERRUPTS = int(os.environ.get('ANP_INTERRUPTS', 3))  # of each command
 _SPAN = 10.0  # seconds after a command was typed
 _LINE = '\ninterrupted\n'
 
