@@ -395,6 +395,7 @@ def test_models_of_a_ring_begin_with_their_own_weights(pretrained, tmp_path):
   assert not np.array_equal(*kernels)
 
 
+@pytest.mark.soak
 @pytest.mark.multiprocess
 def test_processes_begin_with_the_weights(tmp_path):
   source, run = tmp_path / 'source', tmp_path / 'run'

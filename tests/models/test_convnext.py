@@ -89,7 +89,9 @@ def _ours(tensors, version):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('version', [1, 2])
+@pytest.mark.parametrize(
+  'version', [pytest.param(1, marks=pytest.mark.soak), 2]
+)
 def test_logits_and_gradients_equal_transformers(version):
   network, torch = _their_network(version)
   arrays = {k: v.detach().numpy() for k, v in network.named_parameters()}

@@ -127,7 +127,14 @@ def lenet(tmp_path_factory):
   return folder, results
 
 
-@pytest.mark.parametrize('topology', [ALL_CORES, TWO, FOUR, BOUND, TWO_BY_TWO])
+@pytest.mark.parametrize(
+  'topology',
+  [
+    ALL_CORES, FOUR, TWO_BY_TWO,
+    pytest.param(TWO, marks=pytest.mark.soak),
+    pytest.param(BOUND, marks=pytest.mark.soak),
+  ],
+)  # fmt: skip
 def test_no_bit_depends_on_cores_devices_or_processes(
   tmp_path, lenet, topology
 ):
@@ -170,12 +177,14 @@ def test_photographs_with_everything_on(tmp_path, photographs, topology):
   _assert_same(tmp_path / 'many' / 'run', expected)
 
 
+@pytest.mark.soak
 def test_a_module_of_the_user_is_given_no_axis(tmp_path):
   _run(tmp_path / 'one', 'resnet_anp.py:tiny', _MODULE, ONE_CORE)
   _run(tmp_path / 'four', 'resnet_anp.py:tiny', _MODULE, FOUR)
   _assert_same(tmp_path / 'four' / 'run', _results(tmp_path / 'one' / 'run'))
 
 
+@pytest.mark.soak
 def test_twelve_shards_have_the_same_bits_in_two_processes(tmp_path):
   """Each has six: three sums of the tree."""
   keys = _LENET | {
