@@ -1,4 +1,4 @@
-"""The gradient of a depthwise kernel by oneDNN, where its own is slow."""
+"""Gradients of depthwise kernels, where oneDNN's own are slow."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from anp_jax.models.layers import windows
 from anp_jax.system.onednn import custom_call
 from anp_jax.system.onednn import specs
 
-# The widest kernel of whose depthwise gradient oneDNN has a quick form for
+# The widest depthwise kernel for whose gradient oneDNN has a quick form, of
 # maps with channels last.
 _QUICK_COLUMNS = 3
 # Pixels of a result up to which that gradient is computed by image.
