@@ -73,6 +73,7 @@ def test_sync_waits_for_the_slowest_of_each_step(tmp_path, fixed):
   assert seconds == pytest.approx(expected, rel=0.15)
 
 
+@pytest.mark.soak
 def test_a_straggler_stops_sync_and_not_the_servers_workers(tmp_path, fixed):
   """One of four is three times as slow.
 

@@ -142,6 +142,7 @@ def test_no_bit_depends_on_cores_devices_or_processes(
   _assert_same(tmp_path / 'run', lenet[1])
 
 
+@pytest.mark.soak
 def test_a_run_may_go_on_on_other_devices(tmp_path, lenet):
   for topology, steps in ((TWO_BY_TWO, 7), (FOUR, 13), (ALL_CORES, 20)):
     _run(
@@ -165,9 +166,8 @@ def test_a_checkpoint_has_the_same_scores_on_any_devices(tmp_path, lenet):
       assert (output / file).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-  'topology', [pytest.param(FOUR, marks=pytest.mark.soak), TWO_BY_TWO]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize('topology', [FOUR, TWO_BY_TWO])
 def test_photographs_with_everything_on(tmp_path, photographs, topology):
   keys = _RESNET | {'data.path': photographs}
   _run(tmp_path / 'one', 'resnet_anp.py:tiny', keys, ONE_CORE)
