@@ -420,7 +420,7 @@ def test_shipped_demo_learns(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('at', [6, 12])
+@pytest.mark.parametrize('at', [pytest.param(6, marks=pytest.mark.soak), 12])
 def test_an_evaluation_that_was_cut_off_is_made_up_for(
   tmp_path, tiny_config, monkeypatch, at
 ):
