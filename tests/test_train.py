@@ -407,15 +407,14 @@ def test_shipped_demo_learns(tmp_path):
   subprocess.run(
     [
       sys.executable, 'main.py', '--config=configs/resnet_anp.py:demo',
-      f'--workdir={tmp_path}', '--config.duration=1 epochs',
+      f'--workdir={tmp_path}', '--config.duration=2 epochs',
       '--config.log.tensorboard=False',
     ],
     cwd=_ROOT, check=True, stdout=subprocess.DEVNULL,
   )  # fmt: skip
   scores = telemetry.read(str(tmp_path))[-1]
   assert scores['kind'] == 'validation'
-  # Chance is under 0.02; 0.135 was seen, and half of it passes on whatever CPU.
-  assert scores['anp_top1'] > 0.07
+  assert scores['anp_top1'] > 0.25  # chance is under 0.02
   assert scores['noun_top1'] > scores['anp_top1']
 
 
