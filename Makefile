@@ -61,14 +61,15 @@ test: $(READY)  ## Run the quick tests.
 	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadfile -m "not ($(LEFT_OUT) or $(MARKED))" \
 	  $(PYTEST_ARGS)
 
-# Not the quick ones again: `make test test-all` runs every test once. Those of
-# several processes have the machine to themselves. That no test carries a mark
-# (pytest's status 5) is no failure.
+# Not the quick ones again: `make test test-all` runs every test once. Of those
+# with several processes two run at a time, one of them under Slurm
+# (tests/conftest.py). That no test carries a mark (pytest's status 5) is no
+# failure.
 test-all: $(READY)  ## Run the other tests: several processes, Slurm, slow.
 	$(VENV_PYTHON) -m pytest -q -n 2 --durations=15 $(PYTEST_ARGS) \
 	  -m "slow and not ($(CROWDED) or $(LEFT_OUT))" || [ $$? -eq 5 ]
-	$(VENV_PYTHON) -m pytest -q --durations=25 $(PYTEST_ARGS) \
-	  -m "($(CROWDED)) and not ($(LEFT_OUT))" || [ $$? -eq 5 ]
+	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadgroup --durations=25 \
+	  $(PYTEST_ARGS) -m "($(CROWDED)) and not ($(LEFT_OUT))" || [ $$? -eq 5 ]
 
 # Its environment is compared with what is wanted each time, in a second.
 portability:  ## Compile for TPUs and GPUs that are not here, and test what comes.

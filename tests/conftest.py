@@ -36,9 +36,17 @@ _LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # Before xdist looks for groups.
 def pytest_collection_modifyitems(items):
   """The longest tests come first; all others keep their order."""
   items.sort(key=lambda item: item.name not in _LONGEST)
+  # With --dist=loadgroup one test at a time has the Slurm cluster, and waits
+  # for much of its time; one other of several processes runs beside it.
+  for item in items:
+    for mark in ('slurm', 'multiprocess'):
+      if item.get_closest_marker(mark):
+        item.add_marker(pytest.mark.xdist_group(mark))
+        break
 
 
 @pytest.fixture(scope='session')
