@@ -64,7 +64,9 @@ def silu(x):
 
 
 def _silu_backward(x, dy):
-  wide = _wide(x)
+  # Without the barrier XLA finds that the forward pass has computed the share
+  # too, and keeps it: three arrays a layer where there should be two.
+  wide = _wide(lax.optimization_barrier(x))
   share = lax.logistic(wide)
   return ((dy * share * (1 + wide * (1 - share))).astype(x.dtype),)
 
