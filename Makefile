@@ -63,10 +63,11 @@ test: $(READY)  ## Run the quick tests.
 
 # Not the quick ones again: `make test test-all` runs every test once. Of those
 # with several processes two run at a time, one of them under Slurm
-# (tests/conftest.py). That no test carries a mark (pytest's status 5) is no
-# failure.
+# (tests/conftest.py), whose order of the long ones holds for files too. That no
+# test carries a mark (pytest's status 5) is no failure.
 test-all: $(READY)  ## Run the other tests: several processes, Slurm, slow.
-	$(VENV_PYTHON) -m pytest -q -n 2 --durations=15 $(PYTEST_ARGS) \
+	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadfile --no-loadscope-reorder \
+	  --durations=15 $(PYTEST_ARGS) \
 	  -m "slow and not ($(CROWDED) or $(LEFT_OUT))" || [ $$? -eq 5 ]
 	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadgroup --durations=25 \
 	  $(PYTEST_ARGS) -m "($(CROWDED)) and not ($(LEFT_OUT))" || [ $$? -eq 5 ]

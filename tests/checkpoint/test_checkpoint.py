@@ -470,6 +470,7 @@ def test_a_disk_that_fills_up_under_a_run(tmp_path, on_error):
     command = [
       sys.executable, 'main.py', '--config=configs/resnet_anp.py:tiny',
       f'--workdir={disk}/run', '--config.checkpoint.keep=10',
+      '--config.log.tensorboard=False',
       '--config.duration=24 steps', f'--config.checkpoint.on_error={on_error}',
     ]  # fmt: skip
     done = subprocess.run(

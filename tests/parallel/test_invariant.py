@@ -216,7 +216,7 @@ def _marks(case, devices):
     absent = pytest.mark.skipif(
       library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
     )
-    return pytest.mark.soak if devices == 4 else pytest.mark.slow, absent
+    return pytest.mark.slow if devices == 8 else pytest.mark.soak, absent
   if case == 'adamw':
     return (pytest.mark.slow if devices == 8 else pytest.mark.soak,)
   return (pytest.mark.soak,)

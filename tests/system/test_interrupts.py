@@ -14,7 +14,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TINY = '--config=configs/resnet_anp.py:tiny'
-_INTERRUPTS = int(os.environ.get('ANP_INTERRUPTS', 3))  # of each command
+_INTERRUPTS = int(os.environ.get('ANP_INTERRUPTS', 2))  # of each command
 _SPAN = 10.0  # seconds after a command was typed
 _LINE = '\ninterrupted\n'
 
@@ -246,7 +246,7 @@ def run(tmp_path_factory):
 def _train(folder):
   return (
     'main.py', _TINY, f'--workdir={folder}/run', '--config.data.source=folder',
-    f'--config.data.path={folder}/images',
+    f'--config.data.path={folder}/images', '--config.log.tensorboard=False',
   )  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def _command(name, folder, tmp):
   checkpoint, images = f'--checkpoint={folder}/run', folder / 'images'
   return {
     # It is not over before it is interrupted.
-    'train': (*_train(tmp)[:-1], f'--config.data.path={images}',
+    'train': (*_train(tmp), f'--config.data.path={images}',
               '--config.duration=100000 steps'),
     'evaluate': ('main.py', '--mode=evaluate', f'--workdir={folder}/run'),
     'predict': ('-m', 'anp_jax.predict', checkpoint, *[images] * 100),
