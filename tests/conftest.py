@@ -41,8 +41,8 @@ _LONGEST = (
 def pytest_collection_modifyitems(items):
   """The longest tests come first; all others keep their order."""
   items.sort(key=lambda item: item.name not in _LONGEST)
-  # With --dist=loadgroup one test at a time has the Slurm cluster, and waits
-  # for much of its time; one other of several processes runs beside it.
+  # With --dist=loadgroup one test at a time has the Slurm cluster, where it
+  # mostly waits; another one, of several processes, runs at the same time.
   for item in items:
     for mark in ('slurm', 'multiprocess'):
       if item.get_closest_marker(mark):

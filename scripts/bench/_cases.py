@@ -73,7 +73,10 @@ CASES = {
     f'{name}_64': Case(name, 64, 32, goals={'torch': 1.0})
     for name in (
       'resnet50d', 'seresnet50', 'resnext50_32x4d', 'wide_resnet50_2',
-      'convnext_tiny', 'efficientnet_b0', 'efficientnetv2_s',
+      'convnext_tiny', 'convnext_small', 'convnext_base', 'convnextv2_atto',
+      'convnextv2_tiny', 'efficientnet_b0', 'efficientnet_b1',
+      'efficientnet_b2', 'efficientnet_b3', 'efficientnet_b4',
+      'efficientnetv2_s',
     )
   },
   'tiny': Case('lenet', 16, 4, classes=10),  # for tests

@@ -495,5 +495,5 @@ def test_a_compiled_gradient_keeps_no_more(name):
   compiled = jax.jit(jax.grad(network)).lower(kernels, x).compile()
   # Of each layer what goes in and what comes out, which is the next one's; the
   # gradient that passes through needs up to two more. XLA kept 3 x depth - 1.
-  held = compiled.memory_analysis().temp_size_in_bytes / x.nbytes
-  assert held < 2 * depth + 2.5
+  arrays = compiled.memory_analysis().temp_size_in_bytes / x.nbytes
+  assert arrays < 2 * depth + 2.5

@@ -64,11 +64,15 @@ def silu(x):
 
 
 def _silu_backward(x, dy):
-  # Without the barrier XLA finds that the forward pass has computed the share
-  # too, and keeps it: three arrays a layer where there should be two.
+  # dy share (1 + x (1 - share)), as a quotient: XLA's CPU backend computes that
+  # once for its users; the norm before has three. A product it would compute
+  # three times, and keep the share from the forward pass on: EfficientNetV2-S
+  # at 64 px had 0.71 times PyTorch's speed, now 1.01 (JAX 0.10.2). The barrier
+  # hides that the forward pass has the same terms.
   wide = _wide(lax.optimization_barrier(x))
-  share = lax.logistic(wide)
-  return ((dy * share * (1 + wide * (1 - share))).astype(x.dtype),)
+  inverse = 1 + jnp.exp(-wide)
+  dx = dy * (1 + wide * (1 - 1 / inverse)) / inverse
+  return (dx.astype(x.dtype),)
 
 
 silu.defvjp(lambda x: (silu(x), x), _silu_backward)
