@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from anp_jax.models import layers
+from anp_jax.models.layers import onednn
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.system.onednn import library
 
@@ -118,6 +119,28 @@ def test_depthwise_kernels_on_small_maps(side, size, stride, dtype):
     error = np.abs(np.float64(result) - want).max() / np.abs(want).max()
     # A rounding to 8 bits is 2^-9; float32 sums of up to 256 products.
     assert error < (2e-6 if dtype == 'float32' else 2**-7)
+
+
+@pytest.mark.skipif(
+  library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
+)
+def test_no_map_is_kept_padded_for_the_gradient():
+  depth, side, size, channels = 6, 4, 7, 64
+
+  def network(kernels, x):
+    for kernel in kernels:
+      x = layers.convolve(x, kernel, 1, size // 2, onednn.PLATFORM, channels)
+    return (x * x).sum()
+
+  x = jnp.zeros((16, side, side, channels))
+  kernels = [jnp.zeros((size, size, 1, channels))] * depth
+  compiled = jax.jit(jax.grad(network)).lower(kernels, x).compile()
+  arrays = compiled.memory_analysis().temp_size_in_bytes / x.nbytes
+  # The maps between layers, and what one layer's gradient needs: a padded map,
+  # kernels of each image and two gradients. Kept from the forward pass on,
+  # padded maps alone would be depth times 6.25.
+  padded = ((side + size - 1) / side) ** 2
+  assert arrays < depth + padded + (size / side) ** 2 + 2.5
 
 
 def test_what_cannot_be_grouped_is_refused():
