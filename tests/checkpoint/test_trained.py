@@ -57,6 +57,7 @@ def _equal(actual, want):
   jax.tree.map(np.testing.assert_array_equal, actual, want)
 
 
+@pytest.mark.slow
 def test_the_newest_is_what_evaluation_sees(averaged):
   network = trained.load(str(averaged))
   assert network.step == 12

@@ -321,6 +321,7 @@ def _train(config, folder):
     return train.run(config, str(folder))
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_anothers_weights(pretrained, tmp_path, capsys):
   source = tmp_path / 'source'
   shutil.copytree(pretrained, source)

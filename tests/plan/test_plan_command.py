@@ -62,6 +62,7 @@ def test_other_lists_are_refused(text):
     sizes.numbers('--nodes', text)
 
 
+@pytest.mark.slow
 def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
   lines, result = _plan(
     capsys, '--config=configs/resnet_anp.py:modern', '--device=h200',

@@ -29,6 +29,7 @@ def _calls(network):
   return lowered.as_text().count(f'custom_call @{_CALL}')
 
 
+@pytest.mark.slow
 def test_prediction_by_onednn_names_what_xla_names():
   images = exporting.images(_BATCH)
   by_library = {}
@@ -49,9 +50,8 @@ def test_a_network_trained_with_onednn_needs_none(monkeypatch):
   assert _calls(_network('onednn')) == 0
 
 
-@pytest.mark.parametrize(
-  'dtype', ['float32', pytest.param('bfloat16', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_an_evaluation_by_onednn_agrees_with_xlas(dtype):
   if dtype not in library.find().dtypes:
     pytest.skip(f'{library.find().isa} has no bfloat16')

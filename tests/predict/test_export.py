@@ -153,7 +153,7 @@ def _run_alone(trained, folder, platforms=('cpu', 'cuda', 'tpu')):
 @pytest.mark.parametrize(
   'name',
   [
-    'tests.user_network:WithOurLayers',
+    pytest.param('tests.user_network:WithOurLayers', marks=pytest.mark.slow),
     'lenet',
     pytest.param('cifar10_full', marks=pytest.mark.slow),
     pytest.param('resnet18', marks=pytest.mark.slow),

@@ -91,6 +91,7 @@ def _last_scores(workdir):
 # What evaluation sees.
 
 
+@pytest.mark.slow
 def test_top1_count_is_that_of_the_evaluation(run, capfd):
   workdir, tree = run
   records, err = _named(capfd, f'--checkpoint={workdir}', tree, '--top=5')

@@ -191,7 +191,7 @@ def test_a_config_that_does_not_fit_is_refused(
 @pytest.mark.parametrize(
   'devices, models, shares',
   [
-    (1, 2, ()),
+    pytest.param(1, 2, (), marks=pytest.mark.slow),
     pytest.param(2, 3, (3, 2), marks=pytest.mark.slow),
     pytest.param(2, 4, (), marks=pytest.mark.soak),
     pytest.param(4, 1, (), marks=pytest.mark.slow),

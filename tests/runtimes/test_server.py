@@ -115,7 +115,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
 @pytest.mark.parametrize(
   'keys',
   [
-    {},
+    pytest.param({}, marks=pytest.mark.slow),
     pytest.param(
       {'strategy.servers': 2, 'strategy.wire_dtype': 'bfloat16'},
       marks=pytest.mark.soak,
@@ -173,6 +173,7 @@ def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
     assert set(stale) == {0}
 
 
+@pytest.mark.slow
 def test_failure_ends_the_run_while_slices_are_fetched(
   tmp_path, config, one_device, monkeypatch
 ):  # fmt: skip

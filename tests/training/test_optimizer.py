@@ -197,6 +197,7 @@ def test_rmsprop_without_momentum(x64, config):
   _assert_equal(_run(config), _reference(config))
 
 
+@pytest.mark.slow
 def test_rmsprop_is_that_of_the_paper(config):
   """Against the very class the paper's code called, in its float32."""
   tf = pytest.importorskip('tensorflow')
