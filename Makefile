@@ -69,7 +69,7 @@ test-all: $(READY)  ## Run the other tests: several processes, Slurm, slow.
 	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadfile --no-loadscope-reorder \
 	  --durations=15 $(PYTEST_ARGS) \
 	  -m "slow and not ($(CROWDED) or $(LEFT_OUT))" || [ $$? -eq 5 ]
-	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadgroup --durations=25 \
+	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadscope --durations=25 \
 	  $(PYTEST_ARGS) -m "($(CROWDED)) and not ($(LEFT_OUT))" || [ $$? -eq 5 ]
 
 # Its environment is compared with what is wanted each time, in a second.

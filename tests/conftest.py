@@ -21,6 +21,7 @@ os.environ.setdefault(
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from xdist import scheduler  # noqa: E402
 
 from anp_jax.config import data_keys  # noqa: E402
 from tests import builders  # noqa: E402
@@ -37,17 +38,27 @@ _LONGEST = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # Before xdist looks for groups.
 def pytest_collection_modifyitems(items):
   """The longest tests come first; all others keep their order."""
   items.sort(key=lambda item: item.name not in _LONGEST)
-  # With --dist=loadgroup one test at a time has the Slurm cluster, where it
-  # mostly waits; another one, of several processes, runs at the same time.
-  for item in items:
-    for mark in ('slurm', 'multiprocess'):
-      if item.get_closest_marker(mark):
-        item.add_marker(pytest.mark.xdist_group(mark))
-        break
+
+
+class _OneCluster(scheduler.LoadScopeScheduling):
+  """Slurm's tests, in files of that name, are of one process, in turns.
+
+  They mostly wait for the one cluster that there is, so the others' tests go
+  on at the same time. --dist=loadgroup would be for this, but xdist 3.8 does
+  nothing for it under pytest 9.2.
+  """
+
+  def _split_scope(self, nodeid):
+    return 'slurm' if 'slurm' in nodeid.split('::')[0] else nodeid
+
+
+def pytest_xdist_make_scheduler(config, log):
+  """Returns what divides tests under --dist=loadscope; None: as usual."""
+  if config.getvalue('dist') == 'loadscope':
+    return _OneCluster(config, log)
 
 
 @pytest.hookimpl(trylast=True)
