@@ -62,9 +62,9 @@ test: $(READY)  ## Run the quick tests.
 	  $(PYTEST_ARGS)
 
 # Not the quick ones again: `make test test-all` runs every test once. Of those
-# with several processes two run at a time, one of them under Slurm
-# (tests/conftest.py), whose order of the long ones holds for files too. That no
-# test carries a mark (pytest's status 5) is no failure.
+# with several processes two run at a time, at most one of them under Slurm
+# (tests/conftest.py). That no test carries a mark (pytest's status 5) is no
+# failure.
 test-all: $(READY)  ## Run the other tests: several processes, Slurm, slow.
 	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadfile --no-loadscope-reorder \
 	  --durations=15 $(PYTEST_ARGS) \
