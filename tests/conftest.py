@@ -55,6 +55,7 @@ class _OneCluster(scheduler.LoadScopeScheduling):
     return 'slurm' if 'slurm' in nodeid.split('::')[0] else nodeid
 
 
+@pytest.hookimpl(optionalhook=True)  # With -p no:xdist nobody calls it.
 def pytest_xdist_make_scheduler(config, log):
   """Returns what divides tests under --dist=loadscope; None: as usual."""
   if config.getvalue('dist') == 'loadscope':
