@@ -9,6 +9,7 @@ import math
 
 from flax import struct
 import jax
+from jax import custom_derivatives
 import jax.numpy as jnp
 
 from anp_jax.models.layers import depthwise
@@ -18,8 +19,6 @@ from anp_jax.system.onednn import library
 from anp_jax.system.onednn import specs
 
 PLATFORM = 'cpu_onednn'
-# A map of so few channels is taken for images, whose gradient nobody needs.
-_IMAGE_CHANNELS = 4
 _FEW_PIXELS = 4
 # Pixels of a map up to which XLA multiplies by a float32 kernel of 1x1.
 _PRODUCT_PIXELS = 256
@@ -88,16 +87,22 @@ def convolve(x, kernel, stride: int, pads, groups: int = 1):
 
 
 def _convolve_forward(x, kernel, stride, pads, groups):
-  return convolve(x, kernel, stride, pads, groups), (x, kernel)
+  # Whether x has a gradient is in the structure: () or None.
+  request = () if x.perturbed else None
+  x, kernel = x.value, kernel.value
+  return convolve(x, kernel, stride, pads, groups), (x, kernel, request)
 
 
 def _convolve_backward(stride, pads, groups, saved, dy):
-  x, kernel = saved
+  x, kernel, request = saved
+  if isinstance(dy, custom_derivatives.SymbolicZero):
+    dy = jnp.zeros(dy.shape, dy.dtype)
   arguments = x, kernel, stride, pads, groups
-  spec = specs.convolution_of('backward_data', *arguments)
-  if _is_product(*arguments):
+  dx = None
+  if request is not None and _is_product(*arguments):
     dx = dy @ kernel[0, 0].T
-  else:
+  elif request is not None:
+    spec = specs.convolution_of('backward_data', *arguments)
     dx = custom_call.call(spec, _like(x), dy, kernel)
   if groups == x.shape[-1] == kernel.shape[-1]:
     dkernel = depthwise.kernel_gradient(x, kernel, dy, stride, pads)
@@ -105,14 +110,16 @@ def _convolve_backward(stride, pads, groups, saved, dy):
       return dx, dkernel
   # The kernel's gradient waits for dx: else XLA, which sees no order between
   # dx and the update of the kernel in place, copies all kernels first (52 ms
-  # of a step of ResNet-50 at 8 x 224 px). Of images dx is not asked for.
-  waits = x.shape[-1] > _IMAGE_CHANNELS
-  spec = spec._replace(direction='backward_weights', waits=waits)
-  awaited = (dx,) if waits else ()
+  # of a step of ResNet-50 at 8 x 224 px).
+  spec = specs.convolution_of('backward_weights', *arguments)
+  spec = spec._replace(waits=dx is not None)
+  awaited = () if dx is None else (dx,)
   return dx, custom_call.call(spec, _like(kernel), x, dy, *awaited)
 
 
-convolve.defvjp(_convolve_forward, _convolve_backward)
+# Else a gradient of the kernel alone, which is asked for where convolutions are
+# split, would wait for one of x that nobody needs.
+convolve.defvjp(_convolve_forward, _convolve_backward, symbolic_zeros=True)
 
 
 def _is_product(x, kernel, stride, pads, groups):

@@ -442,3 +442,14 @@ def test_threads_of_the_pool_help():
     for _ in range(50):
       jax.block_until_ready(_gradients(*arguments))
   assert any(helped)
+
+
+@pytest.mark.parametrize('places, count', [(0, 1), (1, 1), ((0, 1), 2)])
+def test_a_gradient_alone_computes_no_other(places, count):
+  """The kernel's is computed alone where convolutions are split."""
+  x, kernel = jnp.ones((2, 8, 8, 16)), jnp.ones((3, 3, 16, 8))
+  gradient = jax.grad(
+    lambda *a: layers.convolve(*a, 1, 1, 'cpu_onednn').sum(), places
+  )
+  text = jax.jit(gradient).lower(x, kernel).compile().as_text()
+  assert text.count(f'custom_call_target="{specs.TARGET}"') == count
