@@ -181,7 +181,7 @@ class Run:
   def save(self, step: int, state) -> None:
     """Saves the newest checkpoint, while training goes on."""
     with self._pause('saving', step):
-      self._checkpoints.save(step, state)
+      self._checkpoints.save(step, self._program.saved_form.of_run(state))
       mirror.begin_upload(self._workdir)
 
   def wait_for_saves(self, step: int) -> None:
@@ -194,7 +194,8 @@ class Run:
     with self._pause('evaluating', step):
       scores = self._scores(step, state)
     self._telemetry.evaluation(step, scores)
-    self._checkpoints.save_best(step, state, scores)
+    saved = self._program.saved_form.of_run(state)
+    self._checkpoints.save_best(step, saved, scores)
     mirror.begin_upload(self._workdir)
     return scores
 
@@ -263,11 +264,13 @@ class Run:
       self._workdir,
       self._config,
       sources.fingerprint(self._train_source),
-      program.abstract_state,
+      program.saved_form.abstract,
       self._processes.gather,
     )
     restored = self._checkpoints.restore()
     state, step = restored or (None, 0)
+    if restored:
+      state = program.saved_form.to_run(state)
     weights, messages = ({}, []) if restored else initial.load(
       self._config, program, self._train_source.vocabulary, self._workdir,
       self._processes.gather,

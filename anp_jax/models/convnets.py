@@ -163,6 +163,7 @@ def pool(x, kind: str, window: int, stride: int, platform: str = 'cpu'):
   return mean * _share_of_window(shape, window, stride).astype(x.dtype)
 
 
+@layers.by_channel
 def normalise_response(x, platform: str = 'cpu'):
   """Local response normalisation within each channel.
 

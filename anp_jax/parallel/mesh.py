@@ -101,6 +101,22 @@ def path_name(path) -> str:
   )
 
 
+def parameter_name(path, names) -> str | None:
+  """Which parameter a leaf of a state is like: its path ends in that one's.
+
+  Args:
+    path: of the leaf, in any tree that repeats the parameters' under a longer
+      path, as optimizer moments and averages do.
+    names: of parameters.
+
+  Returns:
+    The longest that fits; None: there is none.
+  """
+  parts = path_name(path).split('/')
+  ends = ('/'.join(parts[i:]) for i in range(len(parts)))
+  return next((end for end in ends if end in names), None)
+
+
 def param_specs(rules, params, mesh: jsharding.Mesh):
   """How each parameter lies on the mesh, by the first rule that matches.
 
@@ -153,12 +169,8 @@ def state_specs(state, specs):
   }
 
   def find(path, leaf):
-    parts = path_name(path).split('/')
-    for i in range(len(parts)):
-      spec = spec_of.get('/'.join(parts[i:]))
-      if spec is not None and len(spec) <= len(leaf.shape):
-        return spec
-    return P()
+    spec = spec_of.get(parameter_name(path, spec_of), P())
+    return spec if len(spec) <= len(leaf.shape) else P()
 
   return jax.tree_util.tree_map_with_path(find, state)
 

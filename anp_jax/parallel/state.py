@@ -1,5 +1,7 @@
 """The state of a run: one pytree, born sharded."""
 
+from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 from flax import struct
@@ -34,6 +36,21 @@ class TrainState:
     if self.average:
       return self.average['params'], self.average['stats']
     return self.params, self.stats
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedForm:
+  """How checkpoints hold a run's state.
+
+  Attributes:
+    abstract: TrainState of jax.ShapeDtypeStruct, with shardings.
+    of_run: a run's TrainState -> what is saved of it.
+    to_run: the inverse.
+  """
+
+  abstract: TrainState
+  of_run: Callable
+  to_run: Callable
 
 
 class Init:

@@ -14,12 +14,12 @@ start. Everything is written to measured.json in the workdir.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import statistics
 import sys
 
-import jax
 import numpy as np
 
 from anp_jax import cluster
@@ -30,7 +30,6 @@ from anp_jax.data import sources
 from anp_jax.parallel import apportionment
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.calibration import planner
 from anp_jax.runtimes.calibration import timing as timing_lib
@@ -218,21 +217,14 @@ def _spec(config, processes, pool) -> run_spec.RunSpec:
 def _compile(spec, texts, processes) -> dict:
   """Functions that make a step, by name, from the plans' texts by name."""
   batch = workloads.images(spec, spec.batch_size)
-  state, steps = None, {}  # all steps update one state
+  steps = {}
   for name, text in texts.items():
     processes.heartbeat('compiling')
     config = config_lib.replaced(spec.config, {'strategy.plan': text})
     program = build.create(dataclasses.replace(spec, config=config))
-    if state is None:
-      state = state_lib.create(program.init_fn, program.abstract_state)
-    compiled = program.train_step.lower(state, batch).compile()
-
-    def run(compiled=compiled):
-      nonlocal state
-      state, values = compiled(state, batch)
-      jax.block_until_ready(values)
-
-    steps[name] = run
+    steps[name] = workloads.step(
+      program, spec, spec.batch_size, itertools.repeat(batch)
+    )
   return steps
 
 

@@ -35,6 +35,7 @@ class Program:
     abstract_single: the same of one network; the run's state may have one for
       each group of devices.
     eval_state_fn: TrainState -> that of the one network that evaluation sees.
+    saved_form: `state.SavedForm`, how checkpoints hold the state.
     training: the training step.
     evaluation: the steps without a gradient.
   """
@@ -45,6 +46,7 @@ class Program:
   abstract_state: state_lib.TrainState
   abstract_single: state_lib.TrainState
   eval_state_fn: Callable
+  saved_form: state_lib.SavedForm
   training: step_lib.TrainStep
   evaluation: eval_step_lib.EvalStep
 
@@ -111,6 +113,7 @@ def create(spec: run_spec.RunSpec) -> Program:
     abstract_state=strategy_step.abstract_state(single),
     abstract_single=single,
     eval_state_fn=strategy_step.eval_state_fn(single),
+    saved_form=strategy_step.saved_form(single),
     training=step_lib.TrainStep(
       optimizer=optimizer,
       schedule=optimizer_lib.schedule(*schedule_of),

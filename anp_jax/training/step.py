@@ -134,8 +134,12 @@ class TrainStep:
     norm = functools.partial(
       sums_lib.norm, platform=mesh_lib.platform(self.mesh)
     )
+    # An axis of groups is not of one network.
     divided = jax.tree.map(
-      lambda s: any(s.sharding.spec), self.abstract_single.params
+      lambda s: any(
+        axis not in (None, mesh_lib.GROUP) for axis in s.sharding.spec
+      ),
+      self._abstract_state.params,
     )
     weight = jnp.maximum(weight, 1)
     gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)

@@ -1,101 +1,29 @@
 """The channel split: each device computes some of the channels."""
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.models import layers
 from anp_jax.parallel import apportionment
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import operation
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.portability import collectives
 from anp_jax.training import build
+from tests import builders
 from tests import launching
 from tests import splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
-P = mesh_lib.P
-BATCH, TIGHT = splitting.BATCH, splitting.TIGHT
+BATCH = splitting.BATCH
 
 
 def _split(data, model, **overrides):
   """The program of a network that is split over devices, and its mesh."""
   return splitting.build('channel_split', data, model, **overrides)
-
-
-# The operation, against JAX's own convolution on one device.
-
-
-def _dense(x, kernel, stride, padding):
-  return lax.conv_general_dilated(
-    x, kernel, (stride, stride), [(padding, padding)] * 2,
-    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-  )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  'counts',
-  [
-    (6,), (4, 2), (1, 3, 0, 2),
-    pytest.param((0, 6), marks=pytest.mark.soak),
-    pytest.param((2, 0, 1, 0, 1, 1, 0, 1), marks=pytest.mark.slow),
-  ],
-)  # fmt: skip
-@pytest.mark.parametrize('size, stride, padding', [(3, 1, 1), (1, 2, 0)])
-def test_result_and_gradients_are_those_of_the_whole(
-  x64, counts, size, stride, padding
-):
-  def convolve(x, kernel):
-    return layers.convolve(x, kernel, stride, padding)
-
-  random = np.random.default_rng(0)
-  x = random.normal(size=(4, 7, 7, 3))
-  kernel = random.normal(size=(size, size, 3, 6))
-  expected, pull = jax.vjp(lambda *a: _dense(*a, stride, padding), x, kernel)
-  dy = random.normal(size=expected.shape)
-
-  def split(x, kernel, dy):
-    y, pull = jax.vjp(
-      lambda *a: operation.split(convolve, *a, counts), x, kernel
-    )
-    dx, dw = pull(dy)
-    return y[None], dx[None], dw[None]
-
-  results = jax.shard_map(
-    split, mesh=splitting.mesh(1, len(counts)), in_specs=P(),
-    out_specs=P(mesh_lib.MODEL), check_vma=False,
-  )(x, kernel, dy)  # fmt: skip
-  y, dx, dw = map(np.asarray, results)
-  expected_dx, expected_dw = pull(dy)
-  begin = 0
-  for device, count in enumerate(counts):
-    # Every device has the whole result and the whole gradient of x ...
-    splitting.assert_same((y[device], dx[device]), (expected, expected_dx))
-    # ... and the kernel's gradient for its own channels.
-    local = np.zeros_like(expected_dw)
-    local[..., begin : begin + count] = expected_dw[..., begin : begin + count]
-    splitting.assert_same(dw[device], local)
-    begin += count
-
-
-@pytest.mark.parametrize('counts', [(3, 2), (3, 2, 1)])
-def test_counts_must_be_of_the_devices_and_features(counts):
-  with pytest.raises(ValueError, match='expected 2 of them, 6 in all'):
-    jax.eval_shape(
-      jax.shard_map(
-        lambda: operation.split(
-          layers.convolve, jnp.zeros((2, 4, 4, 3)), jnp.zeros((3, 3, 3, 6)),
-          counts,
-        ),
-        mesh=splitting.mesh(1, 2), in_specs=(), out_specs=P(), check_vma=False,
-      )
-    )  # fmt: skip
 
 
 # Shares.
@@ -186,6 +114,74 @@ def _compiled_collectives(data, model, **overrides):
   return collectives.compiled(compiled.as_text())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'shares, first, second', [((1, 1), 150, 800), ((2, 1), 100, 533)]
+)
+def test_what_a_step_sends(shares, first, second):
+  """Two convolutions send what pools have left of the maps, and no kernel."""
+  config = builders.load(
+    'configs/channel_split_cifar10.py:150x800', {'batch_size': '8'}
+  )
+  config.strategy.shares = shares
+  mesh = splitting.mesh(1, 2)
+  program = build.create(splitting.spec(config, mesh, 80))
+  compiled = program.train_step.lower(
+    program.abstract_state, build.abstract_batch(config, mesh, 8)
+  ).compile()
+  sent = collectives.compiled(compiled.as_text())
+  # Forward both maps, 16 x 16 and 8 x 8 pixels; backward the first one's
+  # gradient. Equal parts are one array, which both have in the end; of others
+  # the larger one is sent, as wide as it is.
+  maps = 4 * 8 * (16 * 16 * first + 8 * 8 * second + 16 * 16 * first)
+  large = [c for c in sent if c.size >= 2**16 and c.kind != 'all-reduce']
+  assert sum(c.size for c in large) == maps
+  # All else is the head's gradient, and some numbers of each channel.
+  head = 4 * 12 * (64 * 800 + 1)
+  rest = sum(c.size for c in sent) - maps - head
+  assert 0 < rest < 4 * 4 * (150 + 800)
+
+
+def test_a_device_holds_its_own_channels_alone():
+  """Kernels, momentum and averages are divided; zeros stay zeros."""
+  program, mesh = _split(
+    1, 4, **splitting.FLOAT32,
+    **{'model.name': 'tests.user_network:WithOurLayers', 'ema': 0.9,
+       'strategy.plan': 'conv2=5,2,0,3'},
+  )  # fmt: skip
+  state, _ = splitting.train(program, mesh, steps=2)
+  kernels = [
+    leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    if mesh_lib.path_name(path).endswith('conv2/kernel')
+  ]
+  assert len(kernels) == 3
+  for kernel in kernels:
+    for shard, count in zip(
+      kernel.addressable_shards, (5, 2, 0, 3), strict=True
+    ):
+      assert shard.data.shape == (*kernel.shape[:-1], 5)
+      assert (np.asarray(shard.data) != 0).any((0, 1, 2)).sum() == count
+
+
+@pytest.mark.slow
+def test_a_state_goes_on_with_another_split(x64):
+  """What a checkpoint holds is that of one network, in every split."""
+  network = {'model.name': 'tests.user_network:WithOurLayers'}
+  first, mesh = _split(1, 2, **network, **{'strategy.shares': (2, 1)})
+  state, _ = splitting.train(first, mesh)
+  saved = first.saved_form.of_run(state)
+  assert jax.tree.map(jnp.shape, saved) == jax.tree.map(
+    jnp.shape, first.saved_form.abstract
+  )
+  second, _ = _split(1, 2, **network, **{'strategy.plan': 'conv2=1,9'})
+  again = second.saved_form.of_run(second.saved_form.to_run(saved))
+  for leaf, expected in zip(
+    jax.tree.leaves(again), jax.tree.leaves(saved), strict=True
+  ):
+    np.testing.assert_array_equal(leaf, expected)
+
+
 def _unlike(batch, name, values, mesh):
   """Gives each device other values, as if it had erred."""
   rows = BATCH // mesh.shape[mesh_lib.DATA]
@@ -211,7 +207,8 @@ def test_the_first_device_counts(plan):
   # The first device counts all of its examples.
   _unlike(batch, 'weight', (1.0, 0.5), mesh)
   state = splitting.new_state(program)
-  scores = program.eval_step(state.params, state.stats, batch)
+  evaluated = program.eval_state_fn(state)
+  scores = program.eval_step(evaluated.params, evaluated.stats, batch)
   weights = scores['weight'].addressable_shards
   assert [float(shard.data) for shard in weights] == [16, 16]
   state, values = program.train_step(state, batch)
@@ -226,12 +223,10 @@ def test_the_first_device_counts(plan):
 
 
 def test_a_plan_for_another_network_is_refused(x64):
-  program, mesh = _split(1, 2, **{'strategy.plan': 'conv11=3,3'})
-  state = splitting.new_state(program)
   with pytest.raises(
     config_lib.ConfigError, match="no convolution 'conv11'; did you mean 'conv1"
   ):
-    program.train_step.lower(state, splitting.batch(mesh, 0))
+    _split(1, 2, **{'strategy.plan': 'conv11=3,3'})
 
 
 @pytest.mark.slow
@@ -263,10 +258,9 @@ def test_no_collective_is_within_a_branch():
   # 8 images, in parts padded to the wider, 3/4 (4.5: the first of equal
   # remainders is rounded up).
   maps = [8 * 4 * 2 * 6 * 4, 8 * 16 * 2 * 5 * 4]
-  # And the kernels' gradients, together.
-  kernels = 2 * 3 * 3 * (3 * 5 + 6 * 6) * 4
+  # And no kernel, nor its gradient.
   gathered = [c.size for c in sent if c.kind == 'all-gather']
-  assert sorted(gathered) == sorted([*maps, kernels])
+  assert sorted(gathered) == sorted(maps)
   # Backward: the second's maps, and not the images.
   summed = sorted(c.size for c in sent if c.kind == 'all-reduce')
   assert summed.count(8 * 16 * 6 * 4) == 1 and 8 * 64 * 3 * 4 not in summed

@@ -17,6 +17,7 @@ from anp_jax.models.layers import windows
 from anp_jax.models.layers.activation import gelu
 from anp_jax.models.layers.activation import relu
 from anp_jax.models.layers.activation import silu
+from anp_jax.models.layers.channelwise import by_channel
 from anp_jax.models.layers.convolution import add_bias
 from anp_jax.models.layers.convolution import convolve
 from anp_jax.models.layers.folding import conv_norm
@@ -26,9 +27,13 @@ from anp_jax.models.layers.pooling import max_pool
 from anp_jax.models.layers.squeeze import squeeze_excite
 
 __all__ = [
-  'BatchNorm', 'Conv', 'add_bias', 'avg_pool', 'conv_norm', 'convolve',
-  'gelu', 'max_pool', 'normalise', 'relu', 'silu', 'squeeze_excite',
+  'BatchNorm', 'Conv', 'add_bias', 'avg_pool', 'by_channel', 'conv_norm',
+  'convolve', 'gelu', 'max_pool', 'normalise', 'relu', 'silu',
+  'squeeze_excite',
 ]  # fmt: skip
+
+add_bias, gelu, relu, silu = map(by_channel, (add_bias, gelu, relu, silu))
+avg_pool, max_pool = map(by_channel, (avg_pool, max_pool))
 
 # He et al. 2015 (arXiv 1502.01852), over the fan-out as torchvision does.
 kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
@@ -150,14 +155,31 @@ class BatchNorm(nn.Module):
       'batch_stats', 'var', jnp.ones, shape, self.param_dtype
     )
     if not train or self.is_initializing():
-      factor, offset = self.running_factors()
-      return self._activate((x * factor + offset).astype(self.dtype), added)
+      return by_channel(self._scaled)(x, *self.running_factors(), added)
     size = self.group or x.shape[0]
     if x.shape[0] % size:
       raise ValueError(
         f'a batch of {x.shape[0]} images is not a multiple of the '
         f'batch-norm group of {size}'
       )
+    y, mean, var = by_channel(self._normalised)(x, scale, bias, added)
+    for running, new in ((running_mean, mean), (running_var, var)):
+      running.value = self.momentum * running.value + (
+        1 - self.momentum
+      ) * new.mean(0)
+    return y
+
+  def running_factors(self):
+    """What x is multiplied by in evaluation, and what is added: (channels,)."""
+    scale, bias = (self.get_variable('params', n) for n in ('scale', 'bias'))
+    mean, var = (self.get_variable('batch_stats', n) for n in ('mean', 'var'))
+    factor = scale * lax.rsqrt(var + self.epsilon)
+    return factor, bias - mean * factor
+
+  @nn.nowrap
+  def _normalised(self, x, scale, bias, added):
+    """The result, and means and variances (groups, channels)."""
+    size = self.group or x.shape[0]
     grouped = x.reshape(x.shape[0] // size, -1, x.shape[-1])
     axis_name = None if self.group else self.axis_name
     if axis_name is not None and lax.axis_size(axis_name) == 1:
@@ -174,20 +196,14 @@ class BatchNorm(nn.Module):
       y, mean, var = normalise(
         grouped, scale, bias, self.epsilon, axis_name, self.platform
       )
-    for running, new in ((running_mean, mean), (running_var, var)):
-      running.value = self.momentum * running.value + (
-        1 - self.momentum
-      ) * new.mean(0)
     y = y.reshape(x.shape).astype(self.dtype)
-    return y if fused and relu_within else self._activate(y, added)
+    return (y if fused and relu_within else self._activate(y, added)), mean, var
 
-  def running_factors(self):
-    """What x is multiplied by in evaluation, and what is added: (channels,)."""
-    scale, bias = (self.get_variable('params', n) for n in ('scale', 'bias'))
-    mean, var = (self.get_variable('batch_stats', n) for n in ('mean', 'var'))
-    factor = scale * lax.rsqrt(var + self.epsilon)
-    return factor, bias - mean * factor
+  @nn.nowrap
+  def _scaled(self, x, factor, offset, added):
+    return self._activate((x * factor + offset).astype(self.dtype), added)
 
+  @nn.nowrap
   def _activate(self, y, added):
     if added is not None:
       y = added + y

@@ -12,6 +12,7 @@ import jax
 from jax import custom_derivatives
 import jax.numpy as jnp
 
+from anp_jax.models.layers import channelwise
 from anp_jax.models.layers import depthwise
 from anp_jax.models.layers import windows
 from anp_jax.system.onednn import custom_call
@@ -150,10 +151,15 @@ class After:
 
   def follow(self, y):
     """Returns what is made of a result that was computed without."""
-    wide = y.astype(jnp.float32) * self.factor + self.summand
-    if self.added is not None:
-      wide += self.added.astype(jnp.float32)
-    return (jax.nn.relu(wide) if self.relu else wide).astype(y.dtype)
+
+    @channelwise.by_channel
+    def followed(y, factor, summand, added):
+      wide = y.astype(jnp.float32) * factor + summand
+      if added is not None:
+        wide += added.astype(jnp.float32)
+      return (jax.nn.relu(wide) if self.relu else wide).astype(y.dtype)
+
+    return followed(y, self.factor, self.summand, self.added)
 
 
 def takes_convolve_and(x, kernel, after, stride: int, pads) -> bool:

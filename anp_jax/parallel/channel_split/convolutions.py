@@ -9,12 +9,14 @@ import jax
 from jax import lax
 
 from anp_jax.models import layers
+from anp_jax.models.layers import channelwise
 
 # Modules that compute a layer's kernel from several parameters.
 _KERNEL_MAKERS = (nn.SpectralNorm, nn.WeightNorm)
 
 
-def computed_by(handler: Callable):
+@contextlib.contextmanager
+def computed_by(handler: Callable, by_channel: Callable | None = None):
   """In this context, `handler` computes the convolutions of applied models.
 
   Left out are those whose kernel is computed from several parameters, such as
@@ -25,9 +27,8 @@ def computed_by(handler: Callable):
       group; path is its layer's, such as 'stage1_block1/conv1'; convolve is
       called as (x, kernel, platform=None), where platform names what it is
       lowered for if that is not the program's. Returns the result.
-
-  Returns:
-    A context manager.
+    by_channel: computes functions whose channels do not meet, see
+      `layers.channelwise.computed_by`; None: they compute themselves.
   """
   kernel_makers = []  # that are being applied, from the outermost
 
@@ -53,7 +54,11 @@ def computed_by(handler: Callable):
         return following(*arguments, **keywords)
     return following(*arguments, **keywords)
 
-  return nn.intercept_methods(intercept)
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(nn.intercept_methods(intercept))
+    if by_channel is not None:
+      stack.enter_context(channelwise.computed_by(by_channel))
+    yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +70,9 @@ class Call:
     convolve: (x, kernel, platform=None) -> y.
     x, kernel, y: jax.ShapeDtypeStruct, of one device's images.
     reads_images: whether x are the images, which need no gradient.
+    gathered: jax.ShapeDtypeStruct of what functions whose channels do not meet
+      have made of y, such as a pool, where another function follows.
+    reads: path of the layer whose `gathered` is x; '': it is of none.
   """
 
   layer: str
@@ -73,6 +81,8 @@ class Call:
   kernel: jax.ShapeDtypeStruct
   y: jax.ShapeDtypeStruct
   reads_images: bool
+  gathered: jax.ShapeDtypeStruct
+  reads: str
 
   @property
   def features(self) -> int:
@@ -89,15 +99,32 @@ def find(model, variables, images) -> list[Call]:
     images: jax.ShapeDtypeStruct (batch, height, width, 3), normalised.
   """
   calls = []
+  # By a map's id: the map, which keeps its id in use, and its call's index.
+  places = {}
 
   def record(path, convolve, x, kernel):
     y = convolve(x, kernel)
+    _, place = places.get(id(x), (None, None))
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, kernel, y)]
+    places[id(y)] = y, len(calls)
     # The first one called reads the images.
-    calls.append(Call(path, convolve, *shapes, reads_images=not calls))
+    calls.append(Call(
+      path, convolve, *shapes, reads_images=not calls, gathered=shapes[-1],
+      reads='' if place is None else calls[place].layer,
+    ))  # fmt: skip
     return y
 
-  with computed_by(record):
+  def follow(function, x, *arguments):
+    result = function(x, *arguments)
+    _, place = places.get(id(x), (None, None))
+    if place is not None:
+      y = result[0] if isinstance(result, tuple) else result
+      places[id(y)] = y, place
+      gathered = jax.ShapeDtypeStruct(y.shape, y.dtype)
+      calls[place] = dataclasses.replace(calls[place], gathered=gathered)
+    return result
+
+  with computed_by(record, follow):
     jax.eval_shape(lambda v, x: model.apply(v, x, False), variables, images)
   return calls
 

@@ -7,8 +7,11 @@ import jax.numpy as jnp
 from anp_jax import config as config_lib
 from anp_jax.parallel import buckets
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
 from anp_jax.parallel.channel_split import convolutions
+from anp_jax.parallel.channel_split import kernels
 from anp_jax.parallel.channel_split import operation
+from anp_jax.parallel.channel_split import parts
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.parallel.sync import step as sync
 
@@ -31,9 +34,10 @@ def check(config, mesh) -> None:
 
 
 class ChannelSplitStep(sync.SyncStep):
-  """Sums over 'data'; over 'model', joins what each device alone computed.
+  """Sums over 'data'; over 'model', each device trains its own channels.
 
-  That is the gradient of its channels of a split kernel. Everything else is
+  Of a split kernel it has them alone, with what the optimizer keeps of them,
+  and neither weights nor gradients travel (`kernels`). Everything else is
   computed by all devices of the axis 'model', and the first device's result
   counts: unlike devices round differently, and weights must stay the same
   everywhere. With the plan 'apart' nothing is split and no gradient travels:
@@ -45,30 +49,87 @@ class ChannelSplitStep(sync.SyncStep):
     super().__init__(config, specs, order)
     self._plan = plan_lib.from_config(config)
     self._apart = config.strategy.plan == plan_lib.APART
-    # Paths of the convolutions; of split ones, the kernel's path to the
-    # features of each device. Filled in as the model is traced, before its
-    # gradients are summed.
-    self._layers, self._kernels = set(), {}
+    # Features by convolution; of split ones, the kernel's path to the features
+    # of each device.
+    self._features, self._kernels = {}, {}
 
-  def reduce(self, gradients, extras):
-    """Sums over data, and joins what the devices of 'model' have computed.
-
-    Args:
-      gradients: like the parameters; that of a split kernel holds this device's
-        channels.
-      extras: pytree of what else is summed; the first device's counts.
-
-    Returns:
-      gradients, complete (with the plan 'apart', each device's own); extras.
+  def init_fn(self, init):
+    """(weights) -> a new state; a device holds its channels of a split kernel.
 
     Raises:
       ConfigError: if the plan names a layer that the network does not have.
     """
-    plan_lib.check_layers(self._plan, self._layers)
+
+    def record(layer, convolve, x, kernel):
+      self._features[layer] = kernel.shape[-1]
+      return convolve(x, kernel)
+
+    with convolutions.computed_by(record):
+      jax.eval_shape(lambda: init())  # not what was traced for `init` before
+    plan_lib.check_layers(self._plan, self._features)
+    return lambda weights=(): kernels.divided(init(weights), self._kernels)
+
+  def abstract_state(self, abstract_single):
+    """The abstract state of a run; split kernels are divided over 'model'."""
+    mesh = _mesh(abstract_single)
+    for layer, features in self._features.items():
+      counts = self._plan.counts(layer, features, mesh.shape[mesh_lib.MODEL])
+      if counts is not None:
+        self._kernels[f'{layer}/kernel'] = counts
+    return kernels.abstract(abstract_single, self._kernels, mesh)
+
+  def eval_state_fn(self, abstract_single):
+    """The run's weights, with all channels on each device."""
+
+    def trees(state):
+      return state.params, state.stats, state.average
+
+    join = self._join_fn(trees(abstract_single))
+
+    def eval_state(state):
+      params, stats, average = join(trees(state))
+      return state_lib.TrainState(state.step, params, stats, (), average)
+
+    return eval_state if self._kernels else lambda state: state
+
+  def saved_form(self, abstract_single):
+    """Checkpoints hold whole kernels: a run may go on with another split."""
+    abstract = self.abstract_state(abstract_single)
+    if not self._kernels:
+      return super().saved_form(abstract_single)
+    return state_lib.SavedForm(
+      abstract_single,
+      self._join_fn(abstract_single),
+      jax.jit(
+        lambda state: kernels.divided(state, self._kernels),
+        out_shardings=jax.tree.map(lambda s: s.sharding, abstract),
+      ),
+    )
+
+  def wrap_shard_step(self, shard):
+    """One device's part of a step, from its own channels of split kernels."""
+
+    def split_step(params, *arguments):
+      return shard(kernels.surrounded(params, self._kernels), *arguments)
+
+    return split_step
+
+  def reduce(self, gradients, extras):
+    """Sums over data; over 'model', what all devices have computed.
+
+    Args:
+      gradients: like the whole parameters; that of a split kernel holds this
+        device's channels.
+      extras: pytree of what else is summed; the first device's counts.
+
+    Returns:
+      gradients, of a split kernel this device's part (with the plan 'apart',
+      all are the device's own); extras.
+    """
     leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
     counts = [self._kernels.get(mesh_lib.path_name(path)) for path, _ in leaves]
     local = [
-      x if n is None else operation.local_part(x, n)
+      x if n is None else operation.own_part(x, n)
       for n, (_, x) in zip(counts, leaves, strict=True)
     ]
     summed, extras = super().reduce(
@@ -83,7 +144,7 @@ class ChannelSplitStep(sync.SyncStep):
     if self._apart:
       extras = self._sums(extras)
     else:
-      wires, extras = self._join(wires, counts, extras)
+      wires, extras = self._complete(wires, counts, extras)
     gradients = [w.astype(x.dtype) for w, x in zip(wires, summed, strict=True)]
     return tree.unflatten(gradients), extras_tree.unflatten(extras)
 
@@ -98,40 +159,36 @@ class ChannelSplitStep(sync.SyncStep):
 
   def convolution_context(self):
     """In this context, a model that is applied has its convolutions split."""
-    return convolutions.computed_by(self._convolve)
+    maps = parts.Parts()
 
-  def _convolve(self, layer, convolve, x, kernel):
-    self._layers.add(layer)
-    counts = self._plan.counts(
-      layer, kernel.shape[-1], lax.axis_size(mesh_lib.MODEL)
+    def convolve_split(layer, convolve, x, kernel):
+      counts = self._kernels.get(f'{layer}/kernel')
+      if counts is None:
+        return convolve(x, kernel)
+      return maps.convolve(convolve, x, kernel, counts)
+
+    return convolutions.computed_by(convolve_split, maps.apply)
+
+  def _join_fn(self, abstract_tree):
+    """A part of a run's state -> the same with kernels whole on all devices."""
+    return jax.jit(
+      lambda tree: kernels.joined(tree, self._kernels),
+      out_shardings=jax.tree.map(lambda s: s.sharding, abstract_tree),
     )
-    if counts is None:
-      return convolve(x, kernel)
-    self._kernels[f'{layer}/kernel'] = counts
-    return operation.split(convolve, x, kernel, counts)
 
-  def _join(self, wires, counts, extras):
-    """Completes gradients over 'model', in few and large collectives.
+  def _complete(self, wires, counts, extras):
+    """Gives all devices of 'model' what is not split, as the first has it.
 
     Args:
-      wires: gradients; of split kernels, local parts of one width.
+      wires: gradients; of split kernels, local parts.
       counts: of each gradient the features of each device; None: not split.
       extras: arrays that are summed together with the gradients.
     """
     wires = list(wires)
     unsplit = [i for i in self._backward if counts[i] is None]
-    split = [i for i in self._backward if counts[i] is not None]
     sums = self._sums([_first_device(wires[i]) for i in unsplit] + extras)
     for i, total in zip(unsplit, sums, strict=False):
       wires[i] = total
-    gathered = buckets.fused(
-      lambda x: lax.all_gather(x, mesh_lib.MODEL),
-      [wires[i].ravel() for i in split],
-      self._size,
-    )
-    for i, parts in zip(split, gathered, strict=True):
-      parts = parts.reshape(-1, *wires[i].shape)
-      wires[i] = operation.join(parts, counts[i])
     return wires, sums[len(unsplit) :]
 
   def _sums(self, arrays):
@@ -146,3 +203,7 @@ class ChannelSplitStep(sync.SyncStep):
 def _first_device(x):
   """Zeros on all devices of 'model' but the first: a sum gives its value."""
   return jnp.where(lax.axis_index(mesh_lib.MODEL) == 0, x, 0)
+
+
+def _mesh(abstract_tree):
+  return jax.tree.leaves(abstract_tree)[0].sharding.mesh

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from anp_jax.parallel import buckets
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import state as state_lib
 
 _MEGABYTE = 10**6
 
@@ -178,6 +179,20 @@ class SyncStep:
       abstract_single: abstract state of one network, with shardings.
     """
     return lambda state: state
+
+  def saved_form(self, abstract_single):
+    """How checkpoints hold the run's state: as it is.
+
+    Args:
+      abstract_single: abstract state of one network, with shardings.
+
+    Returns:
+      `state.SavedForm`.
+    """
+    return state_lib.SavedForm(
+      self.abstract_state(abstract_single), lambda state: state,
+      lambda state: state,
+    )  # fmt: skip
 
   def _sum(self, x):
     return lax.psum(x, self._summed)
