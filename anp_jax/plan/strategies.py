@@ -302,15 +302,23 @@ def _channel_split(setting: Setting, images: int) -> Step:
   # Over 'data': of split kernels, a device's own part.
   summed = 4.0 * setting.workload.statistics
   wire = model.width(config.strategy.reduce_dtype)
+  is_split = {}
   for i, layer in enumerate(setting.workload.layers):
     unsplit = alone.images * layer.flops / flops
-    # Outputs are gathered; the input's gradient is summed, that of the kernel
-    # gathered. The images need no gradient.
-    sent = collectives.gather(split, layer.outputs * images * number)
+    # The map is gathered, and the gradient of the operand summed: a device gets
+    # all of it, or its own channels. The images need no gradient.
+    sent = collectives.gather(split, layer.gathered * images * number)
     if i:
-      sent += collectives.all_reduce(split, layer.inputs * images * number)
-    sent += collectives.gather(split, layer.parameters * 4)
-    if layer.is_convolution and unsplit / count + sent < unsplit:
+      total = (
+        collectives.gather
+        if is_split.get(layer.reads)
+        else collectives.all_reduce
+      )
+      sent += total(split, layer.inputs * images * number)
+    is_split[layer.path] = (
+      layer.is_convolution and unsplit / count + sent < unsplit
+    )
+    if is_split[layer.path]:
       compute += unsplit / count
       communication += sent
       summed += layer.parameters * wire / count

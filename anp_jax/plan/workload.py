@@ -42,6 +42,8 @@ class Layer:
       layer with a kernel (biases, normalisation).
     inputs, outputs: numbers of one image that the layer reads and writes.
     is_convolution: whether `channel_split` can divide it.
+    gathered: numbers of one image that its devices then gather.
+    reads: path of the layer that gathered what it reads; '': none did.
   """
 
   path: str
@@ -50,6 +52,8 @@ class Layer:
   inputs: int
   outputs: int
   is_convolution: bool
+  gathered: int = 0
+  reads: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,11 +181,12 @@ def _layers(config, model, state, order) -> tuple[Layer, ...]:
     shape, numbers = shapes[path], math.prod(shapes[path])
     name = path.removesuffix('/kernel')
     if name in calls:
-      x, y = calls[name].x, calls[name].y
-      places = math.prod(y.shape[:-1])
-      layers.append(
-        Layer(path, 2 * places * numbers, numbers, x.size, y.size, True)
-      )
+      call = calls[name]
+      places = math.prod(call.y.shape[:-1])
+      layers.append(Layer(
+        path, 2 * places * numbers, numbers, call.x.size, call.y.size, True,
+        call.gathered.size, call.reads and f'{call.reads}/kernel',
+      ))  # fmt: skip
     elif len(shape) == 2 or not layers:
       inputs, outputs = (*shape, 1)[:2]
       layers.append(Layer(path, 2 * numbers, numbers, inputs, outputs, False))

@@ -21,22 +21,34 @@ def test_a_step_is_the_sum_of_layers_collectives_and_rest():
   link = CollectiveCost((0.5, 1e-3), (0.25, 2e-3))
   layers = {
     'first': splitting.layer(4, 2, output=600, kernel=240),
-    'second': splitting.layer(8, 4, output=1200, input=600, kernel=480),
+    'second': splitting.layer(
+      8, 4, output=1200, input=600, kernel=480, reads='first'
+    ),
   }
   costs = splitting.costs(layers, rest=3.0, link=link, other_bytes=100)
   plan = {'first': (16, 8), 'second': (12, 12)}
-  # Both take 4 s; parts of 16 features travel, padded as 32 of 24.
-  first = 4 + (0.5 + 600 * 32 / 24 * 1e-3) + 240 * 32 / 24 * 1e-3
-  # The slower one counts; parts are of one width.
-  second = 12 / 4 + (0.5 + 1.2) + (0.25 + 600 * 2e-3) + 0.48
-  gradients = 0.5 + 0.25 + 100 * 2e-3
-  assert costs.layer_seconds('first', plan['first']) == pytest.approx(first)
-  assert costs.layer_seconds('second', plan['second']) == pytest.approx(second)
+
+  def seconds(path):
+    return costs.layer_seconds(path, plan[path], plan)
+
+  # Both take 4 s; the part of 16 features takes longest, as 32 of 24 would.
+  first = 4 + (0.5 + 600 * 32 / 24 * 1e-3)
+  # The slower one counts; of the operand's gradient each gets its channels.
+  second = 12 / 4 + (0.5 + 1.2) + (0.5 + 600 * 32 / 24 * 1e-3)
+  gradients = 0.25 + 100 * 2e-3
+  assert seconds('first') == pytest.approx(first)
+  assert seconds('second') == pytest.approx(second)
   assert costs.step_seconds(plan) == pytest.approx(
     3 + first + second + gradients
   )
   # Not split, its gradient is summed with the others; the slower counts.
-  del plan['second']
+  del plan['first']
+  # All of the operand's gradient on every device.
+  second = 12 / 4 + (0.5 + 1.2) + (0.25 + 600 * 2e-3)
+  assert seconds('second') == pytest.approx(second)
+  expected = 3 + 24 / 2 + second + gradients + 240 * 2e-3
+  assert costs.step_seconds(plan) == pytest.approx(expected)
+  plan = {'first': (16, 8)}
   expected = 3 + first + 24 / 4 + gradients + 480 * 2e-3
   assert costs.step_seconds(plan) == pytest.approx(expected)
   # Nothing split: all do the same, and sum a vote.
@@ -113,19 +125,20 @@ def test_no_division_of_a_layer_is_better_than_the_plan(rates, bandwidth):
     ),
   }
   costs = splitting.costs(layers, rest=0.5, link=link, other_bytes=50)
-  divisions = []
+  all_split = {}
   for path, layer in layers.items():
     counts = [
       c for c in itertools.product(range(layer.features + 1), repeat=len(rates))
       if sum(c) == layer.features
     ]  # fmt: skip
     summed = layer.kernel * link.total[1]
-    best = min(counts, key=lambda c, path=path: costs.layer_seconds(path, c))
-    is_split = (
-      costs.layer_seconds(path, best) < costs.layer_seconds(path, None) + summed
-    )
-    divisions.append((path, best if is_split else None))
-  all_split = {path: c for path, c in divisions if c}
+
+    def seconds(counts, path=path):
+      return costs.layer_seconds(path, counts, all_split)
+
+    best = min(counts, key=seconds)
+    if seconds(best) < seconds(None) + summed:
+      all_split[path] = best
   expected = min(costs.step_seconds(all_split), costs.step_seconds({}))
   assert costs.step_seconds(planner.best_plan(costs)) == pytest.approx(
     expected, rel=1e-9
@@ -153,6 +166,30 @@ def test_shares_follow_rates_in_whole_multiples():
   )
   assert planner.balanced_counts(costs, 'a', (0, 1)) == (76, 24)
   assert planner.balanced_counts(costs, 'a', (0,)) == (100, 0)
+
+
+def test_a_layer_is_split_for_what_it_saves_the_next():
+  """Alone it would gain 0.5 s of work, and lose 0.6 s to its gather."""
+  link = CollectiveCost((0.0, 1e-3), (0.0, 2e-3))
+  layers = {
+    'first': splitting.layer(24, 24, output=600),
+    'second': splitting.layer(2, 2, output=600, input=600, reads='first'),
+  }
+  costs = splitting.costs(layers, rest=1.0, link=link)
+  plan = planner.best_plan(costs)
+  assert plan == {'first': (12, 12), 'second': (12, 12)}
+  # The operand's gradient: 0.6 s in place of 1.2 s.
+  assert costs.step_seconds(plan) == pytest.approx(1 + 1.1 + 6 + 0.6 + 0.6)
+  assert costs.step_seconds({'second': (12, 12)}) == pytest.approx(
+    1 + 1 + 6 + 0.6 + 1.2
+  )
+
+
+def test_equal_parts_need_no_whole_multiples():
+  """In eights, one of two devices would have 12 of 20 features."""
+  layers = {'conv': splitting.layer(4, 4, features=20)}
+  costs = splitting.costs(layers, rest=1.0, multiple=8)
+  assert planner.best_plan(costs) == {'conv': (10, 10)}
 
 
 def test_a_slow_device_may_be_left_out():

@@ -42,9 +42,10 @@ def test_every_layer_and_device_is_measured(devices, monkeypatch):
   assert costs.alike  # devices of one process
   assert list(costs.layers) == ['conv1', 'conv2']
   first, second = costs.layers.values()
-  # 8 images in float32: 12 x 12 x 8, pooled to 6 x 6 and 6 x 6 x 16.
-  assert (first.output, first.input) == (4 * 8 * 144 * 8, 0)
-  assert (second.output, second.input) == (4 * 8 * 36 * 16, 4 * 8 * 36 * 8)
+  # 8 images in float32: 12 x 12 x 8, pooled to 6 x 6, and 6 x 6 x 16, to 3 x 3.
+  assert (first.output, first.input) == (4 * 8 * 36 * 8, 0)
+  assert (second.output, second.input) == (4 * 8 * 9 * 16, 4 * 8 * 36 * 8)
+  assert (first.reads, second.reads) == ('', 'conv1')
   assert first.kernel == 4 * 25 * 3 * 8 and second.kernel == 4 * 25 * 8 * 16
   # Biases, and the head of 12 classes at 3 x 3 x 16.
   assert costs.other_bytes == 4 * (8 + 16 + 9 * 16 * 12 + 12)
@@ -113,6 +114,7 @@ def test_a_file_of_an_earlier_version_is_read():
   ) == costs.step_seconds({'a': (16, 8)})
 
 
+@pytest.mark.slow
 def test_a_pattern_that_no_layer_matches_is_refused():
   spec = _spec(2, **{'strategy.split_layers': 'stage'})
   with pytest.raises(config_lib.ConfigError, match="'stage': no convolution"):

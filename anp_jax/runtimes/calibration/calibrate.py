@@ -20,7 +20,7 @@ from anp_jax.training import run_spec
 FILE = 'kernel_split.json'
 # Least and most; more than the least while seconds are left.
 _ROUNDS, _SECONDS = (3, 30), 6.0
-_FORMAT = 2  # of the file
+_FORMAT = 3  # of the file
 
 
 def choose_plan(

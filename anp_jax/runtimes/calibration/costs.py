@@ -72,10 +72,12 @@ class Layer:
     counts: numbers of features that were timed, ascending, the last one all.
     seconds: of each device, for each of counts: forward and backward, as part
       of a split layer.
-    output: bytes of the result.
+    output: bytes of the map that is gathered: the result, or what functions
+      whose channels do not meet have made of it.
     input: bytes of the operand; 0 where it needs no gradient.
     kernel: bytes of the kernel's gradient.
-    uses: collectives that join the result.
+    uses: collectives that gather the map.
+    reads: path of the layer whose map is the operand; '': another array is.
   """
 
   features: int
@@ -86,6 +88,7 @@ class Layer:
   input: int
   kernel: int
   uses: int = 1
+  reads: str = ''
 
   def seconds_for(self, device: int, count) -> np.ndarray:
     """Seconds that a device takes for that many features (any shape).
@@ -174,14 +177,18 @@ class Costs:
       1 / sum(1 / t for t in layer.alone) for layer in self.layers.values()
     )
 
-  def layer_seconds(self, path: str, counts: Sequence[int] | None) -> float:
+  def layer_seconds(
+    self, path: str, counts: Sequence[int] | None, plan: Plan
+  ) -> float:
     """Seconds of a layer.
 
     Args:
       path: of the layer.
       counts: features of each device; None: not split.
+      plan: of the layers before it.
     """
-    return max(self._work(path, counts)) + self._communication(path, counts)
+    communication = self._communication(path, counts, plan)
+    return max(self._work(path, counts)) + communication
 
   def step_seconds(self, plan: Plan) -> float:
     """Predicted seconds of a step; layers without a plan are not split."""
@@ -196,10 +203,9 @@ class Costs:
     # is compensated by the device's convolutions, so they are added first.
     slowest = (rest + work.sum(0)).max()
     waits = work.max(1).sum() - work.sum(0).max()
-    joins = sum(self._communication(p, plan.get(p)) for p in self.layers)
+    joins = sum(self._communication(p, plan.get(p), plan) for p in self.layers)
     unsplit = [x.kernel for path, x in self.layers.items() if path not in plan]
-    size = self.other_bytes + sum(unsplit)
-    gradients = self.link.gather[0] + self.link.sum_seconds(size)
+    gradients = self.link.sum_seconds(self.other_bytes + sum(unsplit))
     return float(slowest + waits + joins + gradients)
 
   def _work(self, path, counts):
@@ -209,20 +215,24 @@ class Costs:
       return list(layer.alone)
     return [float(layer.seconds_for(d, n)) for d, n in enumerate(counts)]
 
-  def _communication(self, path, counts):
-    """Seconds in which a layer's parts and gradients are joined."""
+  def _communication(self, path, counts, plan):
+    """Seconds in which a layer's map and its operand's gradient travel."""
     if counts is None:
       return 0.0
     layer = self.layers[path]
-    # Parts are of one size: padded to that of the device with the most.
-    padding = len(counts) * max(counts) / layer.features
-    seconds = (layer.uses - 1) * self.link.gather[0]
-    seconds += self.link.gather_seconds(layer.output * padding)
-    if layer.input:
+    latencies = (layer.uses - 1) * self.link.gather[0]
+    seconds = latencies + self.link.gather_seconds(
+      layer.output * _padding(counts)
+    )
+    if not layer.input:
+      return seconds
+    operand = plan.get(layer.reads)
+    if operand is None:  # every device has to have all of the gradient
       seconds += (layer.uses - 1) * self.link.total[0]
-      seconds += self.link.sum_seconds(layer.input)
-    # The kernel's latency is that of all gradients, see `step_seconds`.
-    return seconds + layer.kernel * padding * self.link.gather[1]
+      return seconds + self.link.sum_seconds(layer.input)
+    # Each device gets the sum of its own channels: a gather backwards.
+    size = layer.input * _padding(operand)
+    return seconds + latencies + self.link.gather_seconds(size)
 
   def _rest(self, device):
     """Seconds of everything outside the layers here."""
@@ -252,7 +262,7 @@ class OffloadCosts(Costs):
   def step_seconds(self, plan: Plan) -> float:
     """Predicted seconds of a step: the rest, and each layer's slowest."""
     return self._rest(0) + sum(
-      self.layer_seconds(path, plan.get(path)) for path in self.layers
+      self.layer_seconds(path, plan.get(path), plan) for path in self.layers
     )
 
   def _work(self, path, counts):
@@ -260,8 +270,13 @@ class OffloadCosts(Costs):
       return [self.layers[path].alone[0]]
     return super()._work(path, counts)
 
-  def _communication(self, path, counts):
+  def _communication(self, path, counts, plan):
     return 0.0  # in the devices' times
+
+
+def _padding(counts):
+  """How much longer a gather takes than of equal parts: by the largest one."""
+  return len(counts) * max(counts) / sum(counts)
 
 
 def average_similar(costs: Costs) -> Costs:

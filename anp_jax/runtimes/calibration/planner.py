@@ -14,27 +14,29 @@ _WIDTHS = 16  # of a layer's largest part, that are tried
 def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...]]:
   """Features of each device for each layer that is best split; {} if none is.
 
-  Splitting one layer does not change the time of another, so each is planned
-  alone: not split, or divided over the fastest one, two, ... devices such that
-  they take equally long; or nearly so, since all parts are padded to the
-  largest one before they are sent.
+  Layers are planned one after another, in the order in which they are called,
+  since a layer's operand travels less if the layer that made it is split: each
+  is not split, or divided over the fastest one, two, ... devices such that they
+  take equally long; or nearly so, since the largest part takes longest to send.
+  Then each is planned again by the predicted step, since a layer may be worth
+  splitting for what it saves the next one.
   """
   plan = {}
   if len(costs.names) == 1:
     return plan
   for path, layer in costs.layers.items():
-    order = np.argsort(layer.alone, kind='stable')
-    divisions = [
-      balanced_counts(costs, path, order[: k + 1], most)
-      for k in range(len(order))
-      for most in _widths(layer.features, k + 1)
-    ]
-    best = min(divisions, key=lambda n: costs.layer_seconds(path, n))
+    best = _best_division(costs, path, plan)
     # If it is not split, its gradient is summed with the others.
     gradient = layer.kernel * costs.link.total[1]
-    unsplit = costs.layer_seconds(path, None) + gradient
-    if costs.layer_seconds(path, best) < unsplit:
+    unsplit = costs.layer_seconds(path, None, plan) + gradient
+    if costs.layer_seconds(path, best, plan) < unsplit:
       plan[path] = best
+  for path in costs.layers:
+    rest = {p: counts for p, counts in plan.items() if p != path}
+    if rest:
+      split = rest | {path: _best_division(costs, path, rest)}
+      plan = min((plan, split, rest), key=costs.step_seconds)
+  plan = {path: plan[path] for path in costs.layers if path in plan}
   return plan if costs.step_seconds(plan) < costs.step_seconds({}) else {}
 
 
@@ -86,7 +88,7 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
     else:
       division = ' + '.join(map(str, counts))
     if plan:
-      division += f', {_text(costs.layer_seconds(path, counts))}'
+      division += f', {_text(costs.layer_seconds(path, counts, plan))}'
     lines.append(
       f'plan     {path.ljust(width)}  {layer.features} features, '
       f'{_text(layer.alone[costs.baseline])} alone; {division}'
@@ -101,6 +103,25 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
   if ratio < 0.95:
     lines.append(f'plan     {costs.names[baseline]} alone would be faster')
   return lines
+
+
+def _best_division(costs, path, plan):
+  return min(
+    _divisions(costs, path), key=lambda n: costs.layer_seconds(path, n, plan)
+  )
+
+
+def _divisions(costs, path):
+  """Features of each device, in all ways that are tried."""
+  layer = costs.layers[path]
+  order = np.argsort(layer.alone, kind='stable')
+  for k in range(1, len(order) + 1):
+    fastest = order[:k]
+    # Equal parts need not be of whole multiples.
+    shares = [int(d in fastest) for d in range(len(order))]
+    yield apportionment.apportion(layer.features, shares)
+    for most in _widths(layer.features, k):
+      yield balanced_counts(costs, path, fastest, most)
 
 
 def _widths(features, devices):

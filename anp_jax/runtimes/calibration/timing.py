@@ -231,10 +231,11 @@ class Timing:
       alone=[ways[0] for ways in seconds],
       counts=_counts(first.features),
       seconds=[ways[1:] for ways in seconds],
-      output=times * sum(_bytes(call.y) for call in calls),
+      output=times * sum(_bytes(call.gathered) for call in calls),
       input=times * sum(_bytes(c.x) for c in calls if not c.reads_images),
       kernel=self._gradient_bytes * math.prod(first.kernel.shape),
       uses=times * len(calls),
+      reads=first.reads,
     )
 
   def _links(self):
