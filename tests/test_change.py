@@ -94,14 +94,8 @@ def _resume(config, workdir, change=''):
       return train.run(config, str(workdir), processes=processes)
 
 
-@pytest.mark.parametrize(
-  'strategy',
-  [
-    'sync',
-    *(pytest.param(name, marks=pytest.mark.slow) for name in _OF_STRATEGY
-      if name != 'sync'),
-  ],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize('strategy', list(_OF_STRATEGY))
 def test_weights_are_those_of_both_schedules(
   tmp_path, config, x64, monkeypatch, strategy
 ):

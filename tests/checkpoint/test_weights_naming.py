@@ -20,8 +20,8 @@ WIDTH = 8
 NAMINGS = ('torchvision', 'transformers')
 # Compiling them takes long, not computing.
 DEPTHS = [
-  18, 50,
-  *(pytest.param(depth, marks=pytest.mark.slow) for depth in (34, 101, 152)),
+  18,
+  *(pytest.param(n, marks=pytest.mark.slow) for n in (34, 50, 101, 152)),
 ]  # fmt: skip
 
 

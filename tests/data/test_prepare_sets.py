@@ -395,6 +395,7 @@ def test_help_imports_no_heavy_library():
 # Photographs.
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
   not _CLOTHING.is_dir(), reason='the photographs of clothing are not here'
 )

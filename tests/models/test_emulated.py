@@ -182,6 +182,7 @@ def _timed_step(config, devices):
   return compiled, np.asarray(values), time.monotonic() - start
 
 
+@pytest.mark.slow
 def test_a_step_sends_all_gradients_and_waits(tiny_config):
   """What the compiled step of four devices sums is their bytes, and is late."""
   tiny_config.batch_size = 8
@@ -201,7 +202,11 @@ def test_a_step_sends_all_gradients_and_waits(tiny_config):
   [
     pytest.param({'accumulate': 2}, 2, marks=pytest.mark.slow),
     pytest.param({'sharding': (('.*', 'fsdp'),)}, 1, marks=pytest.mark.soak),
-    ({'strategy.name': 'invariant', 'strategy.logical_shards': 8}, 4),
+    pytest.param(
+      {'strategy.name': 'invariant', 'strategy.logical_shards': 8},
+      4,
+      marks=pytest.mark.slow,
+    ),
     pytest.param(
       {'strategy.name': 'local', 'strategy.groups': 2},
       1,

@@ -240,6 +240,7 @@ def test_float64_and_other_platforms_compute_apart(x64):
     _compare(y, _want(pair, variables, x), tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('bottleneck', [False, True])
 def test_a_residual_network(bottleneck):
   """Its convolutions are all its calls, and its logits those of XLA alone."""

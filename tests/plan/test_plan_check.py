@@ -97,6 +97,7 @@ def test_at_most_two_rows_predict_the_rest_of_a_system(comparisons):
   assert max(errors) <= 0.15
 
 
+@pytest.mark.slow
 def test_a_system_is_predicted_without_its_own_rows(rows, comparisons):
   """Rates ten times as high change the prediction of all systems but one."""
   wrong = [

@@ -93,6 +93,7 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
   assert stored == result
 
 
+@pytest.mark.slow
 def test_strategies_are_compared(capsys):
   names = ['sync', 'fsdp', 'local', 'server:bounded', 'invariant']
   lines, result = _plan(

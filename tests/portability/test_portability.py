@@ -415,6 +415,7 @@ def test_what_does_not_fit_a_target_is_said(config):
     ahead.inspect(config, targets.parse('cpu:9'))
 
 
+@pytest.mark.slow
 def test_a_batch_size_of_0_is_per_device(config):
   config.model.name = 'lenet'
   config.batch_size, config.batch_size_per_device = 0, 8

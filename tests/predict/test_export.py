@@ -150,14 +150,10 @@ def _run_alone(trained, folder, platforms=('cpu', 'cuda', 'tpu')):
   return images, dict(np.load(folder / 'images.npy.npz'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name',
-  [
-    pytest.param('tests.user_network:WithOurLayers', marks=pytest.mark.slow),
-    'lenet',
-    pytest.param('cifar10_full', marks=pytest.mark.slow),
-    pytest.param('resnet18', marks=pytest.mark.slow),
-  ],
+  ['tests.user_network:WithOurLayers', 'lenet', 'cifar10_full', 'resnet18'],
 )
 def test_it_runs_with_jax_alone(name, tmp_path):
   trained = exporting.trained(name)

@@ -108,7 +108,8 @@ def test_a_step_is_that_of_the_unsplit_network(
   _assert_trains_as_unsplit(local_devices(count), keys, **name, **more)
 
 
-@pytest.mark.parametrize('count', [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('count', [1, 3])
 def test_a_step_over_flight_is_that_of_the_unsplit_network(
   x64, remote_devices, count
 ):

@@ -191,6 +191,7 @@ def test_late_candidates_compile_while_others_train(
   relaying.assert_same(tmp_path, config, (35, 35), (1,), laps=1)
 
 
+@pytest.mark.slow
 def test_a_compile_that_fails_ahead_ends_the_run(tmp_path, monkeypatch):
   devices = jax.devices()[:1]
   monkeypatch.setattr(jax, 'local_devices', lambda: devices)

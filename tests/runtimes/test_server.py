@@ -256,6 +256,7 @@ def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
   assert config.duration == '4 steps'
 
 
+@pytest.mark.slow
 def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
   """It wrote no duration, and knew of no weights that are ahead."""
   keys = {**serving.FULL, **_COSINE}

@@ -31,6 +31,7 @@ def _is_replayed(config, workdir, version):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'keys',
   [
@@ -40,19 +41,13 @@ def _is_replayed(config, workdir, version):
       'strategy.delay_compensation': 0.5,
       'strategy.delay_decay': 0.95,
     },
-    pytest.param(
-      {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      {
-        'strategy.mode': 'bounded',
-        'strategy.max_staleness': 1,
-        'strategy.look_ahead': 'dana',
-        'strategy.in_flight': 2,
-      },
-      marks=pytest.mark.slow,
-    ),
+    {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
+    {
+      'strategy.mode': 'bounded',
+      'strategy.max_staleness': 1,
+      'strategy.look_ahead': 'dana',
+      'strategy.in_flight': 2,
+    },
   ],
   ids=['servers', 'backup', 'bounded'],
 )

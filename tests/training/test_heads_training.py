@@ -141,6 +141,7 @@ def _run_config(path, **overrides):
   })  # fmt: skip
 
 
+@pytest.mark.slow
 def test_loss_of_a_run_is_weighted(pairs, tmp_path, monkeypatch):
   """One step on all examples, of classes of unlike sizes."""
   chosen_devices = jax.devices()[:1]

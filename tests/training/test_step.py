@@ -312,6 +312,7 @@ def test_the_largest_vote_of_all_wins(row):
   assert run.steps(run.state(), [batch])[1][0]['vote'] == preemption.STOP == 2
 
 
+@pytest.mark.slow
 def test_a_bfloat16_network_learns_a_batch():
   config = _config('bfloat16')
   run = Run(config, 4, _resnet(config))
