@@ -2,8 +2,8 @@
 
 Device k of the mesh's axis 'model' has counts[k] channels, which begin where
 those of the devices before it end. In an array they are followed by zeros up to
-the most that a device has, `widest`, since all devices run one program; what
-travels between devices is without them.
+the most that a device has, `widest`, since all devices run one program; they
+travel only where that costs less than more messages.
 
 Gradients are by hand: all devices compute the same from a map that is whole,
 and the gradient of a gather would count it once for each device.

@@ -1,4 +1,4 @@
-"""Maps whose channels each device computed its own of, and what follows them.
+"""Maps with each device's own channels, and what follows them.
 
 All that a network sees is whole arrays, so that it may do with them what it
 likes. Behind an array that was gathered stands what it was gathered from: a
