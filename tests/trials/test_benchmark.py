@@ -140,10 +140,11 @@ def test_the_largest_batch_fits_and_one_a_little_larger_does_not(
 def test_memory_of_a_process_rises_with_an_array():
   memory.reset_peak()
   before = memory.of_process()
-  array = np.ones(2**25, np.uint8)
+  # Above the most (32 MiB) that malloc takes from what it was given back.
+  array = np.ones(2**26, np.uint8)
   assert memory.of_process() - before > 0.9 * array.size
   del array
-  assert memory.of_process('VmHWM') - before > 0.9 * 2**25
+  assert memory.of_process('VmHWM') - before > 0.9 * 2**26
   assert 2**20 < memory.available() < 2**50
 
 
