@@ -1,9 +1,10 @@
 """Predicts how long a step with split convolutions takes, from measured times.
 
-A step is a sum: each layer's work, where the slowest device counts; the
-collectives that join the layer's parts; and the rest, which all devices
-compute. Nothing overlaps: forward and backward, a layer needs the result of
-the layer before.
+A step is a sum. Devices wait for each other where a split layer's parts are
+joined: up to there each has its part of that layer to compute, all of the
+layers before that are not split, and of the rest, and the slowest counts. The
+collectives are added. Nothing overlaps: forward and backward, a layer needs the
+result of the layer before.
 """
 
 from collections.abc import Mapping
@@ -178,7 +179,7 @@ class Costs:
     )
 
   def layer_seconds(
-    self, path: str, counts: Sequence[int] | None, plan: Plan
+    self, path: str, counts: Sequence[int] | None, plan: Plan, behind=0.0
   ) -> float:
     """Seconds of a layer.
 
@@ -186,9 +187,10 @@ class Costs:
       path: of the layer.
       counts: features of each device; None: not split.
       plan: of the layers before it.
+      behind: seconds that each device computes before; see `behind`.
     """
     communication = self._communication(path, counts, plan)
-    return max(self._work(path, counts)) + communication
+    return max(behind + np.array(self._work(path, counts))) + communication
 
   def step_seconds(self, plan: Plan) -> float:
     """Predicted seconds of a step; layers without a plan are not split."""
@@ -196,17 +198,47 @@ class Costs:
       kernels = sum(layer.kernel for layer in self.layers.values())
       gradients = 0 if self.alike else self.other_bytes + kernels
       return max(self.unsplit) + self.link.sum_seconds(gradients)
-    work = np.array([self._work(path, plan.get(path)) for path in self.layers])
-    rest = [self._rest(d) for d in range(len(self.names))]
-    # The slowest device's time, and its waits for devices that are slower on a
-    # layer. A device's rest is a difference of measured times: an error in it
-    # is compensated by the device's convolutions, so they are added first.
-    slowest = (rest + work.sum(0)).max()
-    waits = work.max(1).sum() - work.sum(0).max()
-    joins = sum(self._communication(p, plan.get(p), plan) for p in self.layers)
+    seconds, behind = self._progress(plan)
     unsplit = [x.kernel for path, x in self.layers.items() if path not in plan]
     gradients = self.link.sum_seconds(self.other_bytes + sum(unsplit))
-    return float(slowest + waits + joins + gradients)
+    return float(seconds + max(behind) + gradients)
+
+  def behind(self, plan: Plan, path: str) -> np.ndarray:
+    """Seconds that each device computes before it has its part of a layer.
+
+    Counted from where the devices waited for each other last.
+
+    Args:
+      plan: of the layers before it.
+      path: of the layer.
+    """
+    return self._progress(plan, path)[1]
+
+  def _progress(self, plan, until=None):
+    """Seconds up to the last wait, and those of each device since then.
+
+    Args:
+      plan: of the layers.
+      until: path of the layer before whose own work to stop; None: all count.
+    """
+    seconds, behind = 0.0, np.zeros(len(self.names))
+    for path in self.layers:
+      behind = behind + self._rest_around(path)
+      if path == until:
+        break
+      counts = plan.get(path)
+      behind = behind + self._work(path, counts)
+      if counts is not None:
+        seconds += max(behind) + self._communication(path, counts, plan)
+        behind = np.zeros(len(self.names))
+    return seconds, behind
+
+  def _rest_around(self, path):
+    """A layer's part of each device's rest: by the layer's share of seconds."""
+    devices = range(len(self.names))
+    alone = self.layers[path].alone
+    share = np.mean([alone[d] / self._convolutions(d) for d in devices])
+    return share * np.array([self._rest(d) for d in devices])
 
   def _work(self, path, counts):
     """Seconds that each device computes for a layer."""
@@ -269,6 +301,9 @@ class OffloadCosts(Costs):
     if counts is None:
       return [self.layers[path].alone[0]]
     return super()._work(path, counts)
+
+  def _rest_around(self, path):
+    return np.zeros(len(self.names))  # offload devices wait for what is sent
 
   def _communication(self, path, counts, plan):
     return 0.0  # in the devices' times

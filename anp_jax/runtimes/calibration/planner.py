@@ -14,28 +14,32 @@ _WIDTHS = 16  # of a layer's largest part, that are tried
 def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...]]:
   """Features of each device for each layer that is best split; {} if none is.
 
-  Layers are planned one after another, in the order in which they are called,
-  since a layer's operand travels less if the layer that made it is split: each
-  is not split, or divided over the fastest one, two, ... devices such that they
-  take equally long; or nearly so, since the largest part takes longest to send.
-  Then each is planned again by the predicted step, since a layer may be worth
-  splitting for what it saves the next one.
+  Layers are planned one after another, in the order in which they are called:
+  each is not split, or divided over the fastest one, two, ... devices such that
+  they are ready at the same time, which a device reaches later that has more of
+  the layers before to compute; or nearly so, since the largest part takes
+  longest to send. Then each is planned again by the predicted step, since a
+  layer may be worth splitting for what it saves the next one.
   """
   plan = {}
   if len(costs.names) == 1:
     return plan
   for path, layer in costs.layers.items():
-    best = _best_division(costs, path, plan)
+    behind = costs.behind(plan, path)
+    best = min(
+      _best_divisions(costs, path, plan),
+      key=lambda n: costs.layer_seconds(path, n, plan, behind),
+    )
     # If it is not split, its gradient is summed with the others.
     gradient = layer.kernel * costs.link.total[1]
-    unsplit = costs.layer_seconds(path, None, plan) + gradient
-    if costs.layer_seconds(path, best, plan) < unsplit:
+    unsplit = costs.layer_seconds(path, None, plan, behind) + gradient
+    if costs.layer_seconds(path, best, plan, behind) < unsplit:
       plan[path] = best
   for path in costs.layers:
     rest = {p: counts for p, counts in plan.items() if p != path}
     if rest:
-      split = rest | {path: _best_division(costs, path, rest)}
-      plan = min((plan, split, rest), key=costs.step_seconds)
+      plans = [rest | {path: n} for n in _best_divisions(costs, path, rest)]
+      plan = min((plan, rest, *plans), key=costs.step_seconds)
   plan = {path: plan[path] for path in costs.layers if path in plan}
   return plan if costs.step_seconds(plan) < costs.step_seconds({}) else {}
 
@@ -45,14 +49,16 @@ def balanced_counts(
   path: str,
   devices: Sequence[int],
   most: float = np.inf,
+  behind: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
-  """Features of each device with which some devices take equally long.
+  """Features of each device with which some devices are ready together.
 
   Args:
     costs: measured.
     path: of the layer.
     devices: among which it is divided; the others get 0.
     most: features that one device may have, if the others can have the rest.
+    behind: seconds that each device computes before; None: none does.
   """
   layer = costs.layers[path]
   unit = costs.multiple
@@ -60,7 +66,8 @@ def balanced_counts(
     unit = 1
   counts = np.arange(0, layer.features + 1, unit)
   counts = counts[counts <= max(most, -(-layer.features // len(devices)))]
-  times = [layer.seconds_for(d, counts) for d in devices]
+  start = np.zeros(len(costs.names)) if behind is None else behind
+  times = [start[d] + layer.seconds_for(d, counts) for d in devices]
   limits = np.unique(np.concatenate(times))
   units = layer.features // unit
   enough = bisect.bisect_left(
@@ -105,23 +112,26 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
   return lines
 
 
-def _best_division(costs, path, plan):
-  return min(
-    _divisions(costs, path), key=lambda n: costs.layer_seconds(path, n, plan)
-  )
-
-
-def _divisions(costs, path):
-  """Features of each device, in all ways that are tried."""
-  layer = costs.layers[path]
+def _best_divisions(costs, path, plan):
+  """Features of each device, over the fastest one, two, ... devices."""
+  layer, behind = costs.layers[path], costs.behind(plan, path)
   order = np.argsort(layer.alone, kind='stable')
+  result = []
   for k in range(1, len(order) + 1):
     fastest = order[:k]
     # Equal parts need not be of whole multiples.
     shares = [int(d in fastest) for d in range(len(order))]
-    yield apportionment.apportion(layer.features, shares)
-    for most in _widths(layer.features, k):
-      yield balanced_counts(costs, path, fastest, most)
+    divisions = [
+      apportionment.apportion(layer.features, shares),
+      *(
+        balanced_counts(costs, path, fastest, most, behind)
+        for most in _widths(layer.features, k)
+      ),
+    ]
+    result.append(
+      min(divisions, key=lambda n: costs.layer_seconds(path, n, plan, behind))
+    )
+  return result
 
 
 def _widths(features, devices):
@@ -131,8 +141,8 @@ def _widths(features, devices):
 
 
 def _units_within(times, limit):
-  """The most units that take at most the limit."""
-  return int(np.searchsorted(times, limit, side='right')) - 1
+  """The most units that take at most the limit, or none."""
+  return max(int(np.searchsorted(times, limit, side='right')) - 1, 0)
 
 
 def _text(seconds):
