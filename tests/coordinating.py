@@ -23,6 +23,7 @@ class Clock:
   def __init__(self):
     self._now = 1000.0
     self._sleepers = []
+    self._has_slept = False  # anybody since the last one was woken
 
   def __call__(self):
     return self._now
@@ -31,14 +32,16 @@ class Clock:
     loop = asyncio.get_running_loop()
     waking = loop.create_future()
     self._sleepers.append((self._now + seconds, loop, waking))
+    self._has_slept = True
     await waking
 
   def move(self, seconds):
-    wait(lambda: self._sleepers)  # the coordinator has seen the move before
+    wait(lambda: self._has_slept)  # the coordinator has seen the move before
     self._now += seconds
     for sleeper in self._sleepers[:]:
       end, loop, waking = sleeper
       if end <= self._now:
+        self._has_slept = False
         self._sleepers.remove(sleeper)
         loop.call_soon_threadsafe(waking.set_result, None)
 

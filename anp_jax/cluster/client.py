@@ -81,10 +81,14 @@ class CoordinatorClient:
       return self._answers.pop(name)
 
   def fail(self, code: int, text: str) -> None:
-    """Ends all processes; returns once process 0 has passed it on."""
+    """Ends all processes; returns once process 0 has passed it on.
+
+    That is at once, or when it has seen whether another process is lost.
+    """
     self._send({'fail': [code, text]})
+    within = self._settings.heartbeat_timeout + _PASSES_ON_WITHIN
     with self._answered:
-      self._answered.wait_for(lambda: self._end is not None, _PASSES_ON_WITHIN)
+      self._answered.wait_for(lambda: self._end is not None, within)
 
   def close(self) -> None:
     """Waits until all have come to the end, then hangs up."""

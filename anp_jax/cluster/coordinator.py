@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import re
 import socket
 import threading
 import time
@@ -26,6 +27,9 @@ _REPORTS_WITHIN = 2.5 * HEARTBEAT_PERIOD
 # An error of one process may follow from the loss of another, which is seen
 # only now.
 _LOSS_SEEN_WITHIN = HEARTBEAT_PERIOD
+# It surely does if a connection between processes broke: then the other may
+# have to be silent for a while until it is known to be lost.
+_BROKEN = re.compile('gloo|nccl|connection (reset|closed|refused)', re.I)
 _MAX_LINE = 2**22  # bytes
 # What a process does one after another at a step.
 _ORDER = ('input', 'step', 'evaluating', 'saving', 'leaving')
@@ -238,7 +242,10 @@ class Coordinator:
         code, text = value
         text = f'{member.name}: {text}'
         if code == termination.FAILED:
-          self._call_later(_LOSS_SEEN_WITHIN, self._end, code, text)
+          within = _LOSS_SEEN_WITHIN
+          if _BROKEN.search(text):
+            within += self._timeouts.heartbeat
+          self._call_later(within, self._end, code, text)
         else:
           self._end(code, text)
       elif kind == 'stalled':

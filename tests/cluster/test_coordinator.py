@@ -326,6 +326,34 @@ def test_an_error_that_follows_from_a_loss_does_not_hide_it():
     assert code == 75 and text.startswith('rank 1 on node1 has gone')
 
 
+def test_a_broken_connection_is_explained_by_a_rank_that_falls_silent():
+  """A save is cut off by a node whose network is gone, too."""
+  period, clock = coordinator.HEARTBEAT_PERIOD, coordinating.Clock()
+  run = coordinating.Run(3, heartbeat=8.5 * period, clock=clock).join(0, 2)
+  with run.raw_rank(1):
+    text = 'a checkpoint could not be written: Gloo AllGather failed'
+    run.started().clients[2]._send({'fail': [1, text]})
+    coordinating.wait(lambda: len(clock._sleepers) == 2)
+    run.beats(9, silent=[1])
+    for code, text, _ in run.wait_for_end(0, 2):
+      assert code == 75
+      assert text.startswith('rank 1 on node1 has been silent for')
+
+
+def test_a_broken_connection_ends_all_if_none_is_lost():
+  period, clock = coordinator.HEARTBEAT_PERIOD, coordinating.Clock()
+  heartbeat = 4.5 * period
+  run = coordinating.Run(2, heartbeat=heartbeat, clock=clock)
+  run.join(0, 1).started()
+  run.clients[1]._send({'fail': [1, 'Connection reset by peer']})
+  coordinating.wait(lambda: len(clock._sleepers) == 2)
+  within = heartbeat + coordinator._LOSS_SEEN_WITHIN
+  run.beats(int(within / period))
+  assert not run.ended
+  clock.move(period)
+  assert run.wait_for_end(0, 1)[0][0] == 1
+
+
 def test_one_that_does_not_come_to_the_end_is_named():
   run = coordinating.started(3, leave=9, clock=coordinating.Clock())
   run.clients[1].heartbeat(_at('saving', 8))
