@@ -9,6 +9,7 @@ import pytest
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import operation
+from anp_jax.parallel.channel_split import parts as parts_lib
 from tests import splitting
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -49,7 +50,7 @@ def test_result_and_gradients_are_those_of_the_whole(
 
   def split(x, kernel, dy):
     y, pull = jax.vjp(
-      lambda *a: operation.split(convolve, *a, counts), x, kernel
+      lambda *a: parts_lib.Parts().convolve(convolve, *a, counts), x, kernel
     )
     dx, dw = pull(dy)
     return y[None], dx[None], dw[None]
@@ -126,7 +127,7 @@ def test_counts_must_be_of_the_devices_and_features(counts):
   with pytest.raises(ValueError, match='expected 2 of them, 6 in all'):
     jax.eval_shape(
       jax.shard_map(
-        lambda: operation.split(
+        lambda: parts_lib.Parts().convolve(
           layers.convolve, jnp.zeros((2, 4, 4, 3)), jnp.zeros((3, 3, 3, 6)),
           counts,
         ),

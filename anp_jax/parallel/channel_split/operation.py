@@ -26,8 +26,10 @@ _AXIS = mesh_lib.MODEL
 _SMALL, _LITTLE = 2**14, 0.1
 
 
-def split(convolve: Callable, x, kernel, counts: Sequence[int]):
-  """A convolution; each device computes its channels.
+def own_features(
+  convolve: Callable, x, kernel, counts: Sequence[int], *, sums: bool = True
+):
+  """A convolution's features that this device computes.
 
   Args:
     convolve: (x, kernel) -> (batch, height', width', features), each feature
@@ -35,33 +37,15 @@ def split(convolve: Callable, x, kernel, counts: Sequence[int]):
     x: (batch, height, width, channels), the same on all devices of the axis.
     kernel: (height, width, channels, features); a device's own features count.
     counts: features of each device of the axis, 0 or more.
-
-  Returns:
-    (batch, height', width', features), the same on all devices of the axis. The
-    gradient of x is whole, too; that of the kernel has this device's features,
-    and zeros elsewhere.
-
-  Raises:
-    ValueError: if the counts are not of as many devices or features.
-  """
-  return whole(own_features(convolve, x, kernel, counts), counts)
-
-
-def own_features(
-  convolve: Callable, x, kernel, counts: Sequence[int], *, sums: bool = True
-):
-  """This device's features of convolve(x, kernel); see `split`.
-
-  Args:
-    convolve: see `split`.
-    x: see `split`.
-    kernel: see `split`.
-    counts: see `split`.
     sums: whether the gradient of x is summed over the devices; each has that
       of its own features. Not where `operand` sums it.
 
   Returns:
-    (batch, height', width', widest).
+    (batch, height', width', widest). The kernel's gradient has this device's
+    features, and zeros elsewhere.
+
+  Raises:
+    ValueError: if the counts are not of as many devices or features.
   """
   devices = lax.axis_size(_AXIS)
   if len(counts) != devices or sum(counts) != kernel.shape[-1]:

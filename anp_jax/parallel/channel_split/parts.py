@@ -24,9 +24,9 @@ class Parts:
     self._parts = {}
 
   def convolve(self, convolve: Callable, x, kernel, counts: tuple[int, ...]):
-    """Convolves; each device computes its features.
+    """Convolves; each device computes its features, and gets all.
 
-    Arguments are those of `operation.split`.
+    Arguments are those of `operation.own_features`.
     """
     entry = self._parts.get(id(x))
     if entry:
