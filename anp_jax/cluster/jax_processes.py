@@ -2,6 +2,7 @@
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.system import cores
 from anp_jax.system import xla_flags
 
 # JAX's own watch over its processes is the last resort: it ends them without
@@ -26,6 +27,8 @@ def join(env, client, settings, heartbeat) -> None:
   import jax  # noqa: PLC0415 - heavy: only once all processes are there
 
   heartbeat('joining')
+  if xla_flags.platform() == 'cpu':
+    cores.wait_for_turn()  # the threads of XLA and Gloo do so then
   # It would take SIGTERM for itself.
   jax.config.update('jax_enable_preemption_service', False)
   host, _ = cluster_env.split_address(env.coordinator_address)

@@ -1,5 +1,6 @@
-"""How many CPU cores there are to work with."""
+"""CPU cores: how many there are to work with, and how threads share them."""
 
+import contextlib
 import os
 
 
@@ -8,3 +9,21 @@ def count() -> int:
   if hasattr(os, 'sched_getaffinity'):  # not on macOS
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
+
+
+def wait_for_turn() -> None:
+  """Has this thread, and those it makes, not interrupt others on waking up.
+
+  Linux's scheduling policy SCHED_BATCH. Gloo, with which JAX sums over CPUs of
+  several processes, needs it: its thread that receives tries to lock what the
+  thread that sends holds, again and again. Where it wakes up on the same core,
+  it interrupts the sender, which then cannot let go until Linux takes the core
+  away from the receiver, mostly after 4 ms. Between two processes of one core a
+  sum of 4 KB took 4.0 ms, with this 0.2, and one of 1.6 MB 4.0 and 0.5 ms.
+  """
+  if not hasattr(os, 'SCHED_BATCH'):  # not Linux
+    return
+  # What somebody has chosen stays; a sandbox may refuse the call.
+  with contextlib.suppress(OSError):
+    if os.sched_getscheduler(0) == os.SCHED_OTHER:
+      os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_getparam(0))
