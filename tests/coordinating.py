@@ -123,6 +123,10 @@ class Run:
       self.clock.move(coordinator.HEARTBEAT_PERIOD)
       wait(lambda: self.ended or self._are_heard(silent))
 
+  def wait_for_delayed_call(self):
+    """Waits until the coordinator sleeps before a call, too."""
+    wait(lambda: len(self.clock._sleepers) > 1)
+
   def _are_heard(self, silent):
     now = self.clock()
     return all(
@@ -142,7 +146,7 @@ def info(index, count, values):
   return {
     'index': index, 'count': count, 'token': 'job', 'host': f'node{index}',
     'local_index': 0, 'platform': 'cpu', 'problem': '', 'gpus': [],
-    'loopback': '', 'mixes_platforms': False, 'cpu_library': '',
+    'loopback': '', 'mixes_platforms': False, 'optional': [], 'cpu_library': '',
     'versions': {'jax': '1'}, 'code': '', 'config': {},
     'command': {}, **values,
   }  # fmt: skip

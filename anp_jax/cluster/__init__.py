@@ -39,7 +39,7 @@ class Processes:
   Attributes:
     index: of this process.
     count: of processes.
-    hosts: the host of each process, by index.
+    hosts: the host of each process, by index; '' of one that has not come.
     env: `cluster_env.ClusterEnv` of this process.
   """
 
@@ -56,6 +56,7 @@ class Processes:
     self.index, self.count, self.env = env.index, env.count, env
     self.hosts = client.hosts if client else ('',)
     self._client = client
+    self._leaves_early = False
     self._stack = contextlib.ExitStack()
     self._watchdog = watchdog_lib.Watchdog(
       config.cluster.stall_timeout,
@@ -80,9 +81,19 @@ class Processes:
       self.abort(error)
       return
     self.heartbeat('leaving', self._watchdog.state()['step'])
-    self._client.close()
+    if self._leaves_early:
+      self._client.leave()
+    else:
+      self._client.close()
     self._stack.close()
     jax_processes.leave()
+
+  def leave_early(self) -> None:
+    """Has this process leave without waiting for the others.
+
+    It must be one that the run can do without.
+    """
+    self._leaves_early = True
 
   def start_watchdog(self) -> None:
     """Watches from now on whether this process stalls; see `watchdog`."""
@@ -114,6 +125,20 @@ class Processes:
     Not for the loop: a step's own sums carry what is decided there.
     """
     return self._client.gather(value) if self._client else [value]
+
+  def send(self, index: int, value) -> None:
+    """Sends a JSON value to one process; see `receive_mail`."""
+    if self._client:
+      self._client.send(index, value)
+
+  def receive_mail(self, on_mail) -> None:
+    """Has `on_mail` called with what is sent here.
+
+    Args:
+      on_mail: see `client.CoordinatorClient.receive_mail`.
+    """
+    if self._client:
+      self._client.receive_mail(on_mail)
 
   @property
   def interrupted(self) -> bool:

@@ -1,5 +1,6 @@
 """The connection of a process to process 0, and so to all others."""
 
+from collections.abc import Callable
 import contextlib
 import json
 import socket
@@ -23,7 +24,7 @@ class CoordinatorClient:
   """Sends the heartbeats of this process; receives the order to end.
 
   Attributes:
-    hosts: the host of each process, by index.
+    hosts: the host of each process, by index; '' of one that has not come.
     devices: ordinals of the GPUs that this process uses; None: all it sees.
     port: TCP, of JAX's coordinator on process 0.
   """
@@ -52,6 +53,8 @@ class CoordinatorClient:
     self._answered = threading.Condition()
     self._gathers = 0
     self._end = None  # the (code, text, ...) with which all must end
+    self._on_mail, self._mail = None, []
+    self._mail_lock = threading.Lock()
     self._socket = self._connect()
     self._lines = self._socket.makefile('rb')
     self._send(info)
@@ -79,6 +82,31 @@ class CoordinatorClient:
     with self._answered:
       self._answered.wait_for(lambda: name in self._answers)
       return self._answers.pop(name)
+
+  def send(self, index: int, value) -> None:
+    """Sends a JSON value to one process; see `receive_mail`."""
+    self._send({'mail': [index, value]})
+
+  def receive_mail(self, on_mail: Callable) -> None:
+    """Has a function called with what `send` sent here, before and from now on.
+
+    Args:
+      on_mail: (index of the sender, value, why it is lost); where a process
+        that the run can do without is lost, process 0 gets no value. Called in
+        a thread of the connection.
+    """
+    with self._mail_lock:
+      self._on_mail = on_mail
+      for mail in self._mail:
+        on_mail(*mail)
+      self._mail.clear()
+
+  def leave(self) -> None:
+    """Hangs up before the others, for a process that they can do without."""
+    with self._answered:
+      self._end = (0, '')
+    self._send({'bye': 0})
+    self._socket.close()
 
   def fail(self, code: int, text: str) -> None:
     """Ends all processes; returns once process 0 has passed it on.
@@ -191,6 +219,12 @@ class CoordinatorClient:
         if name == coordinator.LEAVE:  # all may hang up from now on
           self._end = (0, '')
         self._answered.notify_all()
+    elif 'mail' in message:
+      index, value = message['mail']
+      self._take_mail(index, value, '')
+    elif 'lost' in message:
+      index, why = message['lost']
+      self._take_mail(index, None, why)
     elif 'ping' in message:
       # Also while the main thread starts JAX, which may take a minute.
       self._send({'pong': 0})
@@ -201,6 +235,13 @@ class CoordinatorClient:
       self._leave(*self._end)
       return True
     return False
+
+  def _take_mail(self, *mail):
+    with self._mail_lock:
+      if self._on_mail is None:
+        self._mail.append(mail)
+      else:
+        self._on_mail(*mail)
 
   def _send(self, message):
     # A message that cannot be sent is missed by process 0, which acts on it.

@@ -1,7 +1,9 @@
 """Process 0's coordinator: all processes connect to it and are watched by it.
 
 One line of JSON a message. It knows who has come, who has gone and who is late,
-and names them to the others; gradients never pass here.
+and names them to the others; gradients never pass here. The loss of a process
+ends all of them, unless it is one that the run can do without: then process 0
+is told, and the process may come again.
 """
 
 import asyncio
@@ -15,9 +17,9 @@ import time
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.cluster import members as members_lib
 from anp_jax.cluster import process_info
 from anp_jax.cluster import termination
-from anp_jax.cluster import watchdog
 
 LEAVE = 'leave'  # the name of what is gathered last
 HEARTBEAT_PERIOD = 1.0  # seconds
@@ -31,9 +33,6 @@ _LOSS_SEEN_WITHIN = HEARTBEAT_PERIOD
 # have to be silent for a while until it is known to be lost.
 _BROKEN = re.compile('gloo|nccl|connection (reset|closed|refused)', re.I)
 _MAX_LINE = 2**22  # bytes
-# What a process does one after another at a step.
-_ORDER = ('input', 'step', 'evaluating', 'saving', 'leaving')
-_MAX_NAMES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,32 +60,6 @@ class Timeouts:
     )
 
 
-@dataclasses.dataclass
-class _Member:
-  """A process that is connected."""
-
-  info: dict
-  writer: asyncio.StreamWriter
-  last_heard: float
-  state: dict = dataclasses.field(default_factory=dict)
-  left: bool = False
-
-  @property
-  def name(self):
-    return process_info.name(self.info)
-
-  def progress(self):
-    """A key that orders processes by how far they are."""
-    phase = self.state.get('phase', '')
-    # All else comes before the steps, or is the compiling of the first.
-    order = _ORDER.index(phase) if phase in _ORDER else -1
-    if phase in watchdog.JOINING:
-      order = watchdog.JOINING.index(phase) - len(watchdog.JOINING) - 1
-    elif not phase:  # not even that
-      order = -len(watchdog.JOINING) - 2
-    return self.state.get('step', 0), order
-
-
 class Coordinator:
   """Lets all processes start together, and ends all when one is lost."""
 
@@ -112,8 +85,10 @@ class Coordinator:
     self._log = log
     self._clock = clock
     self._sleep = sleep
-    self._members: dict[int, _Member] = {}
+    self._members: dict[int, members_lib.Member] = {}
     self._running = False
+    self._go = {}  # what all processes were sent when they began
+    self._devices = {}  # of each process that was there then
     self._end_message = None  # what all processes were sent
     self._gathered: dict[str, dict] = {}
     self._leaving_since = 0.0
@@ -152,6 +127,8 @@ class Coordinator:
       left = self._timeouts.rendezvous - (now - start)
       if self._running:
         self._check_members(now)
+      elif left < 0 and self._has_all_it_needs():
+        self._begin()
       elif left < 0:
         self._end(
           termination.TRY_AGAIN,
@@ -177,10 +154,8 @@ class Coordinator:
         self._refuse(info, writer, problem)
         await writer.drain()
         return
-      member = _Member(info, writer, self._clock())
-      self._members[info['index']] = member
-      if len(self._members) == self._count:
-        self._begin()
+      member = members_lib.Member(info, writer, self._clock())
+      self._welcome(member)
       async for line in reader:
         member.last_heard = self._clock()
         self._receive(member, json.loads(line))
@@ -194,8 +169,9 @@ class Coordinator:
 
   def _refuse(self, info, writer, problem):
     """Sends a process away; ends all if it is one of a run not yet begun."""
-    before_start = info['token'] == self._token and not self._running
-    message = self._end_message if before_start else None
+    is_ours = info['token'] == self._token
+    before_start = is_ours and not self._running
+    message = self._end_message if before_start or not problem else None
     _send(writer, message or {'end': [termination.BAD_INPUT, problem]})
     if before_start:  # a run that goes on is not harmed
       self._end(termination.BAD_INPUT, problem)
@@ -205,7 +181,7 @@ class Coordinator:
     index, name = info['index'], process_info.name(info)
     if info['token'] != self._token:
       return f'{name} belongs to another job than rank 0'
-    if self._running:
+    if self._running and index not in info['optional']:
       return (
         f'{name} found a run that has begun already at rank 0: choose another '
         'port'
@@ -214,23 +190,54 @@ class Coordinator:
       return f'{name} expects {info["count"]} processes, rank 0 {self._count}'
     if index not in range(self._count):
       return f'{name} is none of {self._count}'
+    if self._running:
+      return process_info.pair_mismatch([self._members[0].info, info])
     if index in self._members:
       other = self._members[index].info['host']
       return f'rank {index} came twice: from {other} and from {info["host"]}'
     return ''
 
+  def _welcome(self, member):
+    """Takes a process in; the run begins with the last one."""
+    before = self._members.get(member.index)
+    if before is not None:  # started again before it was known to be lost
+      self._drop(before, 'has been started again')
+    self._members[member.index] = member
+    if self._running:
+      self._send_go(member)
+    elif len(self._members) == self._count:
+      self._begin()
+
+  def _has_all_it_needs(self):
+    """Whether only processes are missing that the run can do without."""
+    if 0 not in self._members:
+      return False
+    present = [*self._members, *self._members[0].info['optional']]
+    return set(range(self._count)) <= set(present)
+
   def _begin(self):
-    infos = [self._members[i].info for i in range(self._count)]
+    infos = [member.info for _, member in sorted(self._members.items())]
     problem = process_info.first_mismatch(infos)
     if problem:
       self._end(termination.BAD_INPUT, problem)
       return
     devices, _ = process_info.devices(infos)
-    go = {'port': _free_port(), 'hosts': [info['host'] for info in infos]}
+    self._devices = dict(zip(sorted(self._members), devices, strict=True))
+    hosts = {info['index']: info['host'] for info in infos}
+    self._go = {
+      'port': _free_port(),
+      'hosts': [hosts.get(i, '') for i in range(self._count)],
+    }
     self._running = True
-    for index, member in self._members.items():
-      member.last_heard = self._clock()
-      _send(member.writer, {'go': {**go, 'devices': devices[index]}})
+    for member in self._members.values():
+      self._send_go(member)
+
+  def _send_go(self, member):
+    member.last_heard = self._clock()
+    # One that comes again, on another host, uses all the GPUs that it sees.
+    is_here = member.info['host'] == self._go['hosts'][member.index]
+    devices = self._devices[member.index] if is_here else None
+    _send(member.writer, {'go': {**self._go, 'devices': devices}})
 
   def _receive(self, member, message):
     for kind, value in message.items():
@@ -238,38 +245,62 @@ class Coordinator:
         member.state = value
       elif kind == 'gather':
         self._gather(member, *value)
+      elif kind == 'mail':
+        index, content = value
+        self._deliver(member, index, content)
       elif kind == 'fail':
-        code, text = value
-        text = f'{member.name}: {text}'
-        if code == termination.FAILED:
-          within = _LOSS_SEEN_WITHIN
-          if _BROKEN.search(text):
-            within += self._timeouts.heartbeat
-          self._call_later(within, self._end, code, text)
-        else:
-          self._end(code, text)
+        self._fail(member, *value)
       elif kind == 'stalled':
         self._call_later(_REPORTS_WITHIN, self._stalled, member)
       elif kind == 'bye':
         member.left = True
+        if not member.is_essential:
+          self._drop(member, 'has left')
+
+  def _fail(self, member, code, text):
+    """Ends all because of one's error, or drops one that need not be there."""
+    if self._can_go_without(member):
+      _send(member.writer, {'end': [code, text, False]})
+      self._drop(member, f'has failed: {text}')
+      return
+    text = f'{member.name}: {text}'
+    if code == termination.FAILED:
+      within = _LOSS_SEEN_WITHIN
+      if _BROKEN.search(text):
+        within += self._timeouts.heartbeat
+      self._call_later(within, self._end, code, text)
+    else:
+      self._end(code, text)
 
   def _gather(self, member, name, value):
     values = self._gathered.setdefault(name, {})
-    values[member.info['index']] = value
+    values[member.index] = value
     if name == LEAVE and not self._leaving_since:
       self._leaving_since = self._clock()
-    if len(values) == self._count:
-      del self._gathered[name]
-      if name == LEAVE:
-        self._leaving_since = 0.0
-      values = [values[i] for i in range(self._count)]
-      self._send_all({'gathered': [name, values]})
+    self._answer_gather(name)
+
+  def _answer_gather(self, name):
+    """Sends what was gathered, once it is there of all who still are."""
+    values = self._gathered.get(name, {})
+    if not values or self._members.keys() - values.keys():
+      return
+    del self._gathered[name]
+    if name == LEAVE:
+      self._leaving_since = 0.0
+    values = [values.get(i) for i in range(self._count)]
+    self._send_all({'gathered': [name, values]})
+
+  def _deliver(self, sender, index, content):
+    """Passes a value on to one process."""
+    receiver = self._members.get(index)
+    if receiver is not None and not receiver.left:
+      _send(receiver.writer, {'mail': [sender.index, content]})
 
   def _check_members(self, now):
     """Pings all processes of a run, and ends it if one is lost or late."""
     if self._end_message:
       return
-    for member in self._members.values():
+    for member in list(self._members.values()):
       if not member.left:
         _send(member.writer, {'ping': 0})
         quiet = now - member.last_heard
@@ -279,46 +310,51 @@ class Coordinator:
             f'has been silent for {quiet:.0f} s: its process is stopped, '
             'or its host dead or cut off from the network',
           )
-          return
     arrived = self._gathered.get(LEAVE, {})
     if self._leaving_since and now - self._leaving_since > self._timeouts.leave:
       self._end(
         termination.TRY_AGAIN,
         f'{self._missing(arrived)} not come to the end within '
-        f'{self._timeouts.leave:g} s of the others{self._whereabouts()}',
+        f'{self._timeouts.leave:g} s of the others'
+        f'{members_lib.whereabouts(self._members)}',
       )
 
   def _stalled(self, member):
-    state = member.state
+    seconds = f'{member.state.get("seconds", 0):.0f} s'
+    if self._can_go_without(member):
+      self._fail(member, termination.TRY_AGAIN, f'stuck for {seconds}')
+      return
     self._end(
       termination.TRY_AGAIN,
-      f'nothing has moved for {state.get("seconds", 0):.0f} s: '
-      f'{self._late()} late{self._whereabouts()}',
+      f'nothing has moved for {seconds}: '
+      f'{members_lib.late(self._members)} late'
+      f'{members_lib.whereabouts(self._members)}',
       stacks=True,
     )
 
-  def _late(self):
-    """Names those behind: 'rank 1 on node2 is'; all of them if none is."""
-    members = [member for _, member in sorted(self._members.items())]
-    least = min(member.progress() for member in members)
-    late = [m.name for m in members if m.progress() == least]
-    if len(late) == len(members):
-      return 'all ranks are equally'
-    return f'{_listed(late)} {"is" if len(late) == 1 else "are"}'
-
-  def _whereabouts(self):
-    states = [
-      f'{m.info["index"]}: {m.state.get("phase", "starting")} '
-      f'{m.state.get("step") or ""}'.strip()
-      for _, m in sorted(self._members.items())
-    ]
-    return f' (rank: what it does, step; {"; ".join(states)})'
-
   def _lost(self, member, why):
-    if self._running:
+    if self._can_go_without(member):
+      self._drop(member, why)
+    elif self._running:
       self._end(termination.TRY_AGAIN, f'{member.name} {why}')
     else:  # it may come again: nothing has begun
-      self._members.pop(member.info['index'], None)
+      self._members.pop(member.index, None)
+
+  def _can_go_without(self, member):
+    return self._running and not member.is_essential
+
+  def _drop(self, member, why):
+    """Forgets a process that may come again; process 0 is told."""
+    if self._members.get(member.index) is not member:
+      return  # dropped before
+    del self._members[member.index]
+    member.left = True
+    member.writer.close()
+    first = self._members[0]
+    if not first.left:
+      _send(first.writer, {'lost': [member.index, f'{member.name} {why}']})
+    for name in list(self._gathered):
+      self._answer_gather(name)
 
   def _end(self, code, text, stacks=False):
     """Ends all processes; a second reason to is ignored."""
@@ -347,15 +383,10 @@ class Coordinator:
       for i in range(self._count)
       if i not in present
     ]
-    return f'{_listed(names)} {"has" if len(names) == 1 else "have"}'
+    return f'{members_lib.listed(names)} {"has" if len(names) == 1 else "have"}'
 
   def _present(self):
     return f'{len(self._members)} of {self._count} are here'
-
-
-def _listed(names):
-  rest = len(names) - _MAX_NAMES
-  return ', '.join(names[:_MAX_NAMES]) + f' and {rest} more' * (rest > 0)
 
 
 def _send(writer, message):

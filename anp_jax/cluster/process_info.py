@@ -26,6 +26,7 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
     environment: variables.
   """
   platform = xla_flags.platform(environment)
+  strategy, mode = strategy_lib.find(config), command.get('--mode', '')
   versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
   python = platform_lib.python_version_tuple()
   return {
@@ -43,9 +44,10 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
     'config': {k: repr(v) for k, v in config_lib.flat(config).items()},
     'command': command,
     'cpu_library': _cpu_library(config, platform),
-    'mixes_platforms': strategy_lib.find(config).mixes_platforms(
-      config, command.get('--mode', '')
-    ),
+    'mixes_platforms': strategy.mixes_platforms(config, mode),
+    'optional': [
+      i for i in range(env.count) if not strategy.is_essential(config, mode, i)
+    ],
   }
 
 
@@ -88,6 +90,17 @@ def first_mismatch(infos: list[dict]) -> str:
   Args:
     infos: of all processes, by index, from `collect`.
   """
+  return pair_mismatch(infos) or devices(infos)[1]
+
+
+def pair_mismatch(infos: list[dict]) -> str:
+  """Why one of some processes does not go with the first of them; or ''.
+
+  How they share GPUs, which all of a host must be asked for, does not count.
+
+  Args:
+    infos: from `collect`.
+  """
   for info in infos:
     if info['problem']:
       return f'{name(info)}: {info["problem"]}'
@@ -115,7 +128,7 @@ def first_mismatch(infos: list[dict]) -> str:
           'where no other host finds it; give it its real address in '
           '/etc/hosts or DNS'
         )
-  return devices(infos)[1]
+  return ''
 
 
 def run_mismatch(info: dict, first: dict) -> str:
@@ -145,21 +158,18 @@ def devices(infos: list[dict]) -> tuple[list[list[int] | None], str]:
     By process, ordinals among the GPUs that it sees (None: all local devices),
     and what is wrong, or ''.
   """
-  ordinals = [None] * len(infos)
-  hosts = {}
-  for info in infos:
+  ordinals = {info['index']: None for info in infos}
+  on_gpus = [info for info in infos if info['platform'] == 'gpu']
+  first = next((info for info in on_gpus if info['gpus']), None)
+  problem, hosts = '', {}
+  for info in on_gpus if first else ():
     hosts.setdefault(info['host'], []).append(info)
-  with_gpus = [info for info in infos if info['gpus']]
-  if not with_gpus:
-    return ordinals, ''
-  for info in infos:
-    if not info['gpus']:
-      return (
-        ordinals,
-        f'{name(info)} sees no GPU, though {name(with_gpus[0])} does',
-      )
-  problems = (_assign(group, ordinals) for group in hosts.values())
-  return ordinals, next(filter(None, problems), '')
+    if not info['gpus'] and not problem:
+      problem = f'{name(info)} sees no GPU, though {name(first)} does'
+  if not problem:
+    problems = (_assign(group, ordinals) for group in hosts.values())
+    problem = next(filter(None, problems), '')
+  return list(ordinals.values()), problem
 
 
 def gpus(environment=os.environ) -> list[str]:

@@ -147,6 +147,10 @@ class Strategy(Protocol):
     """Whether processes may compute on unlike platforms."""
     return False
 
+  def is_essential(self, config, mode: str, index: int) -> bool:
+    """Whether the run ends if process `index` is lost."""
+    return True
+
   def needs_platform(self, config, index: int) -> bool:
     """Whether process `index` needs the accelerator that others have."""
     return True

@@ -291,7 +291,7 @@ def test_a_stall_names_who_is_late(states, late):
     )
   )
   run.clients[0].stalled()
-  coordinating.wait(lambda: run.coordinator._tasks)
+  run.wait_for_delayed_call()
   run.clock.move(coordinator._REPORTS_WITHIN)
   ends = run.wait_for_end(0, 1, 2)
   assert len(set(ends)) == 1
@@ -321,7 +321,7 @@ def test_an_error_that_follows_from_a_loss_does_not_hide_it():
   run = coordinating.Run(3, clock=coordinating.Clock()).join(0, 2)
   with run.raw_rank(1):
     run.started().clients[2]._send({'fail': [1, 'ValueError: Gloo failed']})
-    coordinating.wait(lambda: run.coordinator._tasks)
+    run.wait_for_delayed_call()
   for code, text, _ in run.wait_for_end(0, 2):
     assert code == 75 and text.startswith('rank 1 on node1 has gone')
 

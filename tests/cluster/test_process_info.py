@@ -20,7 +20,7 @@ def _info(index, host='a', **values):
   return {
     'index': index, 'count': 2, 'token': '', 'host': host, 'local_index': -1,
     'platform': 'cpu', 'problem': '', 'gpus': [], 'loopback': '',
-    'mixes_platforms': False, 'cpu_library': '',
+    'mixes_platforms': False, 'optional': [], 'cpu_library': '',
     'versions': {'Python': '3.11', 'jax': '0.10.2'}, 'code': 'c0de',
     'config': {'seed': '0', 'optimizer.learning_rate': '0.1'},
     'command': {'--mode': 'train'}, **values,
@@ -139,6 +139,17 @@ def test_a_host_without_gpus():
   infos = _with_gpus((), _GPUS, hosts='ab')
   text = 'rank 0 on a sees no GPU, though rank 1 on b does'
   assert process_info.devices(infos)[1] == text
+
+
+def test_a_process_without_gpus_helps_one_that_trains_on_them():
+  mixed = {'mixes_platforms': True, 'count': 3}
+  infos = [
+    _info(0, 'a', platform='gpu', gpus=_GPUS[:2], **mixed),
+    _info(1, 'a', **mixed),
+    _info(2, 'b', platform='gpu', gpus=_GPUS[2:], **mixed),
+  ]
+  assert process_info.devices(infos) == ([[0, 1], None, [0, 1]], '')
+  assert process_info.first_mismatch(infos) == ''
 
 
 def test_where_nothing_is_known_jax_decides():
