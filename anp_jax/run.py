@@ -150,8 +150,11 @@ class Run:
     first = next(self._feed)
     self._timer.end_phase('first batch')
     self._telemetry.set_flops(self._flops(state, first))
-    compiled = self._program.train_step.lower(state, first).compile()
-    compile_cache.release_memory()
+    self._batch_shapes = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+      first,
+    )
+    compiled = self._compile(state, first)
     spec, source = self._spec, self._train_source
     self.log = delayed_metrics.TrainingLog(
       step_lib.metric_names(spec.objective), self._telemetry,
@@ -161,6 +164,30 @@ class Run:
       spec.steps(self._config.log.every), self.total_steps, self._feed,
     )  # fmt: skip
     return compiled, self._batches(first)
+
+  def replan(self, step: int, train_step, state):
+    """Has the strategy change its plan, where its devices have changed.
+
+    Args:
+      step: that `train_step` has made of the state.
+      train_step: compiled.
+      state: after the step.
+
+    Returns:
+      The training step that goes on, compiled, and the state that it takes.
+    """
+    if self._replanner is None or not self._replanner.is_due(step):
+      return train_step, state
+    with self._pause('planning', step):
+      jax.block_until_ready(state)
+      spec, messages = self._replanner.revise(step)
+      for line in messages:
+        self._telemetry.note(line)
+      if spec is not None:
+        before, self._program = self._program, build.create(spec)
+        state = self._program.saved_form.to_run(before.saved_form.of_run(state))
+        train_step = self._compile(state, self._batch_shapes)
+    return train_step, state
 
   def report_startup(self) -> None:
     """Says what the start took, once the first step has been computed."""
@@ -214,6 +241,12 @@ class Run:
       'command to resume'
     )
 
+  def _compile(self, state, batch):
+    compiled = self._program.train_step.lower(state, batch).compile()
+    compile_cache.release_memory()
+    self._processes.gather('compiled')  # Gloo waits half a minute at most
+    return compiled
+
   def _open_data(self):
     config = self._config
     self._train_source = sources.open_source(config, training=True)
@@ -245,12 +278,15 @@ class Run:
     """Builds the steps, after a calibration where the strategy has one."""
     folder = os.path.join(self._workdir, manager.NEWEST)
     saved = self._processes.gather(manager.saved_steps(folder))[0]
-    config, messages = strategy_lib.find(self._config).calibrate(
+    strategy = strategy_lib.find(self._config)
+    config, messages = strategy.calibrate(
       self._spec, job, self.total_steps > max(saved, default=0)
     )
     self._timer.end_phase('plan')
-    self._program = build.create(dataclasses.replace(self._spec, config=config))
-    helpers = [f'offload  {d.name}' for d in job.offload_devices]
+    spec = dataclasses.replace(self._spec, config=config)
+    self._program = build.create(spec)
+    self._replanner = strategy.replanner(spec, job)
+    helpers = [f'offload  {d.name}' for d in spec.offload_devices]
     return [*helpers, *messages]
 
   def _open_state(self):

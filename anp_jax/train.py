@@ -106,7 +106,7 @@ def _train(run: run_lib.Run) -> dict:
   """Trains until the run's last step, or until a process asks to stop.
 
   Order of effects after a step: its numbers, newest checkpoint, evaluation,
-  best checkpoint, stop.
+  best checkpoint, stop, another plan.
   """
   scores, vote = {}, preemption.CONTINUE
   with run.opened():
@@ -133,6 +133,7 @@ def _train(run: run_lib.Run) -> dict:
           scores = run.evaluate(step, state)
       if vote:
         break
+      train_step, state = run.replan(step, train_step, state)
     run.wait_for_saves(step)
   run.finish(step, vote)
   return scores

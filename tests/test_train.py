@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax import run as run_lib
 from anp_jax import train
@@ -158,6 +159,29 @@ def test_wait_for_the_first_batch_is_in_no_rate(
   train.run(tiny_config, str(tmp_path))
   lines = [r for r in telemetry.read(str(tmp_path)) if r['kind'] == 'train']
   assert all(r['input_wait'] < 1 for r in lines)
+
+
+def test_processes_are_all_compiled_before_the_first_step(
+  tmp_path, tiny_config, monkeypatch
+):
+  """Else a slow one would be late for the first sum, and end the run."""
+  events = []
+  gather, push = cluster.Processes.gather, delayed_metrics.TrainingLog.push
+
+  def gather_and_note(self, value):
+    events.append(value)
+    return gather(self, value)
+
+  def push_and_note(self, step, values):
+    events.append(step)
+    return push(self, step, values)
+
+  monkeypatch.setattr(cluster.Processes, 'gather', gather_and_note)
+  monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push_and_note)
+  tiny_config.duration = '2 steps'
+  train.run(tiny_config, str(tmp_path))
+  assert events.count('compiled') == 1
+  assert events.index('compiled') < events.index(1)
 
 
 def test_handlers_are_given_back(tmp_path, tiny_config):

@@ -59,7 +59,8 @@ class Job:
     checkpoint: that mode 'evaluate' scores: 'newest', 'best' or a step.
     output: folder for what mode 'evaluate' writes; '': one in the workdir.
     devices: of the mesh; None: all devices of all processes.
-    offload_devices: devices outside the mesh that compute for it.
+    pool: `runtimes.offload.pool.DevicePool`, of devices outside the mesh that
+      compute for it; None: there are none.
   """
 
   config: Any
@@ -69,7 +70,12 @@ class Job:
   checkpoint: str = 'newest'
   output: str = ''
   devices: list | None = None
-  offload_devices: tuple = ()
+  pool: Any = None
+
+  @property
+  def offload_devices(self) -> tuple:
+    """The devices of the pool."""
+    return self.pool.devices() if self.pool else ()
 
 
 class Strategy(Protocol):
@@ -234,6 +240,18 @@ class Strategy(Protocol):
       The config to build the steps from, and lines for people.
     """
     return spec.config, []
+
+  def replanner(self, spec, job: Job):
+    """What changes the plan of a run that is under way.
+
+    Args:
+      spec: `training.run_spec.RunSpec`, from `calibrate`.
+      job: of the run.
+
+    Returns:
+      `runtimes.calibration.replanner.Replanner`, or None where nothing does.
+    """
+    return None
 
   def simulated_clock(self, spec):
     """What tells the time of a cluster that is simulated.

@@ -60,6 +60,11 @@ class ChannelSplit(sync.Sync):
         "each once, of this process as in ('cpu:0', 'gpu:1'), or 'processes'",
         resumable=True,
       ),
+      'check_plan': keys.number(
+        60.0, 'seconds between two looks whether the devices of a measured '
+        'plan are as fast as they were, in proportion; 0: never',
+        at_least=0, resumable=True,
+      ),
       **transport_keys.KEYS,
     }  # fmt: skip
 
@@ -81,9 +86,20 @@ class ChannelSplit(sync.Sync):
     """A device that only computes channels may be of any platform."""
     return bool(config.strategy.offload_to) and mode in _TRAINING
 
+  def is_essential(self, config, mode, index):
+    """A process whose devices only compute channels may be lost, and come.
+
+    Not while times are taken: they would be of what computes in its place.
+    """
+    return not (index and config.strategy.offload_to and mode == 'train')
+
   def xla_settings(self, config):
-    """Spare threads: a program waits for what the same CPU pool computes."""
-    waits = any(d.startswith('cpu:') for d in config.strategy.offload_to)
+    """Spare threads: a program waits for what the same CPU pool computes.
+
+    So it may once another process is lost, too.
+    """
+    names = config.strategy.offload_to
+    waits = any(n.startswith('cpu:') or n == 'processes' for n in names)
     return {'waiting': waits}
 
   def check_mesh(self, config, mesh):
@@ -120,6 +136,16 @@ class ChannelSplit(sync.Sync):
     chosen, messages = calibrate.choose_plan(spec, job.workdir, job.processes)
     return config_lib.replaced(spec.config, {'strategy.plan': chosen}), messages
 
+  def replanner(self, spec, job):
+    """Plans again where devices change, unless there is one device alone."""
+    from anp_jax.parallel import mesh as mesh_lib
+    from anp_jax.runtimes.calibration import replanner
+
+    if job.pool is None and spec.mesh.shape[mesh_lib.MODEL] == 1:
+      return None
+    by_hand = job.config.strategy.plan or job.config.strategy.shares
+    return replanner.Replanner(spec, job, is_measured=not by_hand)
+
   def run(self, job, loop):
     """Trains on one device, with others to offload to, where they are named."""
     if not job.config.strategy.offload_to or job.mode not in _TRAINING:
@@ -135,6 +161,6 @@ class ChannelSplit(sync.Sync):
           job,
           processes=pool.processes,
           devices=pool.mesh_devices,
-          offload_devices=tuple(pool.offload_devices),
+          pool=pool,
         )
       )

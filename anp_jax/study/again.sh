@@ -3,8 +3,9 @@
 #
 #   scripts/again.sh TIMES COMMAND...
 #
-# For the processes of the strategy `server`, which come back to a run that goes
-# on without them, or has ended meanwhile. SIGINT, SIGTERM and SIGUSR1 are passed on, and end this too.
+# For the processes of the strategy `server` and offload processes, which come back
+# to a run that goes on without them, or has ended meanwhile. SIGINT, SIGTERM and
+# SIGUSR1 are passed on, and end this too.
 set -uo pipefail
 left=${1:?TIMES is missing}
 shift

@@ -165,7 +165,7 @@ def main(arguments: list[str]) -> int:
       flags.coordinator, flags.num_processes, flags.process_id
     )
     offloads = bool(config.strategy.offload_to)
-    command = {'--mode': 'train'} if offloads else {}
+    command = {'--mode': 'benchmark'} if offloads else {}
     with cluster.start(config, place, command) as processes:
       if not offloads:
         _measure_all(config, processes, sizes, flags)
@@ -198,7 +198,7 @@ def _spec(config, processes, pool) -> run_spec.RunSpec:
   """The run that is measured; ConfigError if it splits nothing."""
   devices, offload_devices = None, ()
   if pool:
-    devices, offload_devices = pool.mesh_devices, tuple(pool.offload_devices)
+    devices, offload_devices = pool.mesh_devices, pool.devices()
   mesh = mesh_lib.create(config, devices, processes.hosts)
   is_split = offload_devices or mesh.shape[mesh_lib.MODEL] > 1
   if mesh.shape[mesh_lib.DATA] > 1 or not is_split:

@@ -3,16 +3,17 @@
 from concurrent import futures
 import contextlib
 import itertools
-import time
+import threading
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pyarrow import flight
 import pytest
 
 from anp_jax import cluster
 from anp_jax.cluster import cluster_env
-from anp_jax.cluster import preemption
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.calibration import costs as costs_lib
@@ -20,6 +21,7 @@ from anp_jax.runtimes.calibration import planner
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.runtimes.offload import operation
 from anp_jax.runtimes.offload import remote
+from anp_jax.runtimes.offload import replaceable
 from tests import builders
 from tests import splitting
 
@@ -118,26 +120,69 @@ def test_a_step_over_flight_is_that_of_the_unsplit_network(
   _assert_trains_as_unsplit(remote_devices(count), shares, **name)
 
 
-def test_processes_that_compute_nothing_vote(monkeypatch):
-  monkeypatch.setattr(remote, '_PERIOD', 0.01)
-  config = builders.config({'strategy.name': 'channel_split'})
-  place = cluster_env.ClusterEnv('test', 0, 1)
-  servers = [remote.OffloadServer(config, place, 'token', jax.devices()[1:2])
-           for _ in range(3)]  # fmt: skip
-  clients = [transport.connect(config, d.address, 'token') for d in servers]
-  poller = remote.VotePoller(clients)
-  assert poller.vote == preemption.CONTINUE
-  # Without the vote of one that has gone, those of the others count.
-  servers[0].close()
-  servers[1].vote, servers[2].vote = preemption.STOP, preemption.TIME_LIMIT
-  end = time.monotonic() + 30
-  while poller.vote != preemption.STOP:
-    assert time.monotonic() < end
-    time.sleep(0.01)
-  assert not any(server.has_ended for server in servers)
-  poller.close()
-  for connection in (*clients, *servers[1:]):
-    connection.close()
+class _LostAt:
+  """An offload device whose process is lost at one of its passes.
+
+  Attributes:
+    is_lost: from then on.
+  """
+
+  name, error, is_lost = 'lost', None, False
+
+  def __init__(self, device, at: int, is_silent: bool):
+    self._device, self._left, self._is_silent = device, at, is_silent
+
+  def forward(self, *arguments):
+    return self._passed(self._device.forward, arguments)
+
+  def backward(self, *arguments):
+    dx, dkernel = self._device.backward(*arguments)
+    return dx and self._passed(lambda: dx), self._passed(lambda: dkernel)
+
+  def lose(self):
+    self.is_lost = True
+
+  def _passed(self, start, arguments=()):
+    self._left -= 1
+    if self._left >= 0:
+      return start(*arguments)
+    lost = futures.Future()
+    if self._is_silent:  # until the coordinator has missed it
+      threading.Timer(0.05, self.lose).start()
+    else:
+      self.is_lost = True
+      lost.set_exception(flight.FlightUnavailableError('gone'))
+    return lost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('is_silent', [False, True])
+# Steps have two convolutions of two passes, the second one with two results.
+@pytest.mark.parametrize('at', [0, 1, 2, 3, 4, 8])
+def test_a_step_whose_device_is_lost_is_that_of_the_unsplit_network(
+  x64, local_devices, at, is_silent, monkeypatch
+):
+  monkeypatch.setattr(replaceable, '_POLL', 0.01)
+  present, other, substitute = local_devices(3)
+  lost = _LostAt(other, at, is_silent)
+  devices = [present, replaceable.ReplaceableDevice(lost, 1, substitute)]
+  name = {'model.name': 'tests.user_network:WithOurLayers'}
+  _assert_trains_as_unsplit(devices, {'strategy.shares': (2, 1, 2)}, **name)
+  assert lost.is_lost and devices[1].is_lost and devices[1].error is None
+
+
+def test_an_error_of_a_device_that_is_there_is_not_hidden(monkeypatch):
+  monkeypatch.setattr(replaceable, '_POLL', 0.01)
+  monkeypatch.setattr(replaceable, '_LOSS_SEEN_WITHIN', 0.05)
+  future = futures.Future()
+  future.set_exception(flight.FlightInternalError('no memory'))
+  device = types.SimpleNamespace(
+    name='bad', is_lost=False, forward=lambda *_: future
+  )
+  bad = replaceable.ReplaceableDevice(device, 1, None)
+  task = types.SimpleNamespace(number=1)
+  with pytest.raises(flight.FlightInternalError, match='no memory'):
+    bad.forward(task, None, None, keep=True).result()
 
 
 @pytest.mark.soak

@@ -129,7 +129,7 @@ def test_platforms_may_differ_only_between_offload_processes():
     return {
       'index': index, 'host': f'node{index}', 'count': 2, 'platform': here,
       'problem': '', 'gpus': [], 'loopback': '', 'versions': {}, 'code': 'a',
-      'mixes_platforms': mixes, 'cpu_library': '',
+      'mixes_platforms': mixes, 'optional': [], 'cpu_library': '',
       'config': {}, 'command': {},
     }  # fmt: skip
 
@@ -198,32 +198,67 @@ def test_a_run_resumes_with_more_offload_devices(tmp_path):
   )
 
 
-def _await_first_steps(ranks):
+def _await(ranks, words, times=1):
   end = time.monotonic() + 90
-  while 'epoch' not in ranks.text(0):
+  while ranks.text(0).count(words) < times:
     assert time.monotonic() < end, ranks.text(0)
     time.sleep(0.05)
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-  'sent, shares, codes, words',
-  [
-    # The process that trains gets the vote also of an idle offload process.
-    (signal.SIGTERM, '(1, 0)', [0, 0], 'run the same command to resume'),
-    (signal.SIGKILL, '(2, 1)', [75, -9], 'rank 1 on '),
-  ],
-)
-def test_an_offload_process_that_is_stopped_or_killed_ends_the_run(
-  tmp_path, sent, shares, codes, words
-):
+@pytest.mark.parametrize('shares', ['(2, 1)', '()'])
+def test_an_offload_process_may_be_lost_and_come_again(tmp_path, shares):
+  """The weights are those of a run that never had it."""
+  keys = {**_KEYS, 'optimizer.learning_rate': '0.001', 'log.every': '20 steps'}
+
+  def arguments(name, steps, **more):
+    return launching.arguments(
+      tmp_path / name, duration=f'{steps} steps', **keys, **more
+    )
+
+  split = arguments('split', 100_000, **{**_OFFLOAD, 'strategy.shares': shares})
+  with launching.Ranks(tmp_path, 2, split, environment=_X64) as ranks:
+    _await(ranks, 'epoch')
+    ranks.processes[1].kill()
+    _await(ranks, ' after step ')
+    ranks.restart(1)
+    _await(ranks, ' after step ', times=2)
+    lines = len(re.findall('epoch', ranks.text(0)))
+    _await(ranks, 'epoch', times=lines + 3)
+    ranks.processes[0].send_signal(signal.SIGTERM)
+    assert ranks.wait(60) == [0, 0], ranks.text(0)
+    text = ranks.text(0)
+  assert 'rank 1: rank 1 on ' in text and 'has gone' in text
+  assert re.search('rank 1 on .* computes channels', text)
+  assert 'Traceback' not in text + ranks.text(1)
+  steps = int(re.search(r'stopped at step (\d+)', text)[1])
+  launching.run(
+    tmp_path / 'alone', 1, arguments('unsplit', steps), environment=_X64
+  )
+  splitting.assert_same_weights(
+    tmp_path / 'split', tmp_path / 'unsplit', f'{steps}/params/conv1/kernel'
+  )
+
+
+@pytest.mark.multiprocess
+def test_an_offload_process_that_stops_or_is_silent_is_done_without(tmp_path):
   arguments = launching.arguments(
-    tmp_path / 'run', duration='20000 steps', **_KEYS,
-    **{**_OFFLOAD, 'strategy.shares': shares},
+    tmp_path / 'run', duration='100000 steps', **_KEYS, **_OFFLOAD,
+    **{'cluster.heartbeat_timeout': '5'},
   )  # fmt: skip
-  with launching.Ranks(tmp_path, 2, arguments, environment=_X64) as ranks:
-    _await_first_steps(ranks)
-    ranks.processes[1].send_signal(sent)
-    assert ranks.wait(60) == codes, ranks.text(0)
-    assert words in ranks.text(0)
+  arguments = [a.replace('(2, 1)', '(2, 1, 1)') for a in arguments]
+  with launching.Ranks(tmp_path, 3, arguments, environment=_X64) as ranks:
+    _await(ranks, 'epoch')
+    ranks.processes[1].send_signal(signal.SIGTERM)
+    assert ranks.processes[1].wait(60) == 0
+    _await(ranks, 'has left')
+    ranks.processes[2].send_signal(signal.SIGSTOP)
+    _await(ranks, 'has been silent for')
+    _await(ranks, ' after step ', times=2)
+    lines = len(re.findall('epoch', ranks.text(0)))
+    _await(ranks, 'epoch', times=lines + 3)
+    ranks.processes[0].send_signal(signal.SIGTERM)
+    # Its silent process keeps nothing of it waiting.
+    assert ranks.processes[0].wait(60) == 0, ranks.text(0)
     assert 'Traceback' not in ranks.text(0)
+    assert 'run the same command to resume' in ranks.text(0)

@@ -49,6 +49,10 @@ class Plan:
     self._counts = {k: tuple(v) for k, v in counts.items()}
     self.layers = tuple(self._counts)
 
+  def of(self, layer: str) -> tuple[int, ...]:
+    """Features of each device, of a layer that is split."""
+    return self._counts[layer]
+
   def counts(
     self, layer: str, features: int, devices: int
   ) -> tuple[int, ...] | None:

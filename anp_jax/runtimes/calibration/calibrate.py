@@ -18,8 +18,9 @@ from anp_jax.system.onednn import library
 from anp_jax.training import run_spec
 
 FILE = 'kernel_split.json'
-# Least and most; more than the least while seconds are left.
-_ROUNDS, _SECONDS = (3, 30), 6.0
+# Least and most; more than the least until the ratios of the devices' speeds
+# are known well enough, while seconds are left.
+_ROUNDS, _SECONDS, _INTERVAL = (3, 30), 20.0, 0.05
 _FORMAT = 3  # of the file
 
 
@@ -39,29 +40,63 @@ def choose_plan(
   Returns:
     The text for config.strategy.plan, and messages for people.
   """
-  key = _key(spec, processes)
-  path = os.path.join(workdir, FILE)
-  saved = None
+  saved = load(spec, workdir, processes)
+  costs, plan = saved or measure_and_plan(spec, workdir, processes)
+  text = plan_text(costs, plan)
+  messages = planner.messages(costs, plan)
+  return text, [*messages, f'plan     config.strategy.plan={text!r}']
+
+
+def load(
+  spec: run_spec.RunSpec, workdir: str, processes
+) -> tuple[costs_lib.Costs, costs_lib.Plan] | None:
+  """What `measure_and_plan` has kept of the same network and devices.
+
+  Args:
+    spec: of the run.
+    workdir: of the run.
+    processes: `cluster.Processes`.
+
+  Returns:
+    The measured costs and the plan; None where none were kept.
+  """
+  path, saved = os.path.join(workdir, FILE), None
   if not processes.index and os.path.exists(path):
     with open(path) as f:
       saved = json.load(f)
   saved = processes.gather(saved)[0]
-  if saved and _is_same(saved.get('key', {}), key):
-    kind = costs_lib.OffloadCosts if spec.offload_devices else costs_lib.Costs
-    costs, plan = kind.from_json(saved['costs']), saved['plan']
-  else:
-    costs = measure(spec, processes)
-    # Unlike hosts may round otherwise: one of them decides.
-    plan = processes.gather(planner.best_plan(costs))[0]
-    if not processes.index:
-      # A trial's workdir may not be there yet.
-      os.makedirs(workdir, exist_ok=True)
-      files.write_json(
-        path, {'key': key, 'costs': costs.to_json(), 'plan': plan}
-      )
-  text = plan_text(costs, plan)
-  messages = planner.messages(costs, plan)
-  return text, [*messages, f'plan     config.strategy.plan={text!r}']
+  if not saved or not _is_same(saved.get('key', {}), _key(spec, processes)):
+    return None
+  kind = costs_lib.OffloadCosts if spec.offload_devices else costs_lib.Costs
+  return kind.from_json(saved['costs']), saved['plan']
+
+
+def measure_and_plan(
+  spec: run_spec.RunSpec, workdir: str, processes
+) -> tuple[costs_lib.Costs, costs_lib.Plan]:
+  """Times the network on the run's devices, plans, and keeps both.
+
+  Args:
+    spec: of the run.
+    workdir: of the run.
+    processes: `cluster.Processes`.
+
+  Returns:
+    The measured costs and the plan.
+  """
+  key = _key(spec, processes)
+  costs = measure(spec, processes)
+  # Unlike hosts may round otherwise: one of them decides.
+  plan = processes.gather(planner.best_plan(costs))[0]
+  # Of a device that was lost meanwhile, what replaces it was timed.
+  if not processes.index and not any(d.is_lost for d in spec.offload_devices):
+    # A trial's workdir may not be there yet.
+    os.makedirs(workdir, exist_ok=True)
+    files.write_json(
+      os.path.join(workdir, FILE),
+      {'key': key, 'costs': costs.to_json(), 'plan': plan},
+    )
+  return costs, plan
 
 
 def plan_text(costs: costs_lib.Costs, plan: costs_lib.Plan) -> str:
@@ -75,7 +110,9 @@ def measure(spec: run_spec.RunSpec, processes) -> costs_lib.Costs:
   """Times the network on the run's devices; all processes call it."""
   timing = timing_lib.Timing(spec, processes)
   seconds = rounds = 0
-  while rounds < _ROUNDS[0] or (seconds < _SECONDS and rounds < _ROUNDS[1]):
+  while rounds < _ROUNDS[0] or (
+    seconds < _SECONDS and rounds < _ROUNDS[1] and timing.interval() > _INTERVAL
+  ):
     start = time.perf_counter()
     timing.round()
     rounds += 1

@@ -152,6 +152,26 @@ class Costs:
     fields = dataclasses.asdict(self)
     return {_STORED_NAMES.get(name, name): v for name, v in fields.items()}
 
+  def of_devices(self, devices: Sequence[int]) -> 'Costs':
+    """The costs of some of the devices, as they were measured with the others.
+
+    Args:
+      devices: their places.
+    """
+
+    def some(values):
+      return [values[d] for d in devices if d < len(values)]
+
+    layers = {
+      path: dataclasses.replace(
+        layer, alone=some(layer.alone), seconds=some(layer.seconds)
+      )
+      for path, layer in self.layers.items()
+    }
+    return dataclasses.replace(
+      self, names=some(self.names), unsplit=some(self.unsplit), layers=layers
+    )
+
   @property
   def baseline(self) -> int:
     """The device that would be the fastest alone."""

@@ -8,6 +8,7 @@ import platform
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -49,11 +50,7 @@ class Timing:
     """
     self._spec, self._processes = spec, processes
     self._offload_devices = spec.offload_devices
-    self._devices = [
-      d
-      for d in spec.mesh.devices.flat
-      if d.process_index == jax.process_index()
-    ]
+    self._devices = local_devices(spec.mesh)
     self._names, self._alike = self._kinds()
     rows = spec.batch_size // mesh_lib.batch_devices(spec.mesh)
     specs = [workloads.unsplit(spec, d) for d in self._devices]
@@ -73,6 +70,7 @@ class Timing:
     )
     # By layer, its calls and the programs of each.
     self._layers = self._compile_layers(singles[0], rows)
+    processes.gather('compiled')  # Gloo waits half a minute for the slowest
     self._collectives = [] if spec.offload_devices else self._links()
     self._rounds, self._collective_rounds = [], []
 
@@ -90,24 +88,42 @@ class Timing:
       [stopwatch.timed(run) for _, _, run in self._collectives]
     )
 
+  def interval(self) -> float:
+    """How well the devices' speeds are known, the same on all processes.
+
+    The width of the 95 % interval of the mean of the rounds' ratios, over that
+    mean, of any device's seconds in a round to the first one's. Infinite after
+    one round; 0 with one device.
+    """
+    rounds = len(self._rounds)
+    # Of each device, all programs that it has.
+    seconds = [
+      [sum(t[i] for t in times if i < len(t)) for times in self._rounds]
+      for i in range(len(device_ids(self._spec)))
+    ]
+    seconds = np.array(sum(self._processes.gather(seconds), []))
+    if len(seconds) == 1:
+      return 0.0
+    if rounds == 1:
+      return np.inf
+    ratios = seconds[1:] / seconds[0]
+    error = ratios.std(1, ddof=1) / np.sqrt(rounds)
+    width = 2 * stats.t.ppf(0.975, rounds - 1) * error / ratios.mean(1)
+    return float(width.max())
+
   def costs(self) -> costs_lib.Costs:
     """Costs from the medians over the rounds; the same on all processes."""
-    mesh = self._spec.mesh
-    model = mesh.shape[mesh_lib.MODEL]
-    # Along mesh.model, the devices that have other parts of the batch.
-    columns = [
-      [d.id for d in column] for column in mesh.devices.reshape(-1, model).T
-    ]
-    times = self._gather_times()
+    mesh, times = self._spec.mesh, self._gather_times()
 
     def slowest(column, name):
       return np.max([times[device][name] for device in column], 0).tolist()
 
-    unsplit = [slowest(column, _STEP) for column in columns]
-    columns += [[_offload_id(i)] for i in range(len(self._offload_devices))]
+    all_columns = columns(self._spec)
+    in_mesh = all_columns[: mesh.shape[mesh_lib.MODEL]]
+    unsplit = [slowest(column, _STEP) for column in in_mesh]
     layers = {
       path: self._layer(
-        [call for call, _ in uses], [slowest(c, path) for c in columns]
+        [call for call, _ in uses], [slowest(c, path) for c in all_columns]
       )
       for path, uses in self._layers.items()
     }
@@ -156,7 +172,7 @@ class Timing:
     config = self._spec.config
     shares = plan_lib.Shares((), config.strategy.split_layers)
     layers, indices = {}, {}
-    for call in _calls(network, config, rows):
+    for call in calls(network, config, rows):
       if shares.counts(call.layer, call.features, 2) is None:
         continue
       # Calls that compute the same are timed once.
@@ -202,10 +218,8 @@ class Timing:
       * sum(self._call_seconds(indices) for _, indices in uses)
       for path, uses in self._layers.items()
     }
-    ids = [device.id for device in self._devices]
-    ids += [_offload_id(i) for i in range(len(self._offload_devices))]
     rows = []
-    for i, device in enumerate(ids):
+    for i, device in enumerate(device_ids(self._spec)):
       times = {path: ways[:, i].tolist() for path, ways in layers.items()}
       if i < len(steps):
         times[_STEP] = float(steps[i])
@@ -286,8 +300,35 @@ def devices(mesh, processes) -> list[list[tuple[str, str]]]:
   ]  # fmt: skip
 
 
-def _calls(network, config, rows) -> list[convolutions.Call]:
-  """The network's convolutions of a micro-batch."""
+def local_devices(mesh) -> list[jax.Device]:
+  """The devices of a mesh that are of this process."""
+  index = jax.process_index()
+  return [d for d in mesh.devices.flat if d.process_index == index]
+
+
+def device_ids(spec: run_spec.RunSpec) -> list[int]:
+  """A number for each device of this process, then for offload devices."""
+  ids = [device.id for device in local_devices(spec.mesh)]
+  # Unlike those of the mesh's devices, which are 0 and above.
+  return ids + [-1 - i for i in range(len(spec.offload_devices))]
+
+
+def columns(spec: run_spec.RunSpec) -> list[list[int]]:
+  """By device of a plan, the numbers of those with other parts of the batch."""
+  model = spec.mesh.shape[mesh_lib.MODEL]
+  in_mesh = spec.mesh.devices.reshape(-1, model).T
+  result = [[device.id for device in column] for column in in_mesh]
+  return result + [[-1 - i] for i in range(len(spec.offload_devices))]
+
+
+def calls(network, config, rows: int) -> list[convolutions.Call]:
+  """The network's convolutions of a micro-batch.
+
+  Args:
+    network: `build.Program`.
+    config: of the run.
+    rows: images of a device's batch.
+  """
   side = config.data.image_size
   images = jax.ShapeDtypeStruct(
     (rows // config.accumulate, side, side, 3), jnp.dtype(config.model.dtype)
@@ -300,11 +341,6 @@ def _calls(network, config, rows) -> list[convolutions.Call]:
 def _counts(features) -> tuple[int, ...]:
   """Numbers of features that are timed."""
   return tuple(sorted({max(round(features * f), 1) for f in _FRACTIONS}))
-
-
-def _offload_id(index) -> int:
-  """A key like those of the mesh's devices, which are 0 and above."""
-  return -1 - index
 
 
 def _bytes(array) -> int:

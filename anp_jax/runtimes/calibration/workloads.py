@@ -135,7 +135,7 @@ def offloaded_convolution(
   Args:
     call: of the network.
     count: features of the device.
-    device: `offload.device.LocalDevice` or `offload.remote.RemoteDevice`.
+    device: `offload.device.LocalDevice` or another with its methods.
   """
   shapes = call.x, call.kernel, call.y
   task = device_lib.Task.create(call.convolve, *shapes, count)

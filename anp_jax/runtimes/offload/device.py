@@ -89,10 +89,11 @@ class LocalDevice:
     name: of the device, for people.
     platform: 'cpu', 'gpu' or 'tpu'.
     error: the first exception of a task, or None.
+    rank: of its process, which trains.
     is_lost: always False; see `remote.RemoteDevice`.
   """
 
-  error, is_lost = None, False
+  error, rank, is_lost = None, 0, False
 
   def __init__(self, device: jax.Device, name: str):
     """Starts the device's thread."""

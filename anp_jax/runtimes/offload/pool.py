@@ -1,7 +1,9 @@
-"""The offload devices of a run: met at its start, released at its end."""
+"""The offload devices of a run: met at its start, and whenever they come."""
 
 import contextlib
 import secrets
+import socket
+import threading
 import time
 
 import jax
@@ -14,16 +16,21 @@ from anp_jax.system import errors
 # In config.strategy.offload_to, all devices of the other processes.
 PROCESSES = 'processes'
 _POLL = 0.05  # seconds
+# Seconds that a process goes on computing after it was told to stop: most often
+# all are, and process 0 ends it once it has saved.
+_GRACE = 10.0
+# What process 0 tells the others: that it cannot reach them, or has ended.
+_DROPPED, _ENDED = 'dropped', 'ended'
 
 
 class DevicePool:
   """The offload devices of the process that trains, on one device.
 
+  Those of other processes may be lost, and come, while the run goes on.
+
   Attributes:
     processes: `cluster.Processes` in which this process is alone.
     mesh_devices: of the run's mesh: the training device.
-    offload_devices: in the order of config.strategy.offload_to and of the
-      processes.
   """
 
   def __init__(self, config, processes: cluster.Processes):
@@ -37,45 +44,132 @@ class DevicePool:
       ConfigError: if a device that the config names does not exist.
     """
     self.mesh_devices = jax.local_devices()[:1]
-    self.offload_devices, self._clients, self._poller = [], [], None
-    for name in config.strategy.offload_to:
-      if name == PROCESSES:
-        self.offload_devices += self._connect(config, processes)
-      else:
-        self.offload_devices.append(self._open(name))
-    shares, count = config.strategy.shares, 1 + len(self.offload_devices)
+    self.processes = _SingleProcess(processes)
+    self._config, self._all = config, processes
+    self._names = tuple(config.strategy.offload_to)
+    self._local, self._remote = {}, {}  # by name; by rank, a list for each
+    self._clients, self._news = {}, []  # by rank; lines of what has changed
+    self._is_closed = False
+    self._met = threading.Condition()  # guards the others
+    for name in self._names:
+      if name != PROCESSES:
+        self._local[name] = self._open(name)
+    if PROCESSES in self._names:
+      self._meet()
+    shares, count = config.strategy.shares, 1 + len(self.devices())
     if shares and len(shares) != count:
       raise config_lib.ConfigError(
         f'config.strategy.shares={tuple(shares)}: expected {count}, of the '
         'device that trains and of each offload device'
       )
-    self.processes = _SingleProcess(processes, self.vote)
 
   def __enter__(self):
     return self
 
   def __exit__(self, kind, error, trace):
-    if self._poller:
-      self._poller.close()
-    for device in self.offload_devices:
+    with self._met:
+      self._is_closed = True
+      clients = dict(self._clients)
+    devices = self.devices()
+    for device in devices:
       device.close()
-    for device in self.offload_devices:
+    for device in devices:
       if error is not None and device.error is not None:
         # XLA says no more than that a callback failed.
-        kind = cluster.Lost if device.is_lost else cluster.Failed
         text = errors.first_line(device.error)
-        raise kind(f'offload device {device.name}: {text}') from device.error
-    if self._clients:
-      from anp_jax.runtimes.offload import remote  # imports Flight
+        raise cluster.Failed(
+          f'offload device {device.name}: {text}'
+        ) from device.error
+    for rank, client in clients.items():
+      if error is None:
+        self._all.send(rank, _ENDED)
+      client.close()
 
-      for client in self._clients:
-        if error is None:
-          remote.end(client)
-        client.close()
+  def devices(self) -> tuple:
+    """The offload devices, also those that are lost and did not come again.
 
-  def vote(self) -> int:
-    """The largest vote that an offload process has sent."""
-    return self._poller.vote if self._poller else 0
+    They are in the order of config.strategy.offload_to and of the processes.
+    """
+    with self._met:
+      devices = []
+      for name in self._names:
+        if name == PROCESSES:
+          for _, of_rank in sorted(self._remote.items()):
+            devices += of_rank
+        else:
+          devices.append(self._local[name])
+      return tuple(devices)
+
+  def news(self) -> list[str]:
+    """What has changed of the devices since the last call, a line each."""
+    with self._met:
+      for rank, devices in self._remote.items():
+        # Its process may not know: a call has failed, but no heartbeat.
+        if rank in self._clients and any(d.is_lost for d in devices):
+          self._all.send(rank, _DROPPED)
+          self._forget(rank, 'does not answer')
+      lines, self._news = self._news, []
+      return lines
+
+  def _meet(self):
+    """Waits until the processes that are there have told their addresses."""
+    processes = self._all
+    if processes.count == 1:
+      raise config_lib.ConfigError(
+        f'config.strategy.offload_to: {PROCESSES!r}, but there is no other '
+        'process'
+      )
+    expected = {i for i, host in enumerate(processes.hosts) if i and host}
+    processes.receive_mail(self._receive)
+    with self._met:
+      while not expected <= self._remote.keys():
+        processes.heartbeat('starting')
+        self._met.wait(_POLL)
+      self._news.clear()
+
+  def _receive(self, rank, value, why_lost):
+    """Hears of a process that has come, or is lost; in a thread of its own."""
+    with self._met:
+      if value is None:
+        self._remote.setdefault(rank, [])  # it is not waited for
+        self._forget(rank, why_lost)
+        return
+      if self._is_closed:
+        self._all.send(rank, _ENDED)
+        return
+      if rank in self._clients:
+        self._forget(rank, 'has been started again')
+      self._remote[rank] = self._connect(rank, value)
+      self._news.append(f'rank {rank} on {value["host"]} computes channels')
+      self._met.notify_all()
+
+  def _forget(self, rank, why):
+    for device in self._remote[rank]:
+      device.lose()
+    client = self._clients.pop(rank, None)
+    if client is not None:
+      client.close()
+      self._news.append(f'rank {rank}: {why}')
+
+  def _connect(self, rank, value):
+    """The devices of a process, from what `serve` has sent."""
+    from anp_jax.runtimes import transport  # imports Flight
+    from anp_jax.runtimes.offload import remote
+    from anp_jax.runtimes.offload import replaceable
+
+    client = transport.connect(
+      self._config, value['address'], value['token'], remote.TIMEOUT
+    )
+    self._clients[rank] = client
+    substitute = device_lib.LocalDevice(
+      jax.local_devices(backend='cpu')[0], 'this process'
+    )
+    devices = []
+    for index, description in enumerate(value['devices']):
+      label = f'{description["kind"]} (rank {rank} on {value["host"]})'
+      device = remote.RemoteDevice(client, index, label, description)
+      devices.append(replaceable.ReplaceableDevice(device, rank, substitute))
+    return devices
 
   def _open(self, name):
     """The offload device of this process that a name such as 'cpu:1' means."""
@@ -86,32 +180,6 @@ class DevicePool:
       )
     label = f'{device_lib.kind(device)} ({name})'
     return device_lib.LocalDevice(device, label)
-
-  def _connect(self, config, processes):
-    """The devices of all other processes."""
-    if processes.count == 1:
-      raise config_lib.ConfigError(
-        f'config.strategy.offload_to: {PROCESSES!r}, but there is no other '
-        'process'
-      )
-    from anp_jax.runtimes import transport  # imports Flight
-    from anp_jax.runtimes.offload import remote
-
-    token = processes.gather(secrets.token_hex(32))[0]
-    devices = []
-    for rank, server in enumerate(processes.gather(None)):
-      if server is None:
-        continue
-      client = transport.connect(
-        config, server['address'], token, remote.TIMEOUT
-      )
-      self._clients.append(client)
-      for index, description in enumerate(server['devices']):
-        host = processes.hosts[rank]
-        label = f'{description["kind"]} (rank {rank} on {host})'
-        devices.append(remote.RemoteDevice(client, index, label, description))
-    self._poller = remote.VotePoller(self._clients)
-    return devices
 
 
 def serve(config, processes: cluster.Processes) -> None:
@@ -127,21 +195,32 @@ def serve(config, processes: cluster.Processes) -> None:
     )
   from anp_jax.runtimes.offload import remote  # imports Flight
 
-  devices = jax.local_devices()
-  token = processes.gather(None)[0]
+  devices, token = jax.local_devices(), secrets.token_hex(32)
   server = remote.OffloadServer(config, processes.env, token, devices)
-  processes.gather(
+  orders = []  # of process 0
+  processes.receive_mail(lambda _, order, __: orders.append(order))
+  processes.send(
+    0,
     {
       'address': server.address,
+      'token': token,
+      'host': socket.gethostname(),
       'devices': [remote.describe(device) for device in devices],
-    }
+    },
   )
+  stops_at = None
   with contextlib.closing(server), processes.handling_signals():
-    while not server.has_ended:
+    while not orders:
       # A heartbeat also without requests, as in a long evaluation.
       processes.heartbeat('serving', server.requests)
-      server.vote = max(server.vote, processes.vote())
+      if stops_at is None and processes.vote():
+        stops_at = time.monotonic() + _GRACE
+      if stops_at is not None and time.monotonic() > stops_at:
+        processes.leave_early()
+        return
       time.sleep(_POLL)
+  if orders[0] == _DROPPED:
+    raise cluster.Lost('process 0 has had no answer from this process')
 
 
 class _SingleProcess:
@@ -149,10 +228,8 @@ class _SingleProcess:
 
   index, count, hosts = 0, 1, ('',)
 
-  def __init__(self, processes, vote):
-    self._processes = processes
-    self._vote = vote
-    self.env = processes.env
+  def __init__(self, processes):
+    self.env, self.vote = processes.env, processes.vote
     self.heartbeat, self.heartbeat_each = (
       processes.heartbeat,
       processes.heartbeat_each,
@@ -165,10 +242,6 @@ class _SingleProcess:
 
   def check_shared(self, workdir: str) -> None:
     """Accepts any workdir: the offload processes never read it."""
-
-  def vote(self) -> int:
-    """The larger vote of this process and the offload processes."""
-    return max(self._processes.vote(), self._vote())
 
 
 def _local_device(name):

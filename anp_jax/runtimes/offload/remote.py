@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from concurrent import futures
-import contextlib
 import dataclasses
 import json
+import queue
 import threading
-import time
 
 import jax
 from jax import export
@@ -17,13 +16,9 @@ from pyarrow import flight
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.offload import device as device_lib
 
-# Seconds of a call: the first one waits until a program is compiled. The
-# watchdog reports a process that has gone sooner.
+# Seconds of a call: the first one waits until a program is compiled. Process 0
+# hears sooner of a process that has gone.
 TIMEOUT = 600.0
-# Seconds in which the watchdog ends this process, with a line that names the
-# process that has gone; JAX would print a callback's error as a traceback.
-_GRACE = 5.0
-_PERIOD = 1.0  # seconds between two requests for a vote
 
 
 def describe(device: jax.Device) -> dict:
@@ -36,12 +31,6 @@ def describe(device: jax.Device) -> dict:
   return {'kind': kind, 'platform': device.platform, 'target': target}
 
 
-def end(client: transport.Client) -> None:
-  """Tells an offload process to end, if it is still there."""
-  with contextlib.suppress(pa.ArrowException):
-    client.ask('end')
-
-
 class RemoteDevice:
   """A device of another process; the interface of `device.LocalDevice`.
 
@@ -49,7 +38,7 @@ class RemoteDevice:
     name: of the device, for people.
     platform: 'cpu', 'gpu' or 'tpu'.
     error: the first exception of a call or of a task there, or None.
-    is_lost: whether that is because its process has gone.
+    is_lost: whether its process has gone, or does not answer.
   """
 
   def __init__(
@@ -70,9 +59,7 @@ class RemoteDevice:
     self._installed = set()
     # Each thread keeps the order of its calls; a layer's input may be sent
     # while the gradient of the next one is received.
-    self._sender, self._receiver = (
-      futures.ThreadPoolExecutor(1, name) for name in ('send', 'receive')
-    )
+    self._sender, self._receiver = _Caller('send'), _Caller('receive')
 
   def forward(
     self, task: device_lib.Task, x: np.ndarray, kernel: np.ndarray, keep: bool
@@ -98,10 +85,15 @@ class RemoteDevice:
     dx = self._result(request, number, 'dx', task.x) if needs_dx else None
     return dx, self._result(request, number, 'dkernel', task.kernel)
 
+  def lose(self) -> None:
+    """Notes that the device's process is lost; nothing more is sent to it."""
+    self.is_lost = True
+    self.close()
+
   def close(self) -> None:
     """Stops the threads; calls that have not started are dropped."""
-    for thread in (self._sender, self._receiver):
-      thread.shutdown(wait=False, cancel_futures=True)
+    self._sender.close()
+    self._receiver.close()
 
   def _install(self, task):
     """Sends a task's programs, which are compiled there."""
@@ -135,42 +127,49 @@ class RemoteDevice:
       return method(*arguments, **options)
     except (pa.ArrowException, ValueError) as e:
       lost = (flight.FlightUnavailableError, flight.FlightTimedOutError)
-      self.is_lost = isinstance(e, lost)
+      self.is_lost = self.is_lost or isinstance(e, lost)
       self.error = self.error or e
-      if self.is_lost:
-        time.sleep(_GRACE)
       raise
 
 
-class VotePoller:
-  """Asks the offload processes about once a second whether to stop.
+class _Caller:
+  """Makes calls one after another, in a thread that keeps no process alive.
 
-  Those whose devices compute nothing are asked, too.
-
-  Attributes:
-    vote: the largest that was received; see `cluster.preemption`.
+  Unlike those of an executor: a call to a process that does not answer cannot
+  be ended.
   """
 
-  def __init__(self, clients: list[transport.Client]):
-    """Starts to ask these processes."""
-    self.vote = 0
-    self._clients = clients
-    self._end = threading.Event()
-    self._thread = threading.Thread(target=self._poll, name='vote', daemon=True)
-    self._thread.start()
+  def __init__(self, name: str):
+    self._calls, self._is_closed = queue.SimpleQueue(), False
+    self._lock = threading.Lock()  # no call is added once it is closed
+    threading.Thread(target=self._run, name=name, daemon=True).start()
+
+  def submit(self, call: Callable, *arguments, **options) -> futures.Future:
+    """A future of what a call returns."""
+    future = futures.Future()
+    with self._lock:
+      if self._is_closed:
+        future.cancel()
+      else:
+        self._calls.put((future, lambda: call(*arguments, **options)))
+    return future
 
   def close(self) -> None:
-    """Stops asking."""
-    self._end.set()
-    # Bounded: a process that was suspended does not answer.
-    self._thread.join(_PERIOD)
+    """Drops the calls that have not started."""
+    with self._lock:
+      self._is_closed = True
+      self._calls.put(None)
 
-  def _poll(self):
-    while not self._end.wait(_PERIOD):
-      for client in self._clients:
-        # The watchdog reports a process that has gone.
-        with contextlib.suppress(pa.ArrowException):
-          self.vote = max(self.vote, client.ask('vote')['vote'])
+  def _run(self):
+    while (job := self._calls.get()) is not None:
+      future, call = job
+      if self._is_closed or not future.set_running_or_notify_cancel():
+        future.cancel()
+        continue
+      try:
+        future.set_result(call())
+      except BaseException as e:  # noqa: BLE001 - the caller's to handle
+        future.set_exception(e)
 
 
 class OffloadServer(transport.Port):
@@ -178,8 +177,6 @@ class OffloadServer(transport.Port):
 
   Attributes:
     requests: number of tasks and programs that were received.
-    vote: what this process asks of the one that trains.
-    has_ended: whether the process that trains has ended it.
   """
 
   def __init__(self, config, place, token: str, devices):
@@ -191,8 +188,7 @@ class OffloadServer(transport.Port):
       token: of the run.
       devices: jax.Devices of this process.
     """
-    self.requests = self.vote = 0
-    self.has_ended = False
+    self.requests = 0
     self._devices = [device_lib.LocalDevice(d, str(d)) for d in devices]
     self._tasks = {}  # by (device, number)
     self._results = {}  # (device, number, name) to future
@@ -230,13 +226,6 @@ class OffloadServer(transport.Port):
       request = json.loads(ticket.ticket)
       key = request['device'], request['number'], request['part']
       return transport.stream({}, [self._results.pop(key).result()])
-
-  def do_action(self, context, action):
-    """Answers with this process's vote; ends the service on request."""
-    del context
-    if action.type == 'end':
-      self.has_ended = True
-    return [json.dumps({'vote': self.vote}).encode()]
 
   def close(self):
     """Closes the port."""

@@ -20,8 +20,8 @@ class OffloadStep(sync.SyncStep):
       config: the run's config.
       specs: PartitionSpec of each parameter.
       order: paths of the parameters, see `SyncStep`.
-      offload_devices: `device.LocalDevice` or `remote.RemoteDevice`, in the
-        order of the plan's counts.
+      offload_devices: `device.LocalDevice` or `replaceable.ReplaceableDevice`,
+        in the order of the plan's counts.
     """
     super().__init__(config, specs, order)
     self._plan = plan_lib.from_config(config)
