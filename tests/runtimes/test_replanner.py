@@ -243,7 +243,7 @@ def test_checks_are_as_many_seconds_apart_as_the_config_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize('data, model', [(1, 2), (2, 2)])
-def test_a_check_times_the_widest_layer_on_all_devices(
+def test_a_check_times_the_longest_layer_on_all_devices(
   data, model, monkeypatch
 ):
   def on_device(call, count, split, _):
