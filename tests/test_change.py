@@ -164,6 +164,7 @@ def test_a_change_is_told_once_and_holds(tmp_path, config, x64, capsys):
   assert [r['step'] for r in telemetry.changes(str(tmp_path))] == [6] * 4
 
 
+@pytest.mark.slow
 def test_a_change_of_a_finished_run_keeps_its_result(tmp_path, config, x64):
   before = _config(config)
   _resume(before, tmp_path)
@@ -176,6 +177,7 @@ def test_a_change_of_a_finished_run_keeps_its_result(tmp_path, config, x64):
   assert telemetry.result(str(tmp_path)) == result
 
 
+@pytest.mark.slow
 def test_a_change_that_is_refused_later_is_taken_back(tmp_path, config, x64):
   before = _config(config)
   _resume(before, tmp_path)

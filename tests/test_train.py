@@ -116,6 +116,7 @@ def _interrupt_after(monkeypatch, steps):
   monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name',
   [

@@ -309,6 +309,7 @@ def _touching(path):
   return _Touching(root='root', files=['file'], out=str(path))
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_is_idle_is_replaced(tmp_path):
   with worker_pool.Pool(1) as pool:
     pool.make('touching', [_touching(tmp_path / 'first')])

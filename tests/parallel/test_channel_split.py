@@ -142,6 +142,7 @@ def test_what_a_step_sends(shares, first, second):
   assert 0 < rest < 4 * 4 * (150 + 800)
 
 
+@pytest.mark.slow
 def test_a_device_holds_its_own_channels_alone():
   """Kernels, momentum and averages are divided; zeros stay zeros."""
   program, mesh = _split(
@@ -250,6 +251,7 @@ def test_no_sum_is_in_a_narrower_dtype():
   assert summed['float32'] > 8 * 16 * 6
 
 
+@pytest.mark.slow
 def test_no_collective_is_within_a_branch():
   """Devices take different ones, and would wait for each other forever."""
   sent = _compiled_collectives(2, 2, **{'strategy.shares': (3, 1)})

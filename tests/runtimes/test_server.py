@@ -204,6 +204,7 @@ def test_dedicated_server_of_another_config_ends_the_run(
     serving.run(config, tmp_path, 3, {1: {'optimizer.momentum': 0.5}})
 
 
+@pytest.mark.slow
 def test_replay_divides_a_stale_update_by_its_staleness(
   config, one_device, monkeypatch
 ):  # fmt: skip

@@ -49,9 +49,8 @@ def _numpy_losses(rates):
   return losses
 
 
-@pytest.mark.parametrize(
-  'count', [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('count', [1, 2, 4])
 def test_losses_and_rates_are_those_of_numpy(
   tmp_path, config, monkeypatch, capsys, count
 ):
