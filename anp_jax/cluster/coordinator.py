@@ -191,7 +191,7 @@ class Coordinator:
     if index not in range(self._count):
       return f'{name} is none of {self._count}'
     if self._running:
-      return process_info.pair_mismatch([self._members[0].info, info])
+      return process_info.mismatch_with_first([self._members[0].info, info])
     if index in self._members:
       other = self._members[index].info['host']
       return f'rank {index} came twice: from {other} and from {info["host"]}'

@@ -90,10 +90,10 @@ def first_mismatch(infos: list[dict]) -> str:
   Args:
     infos: of all processes, by index, from `collect`.
   """
-  return pair_mismatch(infos) or devices(infos)[1]
+  return mismatch_with_first(infos) or devices(infos)[1]
 
 
-def pair_mismatch(infos: list[dict]) -> str:
+def mismatch_with_first(infos: list[dict]) -> str:
   """Why one of some processes does not go with the first of them; or ''.
 
   How they share GPUs, which all of a host must be asked for, does not count.
