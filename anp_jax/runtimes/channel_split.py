@@ -9,6 +9,7 @@ from anp_jax.config import rules
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel.sync import strategy as sync
 from anp_jax.runtimes import transport_keys
+from anp_jax.system import xla_flags
 
 _TRAINING = ('train', *strategy_lib.TRIALS)  # modes
 # Devices outside the mesh, of this process or all of the other processes.
@@ -100,7 +101,7 @@ class ChannelSplit(sync.Sync):
     """
     names = config.strategy.offload_to
     waits = any(n.startswith('cpu:') or n == 'processes' for n in names)
-    return {'waiting': waits}
+    return {'spare': xla_flags.SPARE_THREADS * waits}
 
   def check_mesh(self, config, mesh):
     """Refuses a plan that is none, and shares of other devices."""

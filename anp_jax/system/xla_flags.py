@@ -81,16 +81,17 @@ _CUDA_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin')
 _NVIDIA, _GOOGLE = '0x10de', '0x1ae0'  # as PCI numbers their makers
 _HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
 # How many threads XLA's CPU devices share, all of a process; by default as many
-# as there are cores. A callback that waits holds one, and would wait for ever
-# once all do. XLA looks at the first of these names first.
-_THREADS, _SPARE_THREADS = ('PJRT_NPROC', 'NPROC'), 8
+# as there are cores. XLA looks at the first of these names first.
+_THREADS = 'PJRT_NPROC', 'NPROC'
+# A callback that waits holds a thread, and would wait for ever once all do.
+SPARE_THREADS = 8
 _PLATFORMS = {'cuda': 'gpu', 'gpu': 'gpu', 'cpu': 'cpu', 'tpu': 'tpu'}
 
 
 def enable(
   environment: MutableMapping[str, str] = os.environ,
   deterministic: bool = False,
-  waiting: bool = False,
+  spare: int = 0,
   threads: int = 0,
   emulated: bool = False,
 ) -> list[str]:
@@ -102,8 +103,9 @@ def enable(
   Args:
     environment: where variables are read and set.
     deterministic: whether the run must be the same to the bit.
-    waiting: whether programs wait for what the same CPU devices compute.
-    threads: size of the pool that the CPU devices share; 0: as many as cores.
+    spare: threads of the pool that the CPU devices share, on top of one for
+      each core: for programs that begin while others hold these.
+    threads: size of the pool; 0: as said.
     emulated: whether computing is a sleep, which holds a thread, too.
 
   Returns:
@@ -118,8 +120,9 @@ def enable(
     if s.platform == here
     and not {s.name, _OLD_NAMES.get(s.name)} & environment.keys()
   }
-  if (waiting or emulated) and not threads:
-    threads = (os.cpu_count() or 1) + _SPARE_THREADS
+  spare = spare or SPARE_THREADS * emulated
+  if spare and not threads:
+    threads = cores.count() + spare
   if threads and here == 'cpu' and not any(n in environment for n in _THREADS):
     variables[_THREADS[-1]] = str(threads)
   environment.update(variables)

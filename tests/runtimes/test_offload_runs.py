@@ -153,7 +153,7 @@ def test_a_program_that_waits_has_spare_threads(monkeypatch):
     environment = {'JAX_PLATFORMS': 'cpu'}
     if set_before:
       environment['NPROC'] = set_before
-    xla_flags.enable(environment, waiting=True)
+    xla_flags.enable(environment, spare=xla_flags.SPARE_THREADS)
     assert (int(environment['NPROC']) > 8) == spare
   environment = {'JAX_PLATFORMS': 'cpu'}
   xla_flags.enable(environment)

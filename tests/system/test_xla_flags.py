@@ -452,7 +452,7 @@ def test_emulated_computing_has_spare_threads_and_buckets_of_their_own(
   config, monkeypatch
 ):
   """A sleep holds a thread, which a sum of gradients must not wait for."""
-  monkeypatch.setattr(xla_flags.os, 'cpu_count', lambda: 2)
+  monkeypatch.setattr(xla_flags.cores, 'count', lambda: 2)
   config = config_lib.replaced(config, {'emulate.enabled': True})
   environment = {'JAX_PLATFORMS': 'cpu'}
   xla_flags.enable_for(config, environment)

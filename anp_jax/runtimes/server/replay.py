@@ -17,6 +17,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.server import log as log_lib
+from anp_jax.runtimes.server import strategy
 from anp_jax.system import xla_flags
 
 
@@ -219,5 +220,6 @@ def _newest(workdir):
 
 
 if __name__ == '__main__':
-  xla_flags.enable()
+  # The number of threads decides how sums are split.
+  xla_flags.enable(spare=strategy.spare_threads())
   sys.exit(main(sys.argv[1:]))
