@@ -24,8 +24,7 @@ from anp_jax.cluster import cluster_env
 from anp_jax.system import emulation
 from anp_jax.system import errors
 
-# Bytes of a record batch: below 1 MB each costs too much, above 10 MB nothing
-# overlaps any more.
+# Bytes of a record batch: each has its cost; above 10 MB nothing overlaps.
 BATCH = 4 * 2**20
 _SPARE = 4  # buffers of one size that wait to be used again
 _HEADER = 'authorization'
@@ -270,8 +269,10 @@ def read_bytes(reader, size: int, local: bool = False) -> np.ndarray:
   Raises:
     ValueError: for any other size, or no bytes.
   """
-  data, start, link = _buffers.take(size), 0, emulation.link(local)
+  data, start, since = _buffers.take(size), 0, None
+  link = emulation.link(local)
   for chunk in reader:
+    since = since or link.now()
     column = chunk.data.column(0)
     if column.type != pa.uint8() or column.null_count:
       raise ValueError(f'a column of {column.type}, expected bytes')
@@ -279,7 +280,7 @@ def read_bytes(reader, size: int, local: bool = False) -> np.ndarray:
       raise ValueError(f'more than the {size} bytes announced')
     data[start : start + len(column)] = column.to_numpy()
     start += len(column)
-    link.carry(emulation.DOWN, len(column))
+    link.carry(emulation.DOWN, len(column), since)
   if start != size:
     raise ValueError(f'{start} bytes came, expected {size}')
   return data

@@ -49,20 +49,27 @@ class Link:
     self._free_at = {UP: 0.0, DOWN: 0.0}
     self._lock = threading.Lock()
 
-  def carry(self, way: str, count: int) -> None:
+  def now(self) -> float:
+    """Returns the time on the link's clock, in seconds."""
+    return self._clock()
+
+  def carry(self, way: str, count: int, since: float) -> None:
     """Waits until bytes have passed, after all that came before them.
+
+    A thread that a busy core wakes up late does not hold up the link: what it
+    was to send has been under way meanwhile.
 
     Args:
       way: UP or DOWN.
       count: of bytes.
+      since: when they were ready to pass, see `now`.
     """
     if not self.bytes_per_second:
       return
     with self._lock:
-      now = self._clock()
-      end = max(now, self._free_at[way]) + count / self.bytes_per_second
+      end = max(since, self._free_at[way]) + count / self.bytes_per_second
       self._free_at[way] = end
-    self._sleep(max(0.0, end - now))
+    self._sleep(max(0.0, end - self._clock()))
 
   def batch_bytes(self, most: int) -> int:
     """How many bytes to send at a time.
@@ -79,8 +86,9 @@ class Link:
 
   def upload(self, batches):
     """Yields Arrow's record batches, each once the link is free for it."""
+    since = self._clock()
     for batch in batches:
-      self.carry(UP, batch.nbytes)
+      self.carry(UP, batch.nbytes, since)
       yield batch
 
 

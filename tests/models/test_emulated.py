@@ -231,17 +231,38 @@ def test_strategies_take_it_as_they_take_any_network(
 def test_a_link_carries_so_many_bytes_a_second():
   clock = _Clock()
   link = emulation.Link(1000.0, clock, clock.sleep)
-  link.carry(emulation.UP, 500)
-  link.carry(emulation.DOWN, 250)  # the other way is free
+  link.carry(emulation.UP, 500, link.now())
+  link.carry(emulation.DOWN, 250, link.now())  # the other way is free
   assert clock.sleeps == [0.5, 0.25]
   # What two threads send at one time passes one after the other.
   clock.sleep = clock.sleeps.append
   link = emulation.Link(1000.0, clock, clock.sleep)
   clock.sleeps.clear()
-  link.carry(emulation.UP, 500)
-  link.carry(emulation.UP, 500)
+  link.carry(emulation.UP, 500, link.now())
+  link.carry(emulation.UP, 500, link.now())
   assert clock.sleeps == [0.5, 1.0]
   assert not emulation.link(local=True).bytes_per_second
+
+
+def test_a_thread_that_wakes_late_does_not_hold_up_the_link():
+  """Four batches of half a second; each sleep lasts 0.2 s too long."""
+  clock = _Clock()
+
+  def oversleep(seconds):
+    clock.sleep(seconds + 0.2 * (seconds > 0))
+
+  link = emulation.Link(1000.0, clock, oversleep)
+  batches = [np.zeros(500, np.uint8)] * 4
+  start = clock()
+  for _ in link.upload(batches):
+    pass
+  assert clock() - start == pytest.approx(4 * 0.5 + 0.2)
+  # After a pause the link is as slow as before.
+  clock.sleep(10)
+  start = clock()
+  for _ in link.upload(batches[:1]):
+    pass
+  assert clock() - start == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize('rate', [100_000, 12_500_000_000])  # 100 Gbit/s
