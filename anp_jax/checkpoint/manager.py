@@ -43,7 +43,7 @@ class Checkpoints:
 
   def __init__(
     self, workdir: str, config, fingerprint: dict | None, abstract_state,
-    gather=lambda value: [value],
+    gather=lambda value: [value], kinds=(NEWEST, BEST),
   ):  # fmt: skip
     """Opens the folders; they are made, and cleared of torn saves, for a run.
 
@@ -55,6 +55,7 @@ class Checkpoints:
       abstract_state: TrainState of jax.ShapeDtypeStruct with shardings: what a
         restore gives, whatever topology wrote it.
       gather: called with a JSON value, returns that of every process.
+      kinds: of checkpoints, whose folders are opened.
     """
     # In a store, Orbax works where it is.
     self._workdir = urls.original(os.path.abspath(workdir))
@@ -67,13 +68,15 @@ class Checkpoints:
       self._workdir, config, fingerprint, abstract_state, gather
     )
     self._metric = metric_labels.key(config.checkpoint.best_metric)
-    self._managers = {
-      NEWEST: self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
-    }
+    self._managers = {}
+    if NEWEST in kinds:
+      self._managers[NEWEST] = self._manager(
+        NEWEST, max_to_keep=config.checkpoint.keep
+      )
     self._save_starts = {}  # of the last save of each kind
     self._longest_save = 0.0  # seconds from a save's start until it is on disk
     self._missing_reason = ''  # why the newest step has no checkpoint
-    if config.checkpoint.keep_best:
+    if config.checkpoint.keep_best and BEST in kinds:
       self._managers[BEST] = self._manager(
         BEST,
         max_to_keep=config.checkpoint.keep_best,
@@ -383,9 +386,8 @@ def check_best_metric(config, names) -> None:
 def _undisturbed():
   """Keeps Python's collector and other threads from holding a save up.
 
-  A pass of the collector over a large heap took 100 ms; and each of the nine
-  threads that Orbax starts may hold the interpreter for its switch interval,
-  5 ms by default.
+  A pass of the collector over a large heap took 100 ms; and each of Orbax's
+  nine threads may hold the interpreter for its switch interval, often 5 ms.
   """
   enabled, interval = gc.isenabled(), sys.getswitchinterval()
   gc.disable()

@@ -444,5 +444,19 @@ def test_evaluation_scores_all_models_as_training_did(
     (line,) = [x for x in trained.splitlines() if f'{name}  lap 3' in x]
     (again,) = [x for x in scored.splitlines() if f'{name}  step' in x]
     assert line.partition(': ')[2] == again.partition(': ')[2]
-  with pytest.raises(config_lib.ConfigError, match='expected newest or a step'):
-    train.run(config, str(tmp_path), 'evaluate', 'best')
+  # Of the same laps, the best is read again.
+  train.run(config, str(tmp_path), 'evaluate', 'best')
+  scored = capsys.readouterr().out
+  board = relaying.leaderboard(tmp_path, config, LAPS)
+  for model, name in enumerate(('000', '001')):
+    scores = board.all_scores(model)
+    assert len(scores) == LAPS
+    (folder,) = (tmp_path / 'models' / name / 'best').iterdir()
+    top = max(record['anp_top1'] for record in scores)
+    (record,) = [r for r in scores if r['step'] == int(folder.name)]
+    assert record['anp_top1'] == top
+    lap = f'{name}  lap {record["laps"]} of'
+    (line,) = [x for x in trained.splitlines() if lap in x]
+    (again,) = [x for x in scored.splitlines() if f'{name}  step' in x]
+    assert again.startswith(f'{name}  step {folder.name}:')
+    assert line.partition(': ')[2] == again.partition(': ')[2]

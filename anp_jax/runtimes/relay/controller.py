@@ -4,6 +4,7 @@ from collections.abc import Callable
 import os
 
 from anp_jax import config as config_lib
+from anp_jax.checkpoint import manager as checkpoint_lib
 from anp_jax.checkpoint import run_dir
 from anp_jax.reporting import summary
 from anp_jax.reporting import telemetry
@@ -196,9 +197,12 @@ class RingController:
         self._lost.add((model, k))
         continue
       lap_state, _ = checkpoints.restore(str(lap_end))
+      origin = schedule.at(lap_end - 1).station
+      if not ring.owners[origin]:  # the others have not read it
+        self._store.hold(model, lap_end, lap_state)
       self._send_event(
         ring.scorer(model, k),
-        messages.ScoreRequest(model, lap_end, lap_state.evaluated(), k),
+        messages.ScoreRequest(model, lap_end, lap_state.evaluated(), k, origin),
       )
     if self._leaderboard.status(model, laps) not in _OPEN:
       return None
@@ -267,7 +271,7 @@ def evaluate(ring, runners, store, which: str) -> dict:
     ring: `ring.Ring`.
     runners: `runner.Runners` of any station.
     store: `store.Store`.
-    which: 'newest' or a step.
+    which: 'newest', 'best' or a step.
 
   Returns:
     The last scores of the best model.
@@ -275,14 +279,12 @@ def evaluate(ring, runners, store, which: str) -> dict:
   Raises:
     ConfigError: if there is no such checkpoint.
   """
-  if which == 'best':
-    raise config_lib.ConfigError(
-      '--checkpoint=best: of the models of a ring the newest checkpoints are '
-      'kept; expected newest or a step'
-    )
   count = 0
   for candidate in ring.candidates:
-    restored = store.checkpoints(candidate.index).restore(which)
+    checkpoints = store.checkpoints(candidate.index)
+    if which == 'best' and not checkpoints.steps(checkpoint_lib.BEST):
+      continue  # it has left the ring before its first score
+    restored = checkpoints.restore(which)
     if restored is None:
       continue
     state, step = restored

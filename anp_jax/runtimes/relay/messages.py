@@ -55,9 +55,22 @@ class Retired(Message):
 
 @dataclasses.dataclass
 class ScoreRequest(Message):
-  """A model to be scored; its state is what TrainState.evaluated gave."""
+  """A model to be scored; its state is what TrainState.evaluated gave.
+
+  Attributes:
+    laps: that it has made.
+    origin: the station that asks, whose process holds all of the state.
+  """
 
   laps: int = 0
+  origin: int = 0
+
+
+@dataclasses.dataclass
+class Ranked(Message):
+  """The scores of a state that a station's process holds, without the state."""
+
+  scores: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -92,12 +105,20 @@ class End:
 
 _KINDS = {
   kind.__name__: kind
-  for kind in (ModelMessage, ScoreRequest, Retired, Scored, Failed, End)
+  for kind in (
+    ModelMessage,
+    ScoreRequest,
+    Ranked,
+    Retired,
+    Scored,
+    Failed,
+    End,
+  )
 }
 
 
 class MessageQueue:
-  """What waits at a station: scores first, since other models need them.
+  """What waits at a station: scores first, which others wait for.
 
   Attributes:
     closed: whether the station takes no further message.
@@ -117,7 +138,7 @@ class MessageQueue:
   def put(self, message) -> None:
     """Appends a message to those of its kind."""
     self._on_put(message)
-    rank = 0 if isinstance(message, ScoreRequest) else 1
+    rank = 0 if isinstance(message, (ScoreRequest, Ranked)) else 1
     self._queue.put((rank, next(self._numbers), message))
 
   def get(self):

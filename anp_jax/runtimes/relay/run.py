@@ -29,7 +29,7 @@ def run(
     workdir: folder of the run, which all processes see.
     processes: of the run.
     mode: 'train' or 'evaluate'.
-    which: checkpoint that mode 'evaluate' scores: 'newest' or a step.
+    which: checkpoint that mode 'evaluate' scores: 'newest', 'best' or a step.
 
   Returns:
     On process 0, the last scores of the best model, {} if there are none.
@@ -167,9 +167,13 @@ class RingProcess:
     self._processes.heartbeat('evaluating')
     for worker in workers:
       worker.score_waiting()
+    gathered = self._gather(steps)
+    for worker in workers:
+      worker.keep_waiting()
+    self._store.wait()
     return {
       int(model): step
-      for process_steps in self._gather(steps)
+      for process_steps in gathered
       for model, step in process_steps.items()
     }
 

@@ -39,8 +39,9 @@ def open_or_refuse(ring, processes, training: bool) -> None:
 class Store:
   """Writes the folders of the models that this process holds.
 
-  A process that holds a model is the only one to write its folder: before the
-  model goes to another process, its last save has to be done (`let_go`).
+  A process that holds a model is the only one to write its newest checkpoints:
+  before the model goes to another process, its last save has to be done
+  (`let_go`). The best are written by the process whose station ended the lap.
 
   Attributes:
     records: `records.Records`.
@@ -61,8 +62,11 @@ class Store:
       ring.config.log.every, ring.candidates[0].config.batch_size, examples
     )
     self._fingerprint = sources.fingerprint(ring.source) if training else None
+    # Orbax numbers its saves: two that begin at one time wait for each other.
     self._saving = threading.Lock()
     self._checkpoints = {}
+    self._training = training
+    self._held, self._best = {}, {}  # (model, step) -> state; model -> folder
     self._damage = [
       delayed_metrics.DamageCounter(
         ring.config, ring.source.name, c.config.batch_size
@@ -75,13 +79,10 @@ class Store:
   def checkpoints(self, model: int) -> checkpoint_lib.Checkpoints:
     """Returns a model's checkpoints, opened at the first call."""
     if model not in self._checkpoints:
-      config = config_lib.replaced(
-        self._ring.candidates[model].config, {'checkpoint.keep_best': 0}
-      )
-      self._checkpoints[model] = checkpoint_lib.Checkpoints(
-        self._ring.folder(model), config, self._fingerprint,
-        self._runners[model].abstract_state,
-      )  # fmt: skip
+      kinds = (checkpoint_lib.NEWEST,)
+      if not self._training:  # nobody writes
+        kinds += (checkpoint_lib.BEST,)
+      self._checkpoints[model] = self._open(model, kinds)
     return self._checkpoints[model]
 
   def save(self, model: int, step: int, state) -> None:
@@ -89,9 +90,31 @@ class Store:
     with self._saving:
       self.checkpoints(model).save(step, state)
 
+  def hold(self, model: int, step: int, state) -> None:
+    """Keeps a copy of a model's state in memory until its scores come."""
+    self._held[model, step] = state
+
+  def keep_if_best(self, model: int, step: int, scores: dict) -> None:
+    """Begins to save a state that is held, if its scores are among the best.
+
+    Args:
+      model: index.
+      step: of the state.
+      scores: of the evaluation.
+    """
+    state = self._held.pop((model, step), None)
+    if state is None:
+      return
+    with self._saving:
+      if model in self._best:
+        self._best.pop(model).close()
+      # Opened for each: the lap before may have ended in another process.
+      best = self._best[model] = self._open(model, (checkpoint_lib.BEST,))
+      best.save_best(step, self._runners[model].place(state), scores)
+
   def expected_save_seconds(self) -> float:
     """Returns the seconds that a save takes; any thread may call it."""
-    checkpoints = list(self._checkpoints.values())
+    checkpoints = [*self._checkpoints.values(), *self._best.values()]
     return max(
       (self._save_seconds, *(c.expected_save_seconds() for c in checkpoints))
     )
@@ -109,13 +132,13 @@ class Store:
 
   def wait(self) -> None:
     """Returns once all saves are done."""
-    for checkpoints in self._checkpoints.values():
+    for checkpoints in [*self._checkpoints.values(), *self._best.values()]:
       checkpoints.wait()
 
   def close(self) -> None:
     """Waits, and releases all checkpoints and files."""
     self.records.close()
-    for checkpoints in self._checkpoints.values():
+    for checkpoints in [*self._checkpoints.values(), *self._best.values()]:
       checkpoints.close()
 
   def record_step(
@@ -133,6 +156,12 @@ class Store:
     ):
       values = metrics.values | {'damaged': damage.damaged}
       self.records.train(model, step, values)
+
+  def _open(self, model, kinds):
+    return checkpoint_lib.Checkpoints(
+      self._ring.folder(model), self._ring.candidates[model].config,
+      self._fingerprint, self._runners[model].abstract_state, kinds=kinds,
+    )  # fmt: skip
 
 
 def _refusal(ring, training):

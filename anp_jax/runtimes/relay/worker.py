@@ -6,8 +6,8 @@ This is one lap of a model, from station to station:
   2. `RingWorker._train` makes the steps of the model's segment and sends it to
      the next station (step 2 again), the last one sends it to the controller.
   3. After a lap whose score is due, a copy of the weights goes to a station
-     that has time for it; `RingWorker.score` sends the scores to the
-     controller.
+     that has time for it; `RingWorker._score` sends the scores to the
+     controller, and to the station that ended the lap: it writes the best.
   4. The controller sends the model on its next lap, or `Retired` from station 0
      round the ring (`RingWorker._retire`).
 """
@@ -88,7 +88,7 @@ class RingWorker:
     for message in self._queue.remaining():
       if isinstance(message, messages.ModelMessage):
         steps[message.model] = message.step
-      if not isinstance(message, messages.ScoreRequest):
+      if isinstance(message, (messages.ModelMessage, messages.Retired)):
         self._save_elsewhere(message)
     return steps
 
@@ -97,6 +97,12 @@ class RingWorker:
     for message in self._queue.remaining():
       if isinstance(message, messages.ScoreRequest):
         self._score(message)
+
+  def keep_waiting(self) -> None:
+    """Saves the best of the states whose scores have come."""
+    for message in self._queue.remaining():
+      if isinstance(message, messages.Ranked):
+        self._keep(message)
 
   def close(self) -> None:
     """Stops; returns when nothing is being compiled ahead."""
@@ -109,6 +115,7 @@ class RingWorker:
     handlers = {
       messages.ModelMessage: self._train,
       messages.ScoreRequest: self._score,
+      messages.Ranked: self._keep,
       messages.Retired: self._retire,
     }
     try:
@@ -209,11 +216,17 @@ class RingWorker:
     """Sends the weights to be scored, if a lap is complete and it is due."""
     laps = self._runners[model].schedule.laps_done(step)
     if laps > lap and self._ring.rungs.is_score_due(laps):
-      # A copy: the next station donates what it gets.
-      evaluated = jax.tree.map(jnp.copy, state.evaluated())
+      # A copy: the next station donates what it gets. All of the state, where
+      # it may be kept.
+      if self._runners[model].config.checkpoint.keep_best:
+        copy = jax.tree.map(jnp.copy, state)
+        self._store.hold(model, step, copy)
+        evaluated = copy.evaluated()
+      else:
+        evaluated = jax.tree.map(jnp.copy, state.evaluated())
       self._send_event(
         self._ring.scorer(model, laps),
-        messages.ScoreRequest(model, step, evaluated, laps),
+        messages.ScoreRequest(model, step, evaluated, laps, self._number),
       )
 
   def _send_on(self, message):
@@ -237,6 +250,15 @@ class RingWorker:
     self._send_event(
       messages.CONTROLLER, messages.Scored(model, laps, request.step, scores)
     )
+    if runner.config.checkpoint.keep_best:
+      self._send_event(
+        request.origin, messages.Ranked(model, request.step, scores=scores)
+      )
+
+  def _keep(self, message):
+    """Saves a state that was scored, if it is among the best."""
+    with self._record('save', message.model, None):
+      self._store.keep_if_best(message.model, message.step, message.scores)
 
   def _retire(self, message):
     """Forgets a model that has left the ring, and tells the next station."""
