@@ -22,6 +22,7 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.plan import sizes
 from anp_jax.plan import tables
 from anp_jax.runtimes.calibration import workloads
+from anp_jax.runtimes.server import handling as handling_lib
 from anp_jax.system import compile_cache
 from anp_jax.system import compute_dtype
 from anp_jax.system import cores
@@ -67,6 +68,8 @@ class Measurement:
     device: kind, as JAX names it.
     platform: 'cpu', 'gpu' or 'tpu'.
     memory: bytes of the device; 0: it does not say.
+    handling: of a gradient of `server`, see `server.handling.seconds`; None:
+      not timed.
   """
 
   fixed: float
@@ -76,6 +79,7 @@ class Measurement:
   device: str
   platform: str
   memory: float = 0
+  handling: tuple[float, float] | None = None
 
 
 def line(batches: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -96,7 +100,9 @@ def line(batches: Sequence[tuple[float, float]]) -> tuple[float, float]:
   return fixed, per_image
 
 
-def measure(config, workload, batches: Sequence[int] = ()) -> Measurement:
+def measure(
+  config, workload, batches: Sequence[int] = (), serves: bool = False
+) -> Measurement:
   """Times a few real steps of two batch sizes on JAX's first device.
 
   Args:
@@ -105,6 +111,8 @@ def measure(config, workload, batches: Sequence[int] = ()) -> Measurement:
     workload: of the config.
     batches: images of the two; (): the fewest that the config can have, and
       four times as many.
+    serves: whether `server` is planned, too: what it does with a gradient is
+      timed on a CPU, whose cores do it in place of computing.
 
   Raises:
     ConfigError: for batches that the config cannot have.
@@ -126,9 +134,16 @@ def measure(config, workload, batches: Sequence[int] = ()) -> Measurement:
     spread = statistics.pstdev(seconds) / statistics.mean(seconds)
     jitter = spread * math.sqrt(turn)  # of a step, from the mean of a turn
   fixed, per_image = line(results)
+  handling = None
+  if serves and device.platform == 'cpu':
+    single = _single(config, workload, batches[0])
+    changes = {
+      'strategy.name': 'server', 'strategy.servers': 1, 'mesh.data': -1,
+    }  # fmt: skip
+    handling = handling_lib.seconds(config_lib.replaced(single, changes))
   return Measurement(
     fixed, per_image, jitter, tuple(results), device.device_kind,
-    device.platform, _memory(device),
+    device.platform, _memory(device), handling,
   )  # fmt: skip
 
 
@@ -214,6 +229,16 @@ def _seconds(config, workload, device, images) -> list[float]:
 
 def _spec_and_source(config, workload, device, images):
   """A run on one device, and the training examples."""
+  single = _single(config, workload, images)
+  mesh = mesh_lib.create(single, [device])
+  source = sources.open_source(single, training=True)
+  objective = objective_lib.create(source.vocabulary, single)
+  spec = run_spec.RunSpec(single, mesh, objective, images, len(source))
+  return spec, source
+
+
+def _single(config, workload, images):
+  """The config of a run on one device."""
   changes = {
     'strategy.name': 'sync', 'mesh.data': 1, 'mesh.model': 1,
     'batch_size': images,
@@ -224,10 +249,4 @@ def _spec_and_source(config, workload, device, images):
       'data.synthetic_classes': workload.layers[-1].outputs,
       'data.synthetic_examples': workload.examples,
     }
-  single = config_lib.replaced(config, changes)
-  single = compute_dtype.decide(single, '')
-  mesh = mesh_lib.create(single, [device])
-  source = sources.open_source(single, training=True)
-  objective = objective_lib.create(source.vocabulary, single)
-  spec = run_spec.RunSpec(single, mesh, objective, images, len(source))
-  return spec, source
+  return compute_dtype.decide(config_lib.replaced(config, changes), '')

@@ -56,7 +56,7 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
     configs = {n: compute_dtype.decide(c, '') for n, c in configs.items()}
   first = next(iter(configs.values()))
   cost = workload_lib.count(first, flags.examples, flags.classes)
-  machines = machines_lib.from_flags(known_tables, flags, first, cost)
+  machines = machines_lib.from_flags(known_tables, flags, configs, cost)
   plans = {}
   for machine in machines:
     for name, config in configs.items():
@@ -64,7 +64,7 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
       settings = [
         strategies.Setting(
           config, cost, machine.device, cluster, machine.efficiency,
-          machine.jitter, machine.measured,
+          machine.jitter, machine.measured, handling=machine.handling,
         )
         for cluster in machine.clusters
       ]  # fmt: skip
@@ -94,10 +94,7 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
     'points': [p.to_json() for points in plans.values() for p in points],
   }  # fmt: skip
   if flags.measure:
-    fixed, per_image = machines[0].measured
-    result['measured'] = {
-      'fixed': fixed, 'per_image': per_image, 'jitter': machines[0].jitter,
-    }  # fmt: skip
+    result['measured'] = machines[0].to_json()
   status = _show(flags, plans, result)
   _write(
     flags, title, plans, result, machines_lib.published_rates(machines[0], cost)

@@ -22,6 +22,8 @@ class Machine:
     clusters: one a size, the smallest first.
     efficiency: what the device and its links reach.
     measured: (a, c) of its step if it was timed, else None.
+    handling: of a gradient of `server`, see `strategies.Setting`.
+    batches: (images, seconds) of the steps that were timed.
     jitter: of its step.
     published: rates of its kind.
     error: mean error of predictions of it.
@@ -34,16 +36,30 @@ class Machine:
   jitter: float
   published: Sequence[published.Row]
   error: float
+  handling: tuple[float, float] | None = None
+  batches: tuple[tuple[int, float], ...] = ()
+
+  def to_json(self) -> dict:
+    """What was timed, in seconds; only of a machine that was."""
+    fixed, per_image = self.measured
+    result = {
+      'fixed': fixed, 'per_image': per_image, 'jitter': self.jitter,
+      'batches': self.batches,
+    }  # fmt: skip
+    if self.handling:
+      result['at_worker'], result['at_server'] = self.handling
+    return result
 
 
-def from_flags(known_tables, flags, config, cost) -> list[Machine]:
+def from_flags(known_tables, flags, configs, cost) -> list[Machine]:
   """Returns the machines of the flags, each with what it reaches.
 
   Args:
     known_tables: devices and links.
     flags: of the command, completed.
-    config: whose step is timed, with --measure.
-    cost: `workload.Workload` of it.
+    configs: of the strategies, by name; with --measure, a step of the first is
+      timed.
+    cost: `workload.Workload` of the first.
 
   Raises:
     ConfigError: for a device or link that is missing or unknown.
@@ -60,7 +76,7 @@ def from_flags(known_tables, flags, config, cost) -> list[Machine]:
   clusters = [_clusters(known_tables, flags, device) for device in devices]
   rows = published.read(known_tables)
   if flags.measure:
-    return [_measured(known_tables, flags, config, cost, rows)]
+    return [_measured(known_tables, flags, configs, cost, rows)]
   error = check.sheet_error(rows)
   machines = []
   for device, sized in zip(devices, clusters):
@@ -76,14 +92,16 @@ def from_flags(known_tables, flags, config, cost) -> list[Machine]:
   return machines
 
 
-def _measured(known_tables, flags, config, cost, rows) -> Machine:
+def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   """The device at hand, whose step is timed."""
   from anp_jax.plan import calibrate  # opens the device
 
   batches = ()
   if flags.measure_batches:
     batches = sizes.numbers('--measure_batches', flags.measure_batches)
-  measurement = calibrate.measure(config, cost, batches)
+  first = next(iter(configs.values()))
+  serves = any(c.strategy.name == 'server' for c in configs.values())
+  measurement = calibrate.measure(first, cost, batches, serves)
   device, is_known = calibrate.entry(
     measurement, known_tables, flags.devices_per_node
   )
@@ -96,6 +114,12 @@ def _measured(known_tables, flags, config, cost, rows) -> Machine:
     f'{1e3 * measurement.fixed:.3g} ms + {1e3 * measurement.per_image:.3g} ms '
     f'b, jitter {100 * measurement.jitter:.1f} %'
   )
+  if measurement.handling:
+    worker, server = (1e3 * seconds for seconds in measurement.handling)
+    print(
+      f"a gradient of 'server' takes its worker {worker:.3g} ms more than the "
+      f'pass, and the servers {server:.3g} ms'
+    )
   note = '' if is_known else ', as it has no entry of its own (--entries)'
   print(
     f'{device.gigabytes:.3g} GB a device; node link ({device.node_link}) and '
@@ -112,6 +136,8 @@ def _measured(known_tables, flags, config, cost, rows) -> Machine:
     jitter=jitter,
     published=(),
     error=check.errors(check.compare(rows))['few_mean'],
+    handling=measurement.handling,
+    batches=measurement.batches,
   )
 
 

@@ -13,13 +13,10 @@ from anp_jax.parallel.local import exchanges
 from anp_jax.plan import collectives
 from anp_jax.plan import model
 from anp_jax.plan import order_statistics
+from anp_jax.plan import server
 from anp_jax.plan import sizes
 from anp_jax.plan import tables
 from anp_jax.plan import workload as workload_lib
-
-# A host updates weights in its memory at about this rate, bytes/s: assumption
-# for the optimizer of `server`, which streams all state through a few cores.
-_HOST_UPDATE = 20e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +33,8 @@ class Setting:
     measured: a and c of T(b) = a + c b, where the device's step was timed.
     slow: factors of the nodes that take so many times as long.
     sharing: devices that share the cores of one, on a machine with too few.
+    handling: seconds of work that each gradient of `server` is for its worker
+      and for the servers, where the cores that compute do it and it was timed.
   """
 
   config: Any
@@ -47,6 +46,7 @@ class Setting:
   measured: tuple[float, float] | None = None
   slow: tuple[float, ...] = ()
   sharing: float = 1.0
+  handling: tuple[float, float] | None = None
 
   @property
   def reached(self) -> collectives.Cluster:
@@ -213,79 +213,16 @@ def _local(setting: Setting, images: int) -> Step:
 
 def _server(setting: Setting, images: int) -> Step:
   """Workers of a node each pull weights and push gradients."""
-  s, cluster = setting.config.strategy, setting.cluster
   alike = dataclasses.replace(setting, slow=())
-  node = dataclasses.replace(cluster, nodes=1)
+  node = dataclasses.replace(setting.cluster, nodes=1)
   inner = _synchronous(alike, images, cluster=node)
-  workers = max(1, cluster.nodes - s.servers * bool(s.dedicated))
-  servers = min(s.servers, cluster.nodes)
-  size = setting.workload.parameters * model.width(s.wire_dtype)
-  link = setting.reached.link
-  update = setting.workload.state_bytes * 2 / servers / _HOST_UPDATE
-  # What a worker sends to the server of its own process passes no port.
-  is_local = servers == 1 and not s.dedicated
-  port = (workers - is_local) * size / servers / link.bandwidth
-  transfer = 2 * collectives.send(link, size) if cluster.nodes > 1 else 0.0
-  if s.mode == 'synchronous':
-    late = order_statistics.slowest(
-      inner.seconds, setting.jitter, workers, s.backup_workers, setting.slow
-    )
-    cycle = late + max(transfer, 2 * port) + update
-    useful, updates = max(1, workers - s.backup_workers), 1
-  else:
-    useful, updates = workers, workers
-    factors = [*setting.slow, *[1.0] * workers][:workers]
-    sending = workers - is_local
-    if s.mode == 'bounded':
-      sending = min(sending, s.max_staleness + 1)
-    # One in flight travels while another is computed.
-    away = inner.seconds - transfer * (s.in_flight > 1)
-    transfer += 2 * _wait_at_port(
-      sending, max(0.0, away), size / servers / link.bandwidth
-    )
-    travelling = [transfer + update] * (workers - is_local)
-    travelling = [update] * is_local + travelling
-    cycles = [
-      _cycle(setting, f * inner.seconds, t)
-      for f, t in zip(reversed(factors), travelling)
-    ]
-    rate = sum(1 / seconds for seconds in cycles)
-    if s.mode == 'bounded':
-      # While a gradient is under way, no more updates than its bound and its
-      # own are made.
-      rate = min(rate, (s.max_staleness + 1) / (s.in_flight * max(cycles)))
-    cycle = max(workers / rate, port, workers * update)
+  cycle = server.cycle(setting, inner.seconds)
+  images *= setting.cluster.devices * cycle.useful
   return Step(
-    images=images * cluster.devices * useful, compute=inner.compute,
-    fixed=inner.fixed, communication=cycle - inner.compute - inner.fixed,
-    update_images=images * cluster.devices * useful / updates,
+    images=images, compute=inner.compute, fixed=inner.fixed,
+    communication=cycle.seconds - inner.compute - inner.fixed,
+    update_images=images / cycle.updates,
   )  # fmt: skip
-
-
-def _wait_at_port(workers, away, alone) -> float:
-  """How much longer a message takes at a server's port that workers share.
-
-  The exact mean value analysis (Reiser and Lavenberg, JACM 1980) of a port that
-  passes each way what is there at a time in equal parts, as TCP does.
-
-  Args:
-    workers: that pull and push through the port.
-    away: seconds of a cycle in which a worker has no message at the port.
-    alone: seconds of a message that has the port to itself.
-  """
-  messages, seconds = 0.0, alone
-  for count in range(1, workers + 1):
-    seconds = alone * (1 + messages)
-    messages = count * seconds / (away + 2 * seconds)
-  return seconds - alone
-
-
-def _cycle(setting, busy, travelling) -> float:
-  """Seconds between two gradients of a worker that waits for nobody else."""
-  if setting.config.strategy.in_flight > 1:
-    return max(busy, travelling)
-  # Of workers that share a core, one computes while another sends.
-  return max(busy, busy / setting.sharing + travelling)
 
 
 def _channel_split(setting: Setting, images: int) -> Step:

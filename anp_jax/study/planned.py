@@ -178,17 +178,22 @@ class _Timer:
     }
     few, many = min(counts), max(counts)
     batches = few, many if many > few else 2 * few
+    serves = any(cell.strategy == 'server' for cell in configs)
     self._measured = {
-      count: _measured(study, batches, self._cores[:count])
+      count: _measured(study, batches, self._cores[:count], serves)
       for count in sorted({self._busy(cell) for cell in configs})
     }
 
   def __call__(self, cell, config, cluster, workload) -> strategies.Setting:
     measured = self._measured[self._busy(cell)]
+    handling = None
+    if 'at_worker' in measured:
+      handling = measured['at_worker'], measured['at_server']
     return strategies.Setting(
       config, workload, tables.load().device(_DEVICE), cluster, _COMPUTING,
       measured['jitter'], (measured['fixed'], measured['per_image']),
       sharing=max(1, cell.workers / len(self._cores)),
+      handling=handling,
     )  # fmt: skip
 
   def _busy(self, cell):
@@ -196,16 +201,20 @@ class _Timer:
     return min(cell.workers, len(self._cores))
 
 
-def _measured(study, batches, cores) -> dict:
+def _measured(study, batches, cores, serves) -> dict:
   """What `anp_jax.plan --measure` says of two batches.
 
   Args:
     study: the study.
     batches: images of the two.
     cores: of the processes that measure, all of them at once.
+    serves: whether a gradient's way through `server` is timed, too.
 
   Returns:
-    The median over processes of `fixed`, `per_image` and `jitter`.
+    The median over processes of `fixed`, `per_image`, `jitter` and, if it
+    serves, `at_worker` and `at_server`. The line goes through both batches,
+    even where that makes `fixed` negative: only these are planned, and what
+    lies between.
   """
   cell = grid.Cell('sync', 1, 1, 0)
   command = [
@@ -213,6 +222,7 @@ def _measured(study, batches, cores) -> dict:
     *study.overridden(cell), '--measure', '--nodes=1', '--devices_per_node=1',
     f'--measure_batches={",".join(map(str, batches))}',
     f'--images_per_device={batches[0]}',
+    f'--strategies=sync{",server" if serves else ""}',
   ]  # fmt: skip
   processes = []
   for core in cores:
@@ -230,10 +240,19 @@ def _measured(study, batches, cores) -> dict:
         f'--plan: {(lines or ["anp_jax.plan failed"])[-1]}'
       )
     measurements.append(json.loads(output.splitlines()[-1])['measured'])
-  return {
-    name: statistics.median(r[name] for r in measurements)
+  times = [dict(map(tuple, m.pop('batches'))) for m in measurements]
+  result = {
+    name: statistics.median(m[name] for m in measurements)
     for name in measurements[0]
   }
+  low, high = (
+    statistics.median(t[images] for t in times) for images in batches
+  )
+  if high > low:
+    per_image = (high - low) / (batches[1] - batches[0])
+    result['per_image'] = per_image
+    result['fixed'] = low - per_image * batches[0]
+  return result
 
 
 def _passes(config, cluster) -> int:

@@ -307,8 +307,39 @@ def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
   assert first['compute'] == pytest.approx(0.0064, abs=2e-6)
   # XLA's settings are those of a run, which main.py makes first of all.
   assert [config.model.name for config in settings] == ['lenet']
+  batches = [[32, 0.0104], [128, 0.02]]
+  assert result['measured'].pop('batches') == batches
   measured = {'fixed': 0.0072, 'per_image': 0.0001, 'jitter': 0.0}
   assert result['measured'] == pytest.approx(measured)
+
+
+def test_a_measured_server_handles_gradients_on_the_core_that_computes(
+  capsys, monkeypatch
+):
+  """Times are made up here, again."""
+  seconds = {32: [0.0104], 128: [0.0200]}
+  monkeypatch.setattr(
+    calibrate, '_seconds', lambda c, w, d, images: seconds[images] * 3
+  )
+  handled = []
+
+  def handling(config):
+    handled.append((config.strategy.name, config.batch_size))
+    return 0.001, 0.002
+
+  monkeypatch.setattr(calibrate.handling_lib, 'seconds', handling)
+  lines, result = _plan(
+    capsys, f'--config={_LENET}', '--measure', '--measure_batches=32,128',
+    '--devices_per_node=1', '--examples=1442', '--classes=10', '--nodes=1',
+    '--strategies=sync,server', '--images_per_device=64',
+  )  # fmt: skip
+  assert handled == [('server', 32)]
+  expected = "a gradient of 'server' takes its worker 1 ms more than the pass,"
+  assert lines[1] == f'{expected} and the servers 2 ms'
+  seconds = [sum(p['step_seconds'].values()) for p in result['points']]
+  # T(64) = 7.2 ms + 64 x 0.1 ms; the server's worker does the rest itself.
+  assert seconds == pytest.approx([0.0136, 0.0166], abs=2e-6)
+  assert result['measured']['at_server'] == 0.002
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from anp_jax.plan import collectives
 from anp_jax.plan import memory
 from anp_jax.plan import model
 from anp_jax.plan import points
+from anp_jax.plan import server
 from anp_jax.plan import strategies
 from anp_jax.plan import tables
 from anp_jax.plan import workload
@@ -97,7 +98,9 @@ def test_local_exchanges_weights_once_a_period(cost):
 def test_servers_saturate_at_their_ports(cost):
   rates = []
   for nodes in (16, 32):
-    setting = _setting(cost, nodes, strategy__name='server')
+    setting = _setting(
+      cost, nodes, strategy__name='server', strategy__dedicated='True'
+    )
     step = strategies.step(setting, 32)
     rates.append(step.images / step.seconds)
   # One server's port passes the gradients of 1 GB/s over 102 MB: 9.8 a second.
@@ -296,6 +299,85 @@ def test_workers_share_the_servers_port(cost):
   update = 2 * cost.state_bytes / 20e9
   expected = 1 / (1 + update) + 2 / (1 + 2 * seconds + update)
   assert 3 / step.seconds == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_full_port_does_not_hold_the_servers_own_worker(cost):
+  setting = _setting(cost, 65, strategy__name='server')
+  setting = dataclasses.replace(setting, measured=(1.0, 0.0))
+  step = strategies.step(setting, 32)
+  update = 2 * cost.state_bytes / 20e9
+  expected = 1e9 / (4 * 25557032) + 1 / (1 + update)
+  # 64 that come at random leave the port idle for 2 % of the time.
+  assert 65 / step.seconds == pytest.approx(expected, rel=0.03)
+
+
+def _handled(cost, nodes, handling=(0.05, 0.2), **keys):
+  """Steps of 1 s on a core each, which also handle gradients."""
+  setting = _timed(cost, nodes, strategy__name='server', **keys)
+  return dataclasses.replace(setting, handling=handling)
+
+
+def test_cores_that_compute_also_handle_gradients(cost):
+  step = strategies.step(_handled(cost, 1), 32)
+  assert step.seconds == pytest.approx(1.25, rel=1e-6)
+  # The other worker waits for the server; the server's core serves both.
+  step = strategies.step(_handled(cost, 2), 32)
+  other = 1 / (1 + 0.05 + 0.2)
+  local = (1 - 0.2 * other) / (1 + 0.05 + 0.2)
+  assert 2 / step.seconds == pytest.approx(other + local, rel=1e-6)
+  # With a second gradient in flight it does not wait.
+  step = strategies.step(_handled(cost, 2, strategy__in_flight='2'), 32)
+  other = 1 / (1 + 0.05)
+  local = (1 - 0.2 * other) / (1 + 0.05 + 0.2)
+  assert 2 / step.seconds == pytest.approx(other + local, rel=1e-6)
+
+
+def test_two_servers_handle_half_of_each_gradient(cost):
+  step = strategies.step(_handled(cost, 2, strategy__servers='2'), 32)
+  # Both cores serve all gradients, and each worker waits for both: of the rate
+  # r of one, 1 / r = 1.05 / (1 - 0.1 (2 r)) + 0.1. What one core does to the
+  # other is computed in two rounds.
+  rate = 1 / step.seconds
+  expected = 1.05 / (1 - 0.1 * 2 * rate) + 0.1
+  assert step.seconds == pytest.approx(expected, rel=1e-2)
+
+
+def test_a_server_without_time_for_its_worker_limits_the_others(cost):
+  step = strategies.step(_handled(cost, 16), 32)
+  assert 16 / step.seconds == pytest.approx(1 / 0.2, rel=1e-3)
+  dedicated = _handled(cost, 3, strategy__dedicated='True')
+  step = strategies.step(dedicated, 32)
+  assert 2 / step.seconds == pytest.approx(2 / 1.25, rel=1e-6)
+
+
+def test_workers_on_one_core_take_turns_with_its_server(cost):
+  keys = {'strategy__dedicated': 'True', 'sharing': 3.0}
+  # Two workers and a server that has next to nothing to do, on one core.
+  step = strategies.step(_handled(cost, 3, (1.0, 1e-6), **keys), 32)
+  assert step.seconds == pytest.approx(2 * (1 + 1), rel=1e-3)
+
+
+def test_workers_on_one_core_find_each_other_there():
+  assert server._rates([(1.0, 1.0)], 1, 0.0, 0.0) == pytest.approx([0.5])
+  # Each is there for the share q of its cycle: q = (1 + q) / (2 + q), which is
+  # the golden ratio. (Exactly it is 0.6: the other, alone, is there half the
+  # time.)
+  ratio = (5**0.5 - 1) / 2
+  expected = 1 / (2 + ratio)
+  rates = server._rates([(1.0, 1.0)] * 2, 1, 0.0, 0.0)
+  assert rates == pytest.approx([expected] * 2, rel=1e-6)
+  # Two in flight of a worker: it computes one while another travels.
+  assert server._rates([(1.0, 0.5)], 2, 0.0, 0.0) == pytest.approx([1.0])
+  # Others take a fifth of the core.
+  assert server._rates([(1.0, 1.0)], 1, 0.1, 2.0 - 1 / 2.25) == pytest.approx(
+    [1 / 2.25], rel=1e-3
+  )
+
+
+def test_a_synchronous_update_waits_for_all_that_is_handled(cost):
+  setting = _handled(cost, 4, strategy__mode='synchronous')
+  step = strategies.step(setting, 32)
+  assert step.seconds == pytest.approx(1 + 0.05 + 4 * 0.2, rel=1e-3)
 
 
 def test_devices_that_share_cores_take_longer(cost):

@@ -79,7 +79,8 @@ def test_the_links_bandwidth_is_that_of_the_emulation():
 def test_as_many_cores_are_timed_at_once_as_a_run_uses(monkeypatch):
   calls = []
 
-  def measured(study, batches, cores):
+  def measured(study, batches, cores, serves):
+    assert serves
     calls.append((batches, cores))
     slower = 1 + 0.5 * (len(cores) - 1)  # by the others' use of the memory
     return {
@@ -100,6 +101,48 @@ def test_as_many_cores_are_timed_at_once_as_a_run_uses(monkeypatch):
   # Four workers, and the two of a core take turns to compute.
   seconds = 2 * 1.5 * (0.5 + 64 * 0.25)
   assert rates[cells[3]] == pytest.approx(4 * 64 / seconds, rel=1e-3)
+
+
+def test_what_gradients_cost_a_server_is_planned(monkeypatch):
+  def measured(study, batches, cores, serves):
+    return {
+      'fixed': 0.5, 'per_image': 0.25, 'jitter': 0.0, 'at_worker': 1.0,
+      'at_server': 2.0,
+    }  # fmt: skip
+
+  monkeypatch.setattr(planned, '_measured', measured)
+  study = _study('sleep=False', sleeps=False)
+  (cell,) = grid.expand(('server',), (1,), (1,), (0,))
+  rate = planned.rates(study, [cell], '1gbit')[cell]
+  assert rate == pytest.approx(64 / (0.5 + 64 * 0.25 + 3), rel=1e-6)
+
+
+def test_between_two_batches_the_line_goes_through_both(monkeypatch):
+  """The middle one of three processes counts; larger batches are slower."""
+  started = []
+
+  class Process:
+    returncode = 0
+
+    def __init__(self, command, **_):
+      self._number = len(started)
+      started.append(command)
+
+    def communicate(self):
+      # A device alone would be given a = 0, and c of the larger batch.
+      measured = {
+        'fixed': 0.0, 'per_image': 0.04, 'jitter': 0.1 * self._number,
+        'batches': [[16, 0.2 + 0.1 * self._number], [64, 2.56]],
+      }  # fmt: skip
+      return json.dumps({'measured': measured}), ''
+
+  monkeypatch.setattr(planned.subprocess, 'Popen', Process)
+  study = _study('sleep=False', sleeps=False)
+  line = planned._measured(study, (16, 64), [0, 1, 2], False)
+  assert line['fixed'] + 16 * line['per_image'] == pytest.approx(0.3)
+  assert line['fixed'] + 64 * line['per_image'] == pytest.approx(2.56)
+  assert line['jitter'] == pytest.approx(0.1)
+  assert all('--strategies=sync' in command for command in started)
 
 
 def _run(rate, plan):

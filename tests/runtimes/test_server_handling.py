@@ -1,0 +1,107 @@
+"""What a gradient costs the cores of `server`, apart from its pass."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from anp_jax.config import command_line
+from anp_jax.runtimes import transport
+from anp_jax.runtimes.server import handling
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Of LeNet with ten classes: two convolutions, two dense layers, with biases.
+_PARAMETERS = 20 * 76 + 50 * 501 + 500 * 801 + 10 * 501
+
+
+@pytest.mark.parametrize('dtype, width', [('float32', 4), ('bfloat16', 2)])
+def test_all_weights_and_gradients_are_sent_and_updated(
+  monkeypatch, dtype, width
+):
+  config = command_line.load(
+    'configs/lenet.py',
+    {
+      'strategy.name': 'server', 'strategy.wire_dtype': dtype,
+      'data.source': 'synthetic', 'data.synthetic_classes': '10',
+      'optimizer.momentum': '0',
+    },
+  )  # fmt: skip
+  sizes, receive = [], transport.read_bytes
+
+  def read_bytes(reader, size, local=False):
+    sizes.append(size)
+    return receive(reader, size, local)
+
+  monkeypatch.setattr(transport, 'read_bytes', read_bytes)
+  worked = []
+
+  def work(function):
+    function()
+    worked.append(function)
+    # Sent there and back 2 s each; joined 3 s; the step's update 1 s; served 5.
+    return (2.0, 2.0, 3.0, 1.0, 5.0)[len(worked) - 1]
+
+  monkeypatch.setattr(handling, '_work', work)
+  at_worker, at_server = handling.seconds(config)
+  assert sizes == [_PARAMETERS * width] * 2
+  # Half of what is sent is each end's.
+  assert at_worker == 2.0 + 3.0 - 1.0
+  assert at_server == 2.0 + 5.0
+
+
+def test_work_counts_no_sleep():
+  assert handling._work(lambda: time.sleep(0.01)) < 0.005
+  end = []
+
+  def spin():
+    end.append(time.process_time() + 0.01)
+    while time.process_time() < end[-1]:
+      pass
+
+  # A clock of the processor's time may tick in milliseconds.
+  assert handling._work(spin) == pytest.approx(0.01, abs=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['sync', 'server'])
+def test_a_servers_update_does_not_wait_for_a_pass(name):
+  """On one core the pool has one thread, which a pass holds to its end."""
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
+  environment = {k: v for k, v in environment.items() if 'NPROC' not in k}
+  done = subprocess.run(
+    [sys.executable, '-c', f"""
+import os, threading, time
+os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+from anp_jax.config import command_line
+from anp_jax.system import xla_flags
+config = command_line.load(
+  'configs/lenet.py', {{'strategy.name': '{name}', 'optimizer.momentum': '0'}}
+)
+xla_flags.enable_for(config)
+import jax
+import jax.numpy as jnp
+step = lambda _, y: jnp.tanh(y @ x)
+x = jnp.ones((600, 600))
+work = jax.jit(lambda x: jax.lax.fori_loop(0, 200, step, x))
+update = jax.jit(lambda x: 2 * x)
+jax.block_until_ready((work(x), update(x)))
+ends = {{}}
+
+def end(name, function):
+  function(x).block_until_ready()
+  ends[name] = time.monotonic()
+
+thread = threading.Thread(target=end, args=('work', work))
+thread.start()
+time.sleep(0.05)
+end('update', update)
+thread.join()
+print('waited', ends['update'] >= ends['work'] - 0.05)
+"""],
+    cwd=_ROOT, env=environment, capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert f'waited {name == "sync"}' in done.stdout
