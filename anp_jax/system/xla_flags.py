@@ -105,7 +105,7 @@ def enable(
     deterministic: whether the run must be the same to the bit.
     spare: threads of the pool that the CPU devices share, on top of one for
       each core: for programs that begin while others hold these.
-    threads: size of the pool; 0: as said.
+    threads: size of the pool; 0: the cores and `spare`.
     emulated: whether computing is a sleep, which holds a thread, too.
 
   Returns:

@@ -52,9 +52,9 @@ def seconds(config) -> tuple[float, float]:
     config: resolved, of the strategy `server` with one server.
 
   Returns:
-    Seconds of the cores' work, whatever else they do meanwhile: a worker's,
-    less the update of the weights that a step of `sync` has in it, and all
-    servers' together. What is sent counts at both ends.
+    Seconds of the cores' work, without what is waited for: a worker's, less
+    the update of the weights that a step of `sync` has in it, and all servers'
+    together. What is sent counts at both ends.
   """
   setup = setup_lib.create(config, look_ahead.settings(config, 1))
   optimizer = setup.optimizers[0]
