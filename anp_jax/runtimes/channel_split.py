@@ -50,8 +50,12 @@ class ChannelSplit(sync.Sync):
         '.*', 'regular expression: convolutions that may be split',
         _is_pattern, 'a regular expression', resumable=True,
       ),
+      'batch_layers': keys.flag(
+        True, 'whether a measured plan may divide the batch, in the first '
+        'layers or in all', resumable=True,
+      ),
       'plan': keys.text(
-        '', "by hand, as 'conv1=250,250; conv2=900,600', nothing or apart",
+        '', "by hand, as 'conv1=batch; conv2=900,600', nothing or apart",
         resumable=True,
       ),
       'offload_to': keys.value(

@@ -94,7 +94,9 @@ def _flags(arguments):
     help='steps of each division (%(default)s)',
   )
   parser.add_argument(
-    '--brief', action='store_true', help='time the plan and equal shares only'
+    '--brief',
+    action='store_true',
+    help='leave out other shares than equal ones',
   )
   parser.add_argument(
     '--bandwidths', default='100mbit,1gbit,10gbit,100gbit',

@@ -8,6 +8,7 @@ import shlex
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import planner
+from anp_jax.study import channel_split_process
 from anp_jax.study import plots
 from anp_jax.system import markdown
 
@@ -59,6 +60,8 @@ def _speed_up(costs, count, link):
   baseline = costs.baseline
   ring = dataclasses.replace(
     costs,
+    # There may be fewer images than devices.
+    boundaries=(), fixed=(),
     names=(costs.names[baseline],) * count,
     unsplit=(costs.alone,) * count,
     layers={
@@ -242,6 +245,15 @@ def _ratios(runs, points) -> dict:
       'of_ideal': round(plan['speed_up'] / run.ideal, 4),
       'over_equal_shares': round(equal['measured'] / plan['measured'], 4),
     }
+    by_batch = [
+      step['measured']
+      for step in run.steps
+      if step['name'] == channel_split_process.BY_BATCH
+    ]
+    if by_batch:
+      ratios[f'{run.config}_{run.devices}x{run.batch_size}'] |= {
+        'over_batch': round(by_batch[0] / plan['measured'], 4)
+      }
     if run.crowded:
       ratios[f'{run.config}_{run.devices}x{run.batch_size}'] |= {
         'crowded': True,

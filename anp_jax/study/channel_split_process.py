@@ -31,6 +31,7 @@ from anp_jax.parallel import apportionment
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.calibration import calibrate
+from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import planner
 from anp_jax.runtimes.calibration import timing as timing_lib
 from anp_jax.runtimes.calibration import workloads
@@ -47,6 +48,9 @@ FILE = 'measured.json'
 ALONE = 'alone'
 PLAN = 'plan'
 EQUAL = 'equal shares'
+BY_CHANNEL = 'by channel alone'
+BY_BATCH = 'equal parts of the batch'
+_BRIEF = (PLAN, EQUAL, BY_CHANNEL, BY_BATCH)
 ROUNDS = 9
 
 
@@ -64,9 +68,18 @@ def divisions(costs) -> dict[str, dict]:
   heavy = max(layers, key=lambda path: max(costs.layers[path].alone))
   ones = (1,) * (devices - 1)
   equal, twice, thrice = (1, *ones), (2, *ones), (3, *ones)
+  best = planner.best_plan(costs)
+  references = {}  # that the best one is to be compared with
+  if costs.boundaries or costs.fixed:
+    by_channel = dataclasses.replace(costs, boundaries=(), fixed=())
+    references[BY_CHANNEL] = planner.best_plan(by_channel)
+  if costs.fixed:
+    rows = apportionment.apportion(costs.rows, equal, costs.row_multiple)
+    references[BY_BATCH] = {costs_lib.ROWS: rows}
   return {
-    PLAN: planner.best_plan(costs),
+    PLAN: best,
     EQUAL: shared(equal, layers),
+    **{name: plan for name, plan in references.items() if plan != best},
     'first 2, others 1': shared(twice, layers),
     'first 3, others 1': shared(thrice, layers),
     'last 2, others 1': shared(twice[::-1], layers),
@@ -84,7 +97,7 @@ def measure(
     config: of the run, with its batch size.
     processes: `cluster.Processes`; all call it.
     rounds: in which each division makes a step.
-    brief: whether only the plan and equal shares are timed.
+    brief: whether other shares than equal ones are left out.
     pool: `pool.DevicePool` of a run with offload devices; None: a mesh splits.
 
   Returns:
@@ -100,7 +113,7 @@ def measure(
   # Unlike hosts may round otherwise: one of them decides.
   plans, baseline = processes.gather([divisions(costs), costs.baseline])[0]
   if brief:
-    plans = {name: plans[name] for name in (PLAN, EQUAL)}
+    plans = {name: plan for name, plan in plans.items() if name in _BRIEF}
   texts = {name: calibrate.plan_text(costs, p) for name, p in plans.items()}
   steps = _compile(spec, texts, processes)
   alone = lambda: None  # of the processes that wait meanwhile  # noqa: E731

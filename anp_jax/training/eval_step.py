@@ -100,7 +100,9 @@ class EvalStep:
     variables = {'params': self.strategy_step.gather(params), **stats}
     with self.strategy_step.convolution_context():
       outputs = self.model.apply(variables, images, False)
-    return outputs.astype(self.config.model.param_dtype)
+    return self.strategy_step.of_whole_batch(
+      outputs.astype(self.config.model.param_dtype), len(images)
+    )
 
   def _summed(self, shard):
     """Sums over the global batch, and rows of all of it, jitted.

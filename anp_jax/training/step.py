@@ -244,7 +244,9 @@ class TrainStep:
           per_example.EXAMPLE: dropout_key,
         },
       )
-    outputs = outputs.astype(wide)
+    outputs = self.strategy_step.of_whole_batch(
+      outputs.astype(wide), len(images)
+    )
     losses = self.objective.loss(outputs, targets)
     weight = batch['weight'].astype(wide)
     values = {'loss': losses} | self.objective.train_metrics(

@@ -10,6 +10,7 @@ from anp_jax import config as config_lib
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import planner
+from anp_jax.runtimes.calibration import similar
 from tests import splitting
 
 CollectiveCost = costs_lib.CollectiveCost
@@ -90,7 +91,7 @@ def test_a_device_that_is_behind_gets_less():
 
 def test_devices_of_similar_speed_get_the_mean_of_their_times():
   layers = {'a': splitting.layer(4.0, 3.8, 1.0)}
-  averaged = costs_lib.average_similar(splitting.costs(layers, rest=1.0))
+  averaged = similar.average(splitting.costs(layers, rest=1.0))
   mean = (24 / 4 + 24 / 3.8) / 2
   assert averaged.layers['a'].alone == pytest.approx((mean, mean, 24))
   assert averaged.unsplit == pytest.approx((1 + mean, 1 + mean, 25))
@@ -205,6 +206,77 @@ def test_a_layer_is_split_for_what_it_saves_the_next():
   )
 
 
+def test_layers_by_batch_in_closed_form():
+  link = CollectiveCost((0.5, 1e-3), (0.25, 2e-3))
+  layers = {
+    'first': splitting.layer(4, 2, kernel=240),
+    'second': splitting.layer(2, 4, input=900, kernel=480, reads='first'),
+    'third': splitting.layer(8, 4, output=600, input=700, reads='second'),
+  }
+  costs = splitting.costs(layers, rest=4.0, link=link, other_bytes=100)
+  plan = {'first': 'batch', 'second': 'batch', 'third': (16, 8)}
+  # The rest of 4 s is divided by the layers' seconds, 6, 12, 3 and 12, 6, 6.
+  late = 4 * (3 / 21 + 6 / 24) / 2
+  # Halves of 6 and 12 s, of 12 and 6 s; then all get all rows of the map.
+  early = (4 - late) / 2 + 9 + (0.5 + 700e-3)
+  # 2 s each; the map's parts; the gradient of each device's rows.
+  late += 2 + (0.5 + 600 * 32 / 24 * 1e-3) + (0.5 + 700e-3)
+  gradients = 0.25 + (100 + 240 + 480) * 2e-3
+  assert costs.step_seconds(plan) == pytest.approx(early + late + gradients)
+
+
+def test_rows_by_the_speeds_of_devices():
+  link = CollectiveCost((0.5, 1e-3), (0.25, 2e-3))
+  layers = {'conv': splitting.layer(4, 2, kernel=240, output=10**6)}
+  costs = splitting.costs(layers, rest=0.0, link=link, other_bytes=100, rows=64)
+  # 6 s of one, 12 s of the other, for 64 rows.
+  gradients = 0.25 + (100 + 240) * 2e-3
+  assert planner.best_plan(costs) == {}  # rows are not divided
+  costs = dataclasses.replace(costs, fixed=(0, 0))
+  assert planner.best_plan(costs) == {'rows': (43, 21)}
+  assert costs.step_seconds({'rows': (43, 21)}) == pytest.approx(
+    max(6 * 43, 12 * 21) / 64 + gradients
+  )
+  # Of the slower one's 12 s 4 are not of the rows: 8 s for 64.
+  costs = dataclasses.replace(costs, fixed=(0, 4))
+  # 6 n / 64 = 4 + 8 (64 - n) / 64: n = 54.86.
+  assert planner.best_plan(costs) == {'rows': (55, 9)}
+  # In groups of batch norm.
+  costs = dataclasses.replace(costs, row_multiple=8)
+  plan = planner.best_plan(costs)
+  assert plan == {'rows': (56, 8)}
+  lines = planner.messages(costs, plan)
+  assert lines[1].endswith('alone; each device computes its part of the batch')
+  assert lines[2] == 'plan     of the 64 images of a batch 56 + 8'
+
+
+def test_the_first_layers_are_by_batch_where_that_is_faster():
+  """The first has a large map, the last a large kernel; four equal devices."""
+  rates = (4,) * 4
+  layers = {
+    'wide': splitting.layer(*rates, output=9000, kernel=10),
+    'both': splitting.layer(
+      *rates, output=500, input=9000, kernel=500, reads='wide'
+    ),
+    'deep': splitting.layer(
+      *rates, output=100, input=500, kernel=9000, reads='both'
+    ),
+  }
+  link = CollectiveCost.ring(4, 1e3, 1e-3)
+  costs = splitting.costs(layers, rest=0.5, link=link, other_bytes=50)
+  by_channel = planner.best_plan(costs)
+  costs = dataclasses.replace(costs, boundaries=('both', 'deep'))
+  plan = planner.best_plan(costs)
+  assert plan == {'wide': 'batch', 'both': 'batch', 'deep': (6,) * 4}
+  assert costs.step_seconds(plan) < 0.7 * costs.step_seconds(by_channel)
+  # Where one map alone leads on to the second layer only.
+  costs = dataclasses.replace(costs, boundaries=('both',))
+  assert planner.best_plan(costs).get('both') != 'batch'
+  assert 'each device computes its part of the batch' in '\n'.join(
+    planner.messages(costs, plan)
+  )
+
+
 def test_equal_parts_need_no_whole_multiples():
   """In eights, one of two devices would have 12 of 20 features."""
   layers = {'conv': splitting.layer(4, 4, features=20)}
@@ -271,17 +343,33 @@ def test_the_messages_say_that_nothing_is_split():
 
 
 def test_a_plan_is_read_as_it_is_written():
-  text = 'conv1=250,250; stage1_block1/conv2=3,0'
+  text = 'conv1=250,250; stem=batch; stage1_block1/conv2=3,0'
   plan = plan_lib.parse(text)
   assert str(plan) == text
   assert plan.counts('conv1', 500, 2) == (250, 250)
   assert plan.counts('conv9', 500, 2) is None
+  assert plan.counts('stem', 500, 2) is None
+  assert plan.by_batch == {'stem'} and len(plan.layers) == 3
+  rows = plan_lib.parse('rows=40,24')
+  assert str(rows) == 'rows=40,24'
+  assert (rows.rows, rows.layers) == ((40, 24), ())
   assert str(plan_lib.parse('nothing')) == 'nothing'
   assert plan_lib.parse('nothing').layers == ()
 
 
 @pytest.mark.parametrize(
-  'text', ['conv1', 'conv1=1,2;', 'a=1,-2', 'a=x', '=', 'a=1,2; a=2,1']
+  'text',
+  [
+    'conv1',
+    'conv1=1,2;',
+    'a=1,-2',
+    'a=x',
+    '=',
+    'a=batch,1',
+    'rows=batch',
+    'rows=4,4; a=1,2',
+    'a=1,2; a=2,1',
+  ],
 )
 def test_a_text_that_is_no_plan_is_refused(text):
   with pytest.raises(config_lib.ConfigError, match='expected a text such as'):

@@ -88,7 +88,7 @@ CASES = [
 
 
 @functools.cache
-def _compiled(network, strategy, target, dtype='float32', model=1):
+def _compiled(network, strategy, target, dtype='float32', model=1, **more):
   """The command's last line, for one target; model: devices of that axis."""
   try:
     targets.check_plugin(targets.parse(target))
@@ -102,7 +102,10 @@ def _compiled(network, strategy, target, dtype='float32', model=1):
     'strategy.threads': TARGETS[target],
     'mesh.model': model,
     **NETWORKS[network][0],
+    **more,
   }
+  if strategy == 'invariant' and not overrides['batch_size']:
+    overrides['batch_size'] = 32 * TARGETS[target]
   spec = str(_ROOT / 'configs' / 'resnet_anp.py:tiny')
   overrides = command_line.applying(
     spec, {key: str(value) for key, value in overrides.items()}
@@ -206,6 +209,22 @@ def test_split_convolutions_compile(network, target):
     assert _gathered(result[step]['asked']) == want
     assert not any(r['conditional'] for r in result[step]['asked'])
     assert result[step]['memory']['together'] > 0
+  # Gradients of maps are exchanged as they are computed, and added afterwards.
+  for row in result['train']['asked']:
+    assert row['kind'] != 'all-reduce' or row['dtype'] in ('float32', 'int32')
+
+
+def test_layers_by_batch_of_lenet_compile():
+  """LeNet on two by two chips, of 64 images 32 a pair."""
+  target = 'tpu:v5e:2x2'
+  plan = {'strategy.plan': 'conv1=batch; conv2=25,25'}
+  result = _compiled('lenet', 'channel_split', target, model=2, **plan)
+  rows = 32 * 20 * 12**2  # of the first layer's maps, behind a pool
+  maps = 32 * 50 * 4**2  # of the second one's
+  assert _gathered(result['train']['asked']) == rows + maps + 50
+  assert _gathered(result['eval']['asked']) == (rows + maps) // 2
+  exchanged = [r for r in result['train']['asked'] if r['kind'] == 'all-to-all']
+  assert sum(r['elements'] for r in exchanged) == rows
   _check_sums_are_float32(result['train'])
 
 

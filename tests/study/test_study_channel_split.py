@@ -47,6 +47,32 @@ def test_divisions_are_in_proportion():
   assert divisions['last 2, others 1'] == {'conv': (5, 11)}
   # The plan: 2/3 and 1/3 of 16, in whole features; (10, 6) takes 3 s.
   assert divisions[channel_split_process.PLAN] == {'conv': (11, 5)}
+  assert channel_split_process.BY_BATCH not in divisions
+
+
+def test_divisions_by_channel_and_by_batch_are_compared(tmp_path):
+  """Equal devices, and a map that takes as long to gather as to compute."""
+  link = costs_lib.CollectiveCost((0.0, 1e-3), (0.0, 2e-3))
+  layers = {'conv': splitting.layer(4, 4, features=16, output=4000)}
+  rows = {'rows': 8, 'row_multiple': 2, 'fixed': (0, 0)}
+  costs = splitting.costs(layers, link=link, **rows)
+  divisions = channel_split_process.divisions(costs)
+  assert divisions[channel_split_process.PLAN] == {'rows': (4, 4)}
+  assert channel_split_process.BY_BATCH not in divisions  # it is the plan
+  assert divisions[channel_split_process.BY_CHANNEL] == {}
+  # A kernel that takes long to sum: by channel.
+  layers = {'conv': splitting.layer(4, 4, features=16, kernel=4000)}
+  costs = splitting.costs(layers, link=link, **rows)
+  divisions = channel_split_process.divisions(costs)
+  assert divisions[channel_split_process.PLAN] == {'conv': (8, 8)}
+  assert divisions[channel_split_process.BY_BATCH] == {'rows': (4, 4)}
+  assert channel_split_process.BY_CHANNEL not in divisions
+  ratios = _write(tmp_path, _run(
+    costs, False, ('plan', 'conv=8,8', 2.0, 2.0, 2.5),
+    ('equal shares', 'conv=8,8', 2.0, 2.0, 2.5),
+    (channel_split_process.BY_BATCH, 'rows=4,4', 2.5, 3.0, 5 / 3),
+  ))  # fmt: skip
+  assert ratios['net_2x32']['over_batch'] == 1.5
 
 
 @pytest.mark.slow

@@ -131,4 +131,5 @@ def test_split_convolutions_on_two_nodes(tmp_path, capsys, cluster):
   (run,) = json.loads((tmp_path / '0-2/measured.json').read_text())
   hosts = {name.partition('(')[2] for name in run['costs']['names']}
   assert len(hosts) == 2
-  assert {step['name'] for step in run['steps']} == {'plan', 'equal shares'}
+  names = {step['name'] for step in run['steps']}
+  assert {'plan', 'equal shares'} <= names

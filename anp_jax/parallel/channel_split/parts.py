@@ -23,7 +23,10 @@ class Parts:
     # of it; how many each device has.
     self._parts = {}
 
-  def convolve(self, convolve: Callable, x, kernel, counts: tuple[int, ...]):
+  def convolve(
+    self, convolve: Callable, x, kernel, counts: tuple[int, ...], *,
+    sums: bool = True,
+  ):  # fmt: skip
     """Convolves; each device computes its features, and gets all.
 
     Arguments are those of `operation.own_features`.
@@ -33,7 +36,7 @@ class Parts:
       gathered, part, channels = entry
       x = operation.operand(part, lax.stop_gradient(gathered), channels)
     part = operation.own_features(
-      convolve, x, kernel, counts, sums=entry is None
+      convolve, x, kernel, counts, sums=sums and entry is None
     )
     return self._whole(part, counts)
 

@@ -11,12 +11,18 @@ from anp_jax.parallel import apportionment as shares_lib
 # Plans that split nothing: all devices take the first one's gradients; or each
 # device, all being of one kind, has its own.
 NOTHING, APART = 'nothing', 'apart'
+# Of a layer, in place of features: each device computes its rows of the batch.
+BATCH = 'batch'
+# In place of layers: the rows of the batch for each device, of all layers.
+ROWS = 'rows'
 
 
 class Shares:
   """The same shares for every convolution."""
 
   layers = ()  # that the network must have
+  by_batch = frozenset()
+  rows = ()
 
   def __init__(self, shares: Sequence[float], layers: str):
     """Compiles the pattern.
@@ -41,13 +47,19 @@ class Plan:
   """The features of each device, for each convolution that is split.
 
   Attributes:
-    layers: paths of the layers that are split.
+    layers: paths of the layers that the plan names.
+    by_batch: paths of the layers that are computed by batch.
+    rows: of each device, if all layers are divided by rows; else ().
   """
 
-  def __init__(self, counts: Mapping[str, Sequence[int]]):
-    """Copies the features of each device, by layer."""
-    self._counts = {k: tuple(v) for k, v in counts.items()}
-    self.layers = tuple(self._counts)
+  def __init__(self, divisions: Mapping[str, Sequence[int] | str]):
+    """Copies the features of each device, or BATCH, by layer; or the ROWS."""
+    self.rows = tuple(divisions.get(ROWS, ()))
+    self.layers = tuple(layer for layer in divisions if layer != ROWS)
+    self._counts = {
+      k: tuple(divisions[k]) for k in self.layers if divisions[k] != BATCH
+    }
+    self.by_batch = frozenset(self.layers) - frozenset(self._counts)
 
   def of(self, layer: str) -> tuple[int, ...]:
     """Features of each device, of a layer that is split."""
@@ -73,7 +85,10 @@ class Plan:
 
   def __str__(self):
     """The text that `parse` reads."""
-    texts = [f'{k}={",".join(map(str, v))}' for k, v in self._counts.items()]
+    divisions = {k: self._counts.get(k, [BATCH]) for k in self.layers}
+    if self.rows:
+      divisions[ROWS] = self.rows
+    texts = [f'{k}={",".join(map(str, v))}' for k, v in divisions.items()]
     return '; '.join(texts) or NOTHING
 
 
@@ -83,17 +98,21 @@ def parse(text: str) -> Plan:
   Raises:
     ConfigError: if the text is not a plan.
   """
-  counts = {}
+  divisions = {}
   for part in [] if text in (NOTHING, APART) else text.split(';'):
     layer, _, numbers = part.strip().partition('=')
-    is_valid = re.fullmatch(r'[^=\s]+=\d+(,\d+)*', part.strip())
-    if not is_valid or layer in counts:
+    is_valid = re.fullmatch(rf'[^=\s]+=(\d+(,\d+)*|{BATCH})', part.strip())
+    stands_alone = layer != ROWS or (numbers != BATCH and ';' not in text)
+    if not (is_valid and stands_alone) or layer in divisions:
       raise config_lib.ConfigError(
-        f"config.strategy.plan={text!r}: expected a text such as 'conv1=250,"
-        f"250; conv2=1000,500', each layer once, {NOTHING!r} or {APART!r}"
+        f'config.strategy.plan={text!r}: expected a text such as '
+        f"'conv1={BATCH}; conv2=1000,500', each layer once, one such as "
+        f"'{ROWS}=40,24', {NOTHING!r} or {APART!r}"
       )
-    counts[layer] = tuple(map(int, numbers.split(',')))
-  return Plan(counts)
+    divisions[layer] = (
+      BATCH if numbers == BATCH else tuple(map(int, numbers.split(',')))
+    )
+  return Plan(divisions)
 
 
 def check_layers(plan: Shares | Plan, layers: Collection[str]) -> None:

@@ -1,8 +1,11 @@
 """What the devices of the axis 'model' do inside a step."""
 
+import contextlib
+
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import buckets
@@ -13,6 +16,7 @@ from anp_jax.parallel.channel_split import kernels
 from anp_jax.parallel.channel_split import operation
 from anp_jax.parallel.channel_split import parts
 from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.parallel.channel_split import rows as rows_lib
 from anp_jax.parallel.sync import step as sync
 
 
@@ -22,7 +26,12 @@ def check(config, mesh) -> None:
   Raises:
     ConfigError: naming the key and what would fit.
   """
-  plan_lib.from_config(config)
+  plan = plan_lib.from_config(config)
+  if config.strategy.offload_to and (plan.by_batch or plan.rows):
+    raise config_lib.ConfigError(
+      f'config.strategy.plan={str(plan)!r}: expected features of each device '
+      'where config.strategy.offload_to names some'
+    )
   shares, devices = config.strategy.shares, mesh.shape[mesh_lib.MODEL]
   if config.strategy.offload_to:  # in no mesh: the offload pool checks its own
     return
@@ -42,6 +51,8 @@ class ChannelSplitStep(sync.SyncStep):
   counts: unlike devices round differently, and weights must stay the same
   everywhere. With the plan 'apart' nothing is split and no gradient travels:
   devices of one kind, which round alike, each train the network by themselves.
+  Where the first layers are computed by batch, or all (`rows`), gradients are
+  sums of all devices' shares.
   """
 
   def __init__(self, config, specs, order=()):
@@ -49,6 +60,8 @@ class ChannelSplitStep(sync.SyncStep):
     super().__init__(config, specs, order)
     self._plan = plan_lib.from_config(config)
     self._apart = config.strategy.plan == plan_lib.APART
+    # Rows in a group of batch norm; 1 without it.
+    self._norm_group = config.model.get('norm_group', 1)
     # Features by convolution; of split ones, the kernel's path to the features
     # of each device.
     self._features, self._kernels = {}, {}
@@ -109,10 +122,24 @@ class ChannelSplitStep(sync.SyncStep):
   def wrap_shard_step(self, shard):
     """One device's part of a step, from its own channels of split kernels."""
 
-    def split_step(params, *arguments):
-      return shard(kernels.surrounded(params, self._kernels), *arguments)
+    def split_step(params, stats, step, batch):
+      devices = lax.axis_size(mesh_lib.MODEL)
+      rows = len(batch['row']) // self.micro_batches()
+      self._check_rows(devices, rows)
+      params = kernels.surrounded(params, self._kernels)
+      return shard(params, stats, step, batch)
 
     return split_step
+
+  def accumulate(self, compute, batch):
+    """Sums over micro-batches, see `SyncStep`; of each, this device's rows."""
+    counts = self._plan.rows
+
+    def compute_rows(micro_batch):
+      return rows_lib.computed(compute, micro_batch, counts)
+
+    is_divided = counts and lax.axis_size(mesh_lib.MODEL) > 1
+    return super().accumulate(compute_rows if is_divided else compute, batch)
 
   def reduce(self, gradients, extras):
     """Sums over data; over 'model', what all devices have computed.
@@ -120,7 +147,9 @@ class ChannelSplitStep(sync.SyncStep):
     Args:
       gradients: like the whole parameters; that of a split kernel holds this
         device's channels.
-      extras: pytree of what else is summed; the first device's counts.
+      extras: pytrees of what else is summed: statistics, the weight and sums
+        of the examples, and counts. The first device's are taken, but for what
+        is of a device's own rows.
 
     Returns:
       gradients, of a split kernel this device's part (with the plan 'apart',
@@ -129,11 +158,11 @@ class ChannelSplitStep(sync.SyncStep):
     leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
     counts = [self._kernels.get(mesh_lib.path_name(path)) for path, _ in leaves]
     local = [
-      x if n is None else operation.own_part(x, n)
+      x if n is None else self._unshared(operation.own_part(x, n))
       for n, (_, x) in zip(counts, leaves, strict=True)
     ]
     summed, extras = super().reduce(
-      tree.unflatten(local), jax.tree.map(_first_device, extras)
+      tree.unflatten(local), self._local_extras(*extras)
     )
     summed = jax.tree.leaves(summed)
     extras, extras_tree = jax.tree.flatten(extras)
@@ -153,21 +182,43 @@ class ChannelSplitStep(sync.SyncStep):
     sums = jax.tree.map(_first_device, sums)
     return lax.psum(sums, (*mesh_lib.BATCH, mesh_lib.MODEL))
 
+  def of_whole_batch(self, outputs, rows):
+    """The outputs; their gradient is shared out if layers are by batch."""
+    if not self._plan.by_batch:
+      return outputs
+    if len(outputs) < rows:
+      raise config_lib.ConfigError(
+        'config.strategy.plan: expected a layer after those by batch; '
+        f"'{plan_lib.ROWS}=...' gives all layers by batch"
+      )
+    return rows_lib.shared(outputs)
+
   def local_vote(self, vote):
     """The largest vote of devices that have the same images."""
     return lax.pmax(vote, mesh_lib.MODEL)
 
+  @contextlib.contextmanager
   def convolution_context(self):
-    """In this context, a model that is applied has its convolutions split."""
-    maps = parts.Parts()
+    """In this context, a model that is applied has its convolutions split.
+
+    Raises:
+      ConfigError: if the network cannot divide its batch as planned.
+    """
+    maps, plan = parts.Parts(), self._plan
+    rows = rows_lib.Rows(plan.by_batch, is_of_rows=bool(plan.rows))
 
     def convolve_split(layer, convolve, x, kernel):
       counts = self._kernels.get(f'{layer}/kernel')
+      x, is_summed = rows.operand(layer, x, counts is not None)
       if counts is None:
         return convolve(x, kernel)
-      return maps.convolve(convolve, x, kernel, counts)
+      return maps.convolve(convolve, x, kernel, counts, sums=not is_summed)
 
-    return convolutions.computed_by(convolve_split, maps.apply)
+    with (
+      rows_lib.checked(rows),
+      convolutions.computed_by(convolve_split, maps.apply),
+    ):
+      yield
 
   def _join_fn(self, abstract_tree):
     """A part of a run's state -> the same with kernels whole on all devices."""
@@ -186,10 +237,50 @@ class ChannelSplitStep(sync.SyncStep):
     """
     wires = list(wires)
     unsplit = [i for i in self._backward if counts[i] is None]
-    sums = self._sums([_first_device(wires[i]) for i in unsplit] + extras)
+    # Each device has its share of those already, or all have the same.
+    is_shared = self._plan.by_batch or self._plan.rows
+    mask = (lambda x: x) if is_shared else _first_device
+    sums = self._sums([mask(wires[i]) for i in unsplit] + extras)
     for i, total in zip(unsplit, sums, strict=False):
       wires[i] = total
     return wires, sums[len(unsplit) :]
+
+  def _check_rows(self, devices, rows):
+    """Refuses a plan that does not divide a micro-batch of so many rows."""
+    group, counts = self._norm_group, self._plan.rows
+    if self._plan.by_batch and not rows_lib.divides(devices, rows):
+      raise config_lib.ConfigError(
+        f'config.strategy.plan: expected {2 * devices} images in a '
+        f'micro-batch, or another multiple of {devices}, which divide it, '
+        f'not {rows}'
+      )
+    if not counts or devices == 1:
+      return
+    is_right = len(counts) == devices and sum(counts) == rows
+    if not (is_right and group and all(n % group == 0 for n in counts)):
+      raise config_lib.ConfigError(
+        f'config.strategy.plan: {plan_lib.ROWS}={",".join(map(str, counts))}: '
+        f'expected {devices} multiples of '
+        f'{group or "the whole batch (config.model.norm_group=0)"}, {rows} in '
+        'all'
+      )
+
+  def _local_extras(self, statistics, weight, sums, *counts):
+    """This device's summands; arguments are the extras of `reduce`."""
+    rows, of_rows = self._plan.rows, (weight, sums)
+    if rows:
+      share = jnp.asarray(np.array(rows) / sum(rows))
+      share = share[lax.axis_index(mesh_lib.MODEL)]
+      statistics = jax.tree.map(lambda x: x * share.astype(x.dtype), statistics)
+    else:
+      share = rows_lib.share if self._plan.by_batch else _first_device
+      statistics = jax.tree.map(share, statistics)
+      of_rows = jax.tree.map(_first_device, of_rows)
+    return (statistics, *of_rows, *jax.tree.map(_first_device, counts))
+
+  def _unshared(self, x):
+    """A gradient that one device alone has, of the loss's share."""
+    return x * lax.axis_size(mesh_lib.MODEL) if self._plan.by_batch else x
 
   def _sums(self, arrays):
     """Sums over 'model', in few and large collectives."""

@@ -146,6 +146,16 @@ class SyncStep:
     """The context in which a step applies a model."""
     return contextlib.nullcontext()
 
+  def of_whole_batch(self, outputs, rows: int):
+    """A network's outputs for all of a device's part of the batch.
+
+    Args:
+      outputs: of an applied model, whose gradient is that of one loss.
+      rows: examples of the part.
+    """
+    del rows
+    return outputs
+
   def local_vote(self, vote):
     """The vote that this device adds for its process."""
     return vote

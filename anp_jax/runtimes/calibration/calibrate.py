@@ -21,7 +21,7 @@ FILE = 'kernel_split.json'
 # Least and most; more than the least until the ratios of the devices' speeds
 # are known well enough, while seconds are left.
 _ROUNDS, _SECONDS, _INTERVAL = (3, 30), 20.0, 0.05
-_FORMAT = 3  # of the file
+_FORMAT = 4  # of the file
 
 
 def choose_plan(
@@ -155,4 +155,5 @@ def _key(spec, processes) -> dict:
     'model': model,
     'image_size': config.data.image_size,
     'layers': config.strategy.split_layers,
+    'batch_layers': config.strategy.batch_layers,
   }

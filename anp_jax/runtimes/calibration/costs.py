@@ -4,7 +4,8 @@ A step is a sum. Devices wait for each other where a split layer's parts are
 joined: up to there each has its part of that layer to compute, all of the
 layers before that are not split, and of the rest, and the slowest counts. The
 collectives are added. Nothing overlaps: forward and backward, a layer needs the
-result of the layer before.
+result of the layer before. Of layers by batch each device has a part of the
+work; where the first ones end all wait.
 """
 
 from collections.abc import Mapping
@@ -13,16 +14,18 @@ import dataclasses
 
 import numpy as np
 
+from anp_jax.parallel.channel_split import plan as plan_lib
+
 # Features that registers or matrix units compute together: rounding a device's
 # share up to a multiple costs nothing.
 MULTIPLES = {'cpu': 8, 'gpu': 8, 'tpu': 128}
-# Devices whose times differ by less than this factor count as equally fast.
-_SIMILAR = 1.1
 # Names of fields in files, where they differ.
 _STORED_NAMES = {'unsplit': 'whole', 'other_bytes': 'others'}
 
-# Features of each device, by the path of each layer that is split.
-Plan = Mapping[str, Sequence[int]]
+# By the path of each layer that is divided: features of each device, or BATCH;
+# or by ROWS alone the rows of each device.
+BATCH, ROWS = plan_lib.BATCH, plan_lib.ROWS
+Plan = Mapping[str, Sequence[int] | str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +124,11 @@ class Costs:
     link: cost of collectives between the devices.
     alike: whether the devices are of one kind.
     multiple: see MULTIPLES.
+    boundaries: paths of the layers before which layers by batch may end.
+    rows: images of a micro-batch that the devices share.
+    row_multiple: what a device's rows are a multiple of.
+    fixed: of `unsplit`, what does not depend on the rows; (): rows are not
+      divided.
   """
 
   names: Sequence[str]
@@ -130,6 +138,10 @@ class Costs:
   link: CollectiveCost
   alike: bool = True
   multiple: int = 1
+  boundaries: Sequence[str] = ()
+  rows: int = 0
+  row_multiple: int = 1
+  fixed: Sequence[float] = ()
 
   # For people: which devices these are, and who computes a layer that is not
   # split.
@@ -199,13 +211,13 @@ class Costs:
     )
 
   def layer_seconds(
-    self, path: str, counts: Sequence[int] | None, plan: Plan, behind=0.0
+    self, path: str, counts: Sequence[int] | str | None, plan: Plan, behind=0.0
   ) -> float:
     """Seconds of a layer.
 
     Args:
       path: of the layer.
-      counts: features of each device; None: not split.
+      counts: features of each device, or BATCH; None: not divided.
       plan: of the layers before it.
       behind: seconds that each device computes before; see `behind`.
     """
@@ -213,15 +225,26 @@ class Costs:
     return max(behind + np.array(self._work(path, counts))) + communication
 
   def step_seconds(self, plan: Plan) -> float:
-    """Predicted seconds of a step; layers without a plan are not split."""
+    """Predicted seconds of a step; layers without a plan are not divided."""
     if not plan:
       kernels = sum(layer.kernel for layer in self.layers.values())
       gradients = 0 if self.alike else self.other_bytes + kernels
       return max(self.unsplit) + self.link.sum_seconds(gradients)
-    seconds, behind = self._progress(plan)
-    unsplit = [x.kernel for path, x in self.layers.items() if path not in plan]
+    unsplit = [
+      layer.kernel
+      for path, layer in self.layers.items()
+      if not is_split(plan.get(path))
+    ]
     gradients = self.link.sum_seconds(self.other_bytes + sum(unsplit))
+    if ROWS in plan:
+      return float(max(self.rows_seconds(plan[ROWS])) + gradients)
+    seconds, behind = self._progress(plan)
     return float(seconds + max(behind) + gradients)
+
+  def rows_seconds(self, rows: Sequence[int]) -> np.ndarray:
+    """Seconds in which each device computes so many rows of all layers."""
+    fixed = np.array(self.fixed)
+    return fixed + (np.array(self.unsplit) - fixed) * rows / self.rows
 
   def behind(self, plan: Plan, path: str) -> np.ndarray:
     """Seconds that each device computes before it has its part of a layer.
@@ -242,13 +265,19 @@ class Costs:
       until: path of the layer before whose own work to stop; None: all count.
     """
     seconds, behind = 0.0, np.zeros(len(self.names))
-    for path in self.layers:
-      behind = behind + self._rest_around(path)
+    is_by_batch = False
+    for path, layer in self.layers.items():
+      if is_by_batch and plan.get(path) != BATCH:  # rows are given to others
+        seconds += max(behind) + self.link.gather_seconds(layer.input)
+        behind = np.zeros(len(self.names))
+      counts = plan.get(path)
+      is_by_batch = counts == BATCH
+      part = 1 / len(self.names) if is_by_batch else 1
+      behind = behind + part * self._rest_around(path)
       if path == until:
         break
-      counts = plan.get(path)
       behind = behind + self._work(path, counts)
-      if counts is not None:
+      if is_split(counts):
         seconds += max(behind) + self._communication(path, counts, plan)
         behind = np.zeros(len(self.names))
     return seconds, behind
@@ -263,13 +292,14 @@ class Costs:
   def _work(self, path, counts):
     """Seconds that each device computes for a layer."""
     layer = self.layers[path]
-    if counts is None:
-      return list(layer.alone)
+    if not is_split(counts):
+      devices = len(self.names) if counts == BATCH else 1
+      return [seconds / devices for seconds in layer.alone]
     return [float(layer.seconds_for(d, n)) for d, n in enumerate(counts)]
 
   def _communication(self, path, counts, plan):
     """Seconds in which a layer's map and its operand's gradient travel."""
-    if counts is None:
+    if not is_split(counts):
       return 0.0
     layer = self.layers[path]
     latencies = (layer.uses - 1) * self.link.gather[0]
@@ -278,8 +308,12 @@ class Costs:
     )
     if not layer.input:
       return seconds
+    paths = list(self.layers)
+    before = paths[paths.index(path) - 1]  # the first one needs no gradient
+    if plan.get(before) == BATCH:  # each device gets the sum of its own rows
+      return seconds + latencies + self.link.gather_seconds(layer.input)
     operand = plan.get(layer.reads)
-    if operand is None:  # every device has to have all of the gradient
+    if not is_split(operand):  # every device has to have all of the gradient
       seconds += (layer.uses - 1) * self.link.total[0]
       return seconds + self.link.sum_seconds(layer.input)
     # Each device gets the sum of its own channels: a gather backwards.
@@ -329,35 +363,11 @@ class OffloadCosts(Costs):
     return 0.0  # in the devices' times
 
 
+def is_split(counts: Sequence[int] | str | None) -> bool:
+  """Whether a layer of a plan is divided by channels."""
+  return counts is not None and counts != BATCH
+
+
 def _padding(counts):
   """How much longer a gather takes than of equal parts: by the largest one."""
   return len(counts) * max(counts) / sum(counts)
-
-
-def average_similar(costs: Costs) -> Costs:
-  """Gives devices that are about equally fast the mean of their times.
-
-  Their times differ by chance, and shares would follow the difference.
-  """
-  unsplit = costs.unsplit
-  groups = {}  # fastest device to those about as fast
-  for d in sorted(range(len(unsplit)), key=lambda d: unsplit[d]):
-    fastest = next(
-      (f for f in groups if unsplit[d] <= _SIMILAR * unsplit[f]), d
-    )
-    groups.setdefault(fastest, []).append(d)
-  group_of = {d: group for group in groups.values() for d in group}
-
-  def mean(values):
-    return [
-      np.mean([values[i] for i in group_of[d]], 0).tolist()
-      for d in range(len(values))
-    ]
-
-  layers = {
-    path: dataclasses.replace(
-      layer, alone=mean(layer.alone), seconds=mean(layer.seconds)
-    )
-    for path, layer in costs.layers.items()
-  }
-  return dataclasses.replace(costs, unsplit=mean(unsplit), layers=layers)

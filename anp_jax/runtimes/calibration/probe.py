@@ -36,10 +36,11 @@ class Probe:
       spec: of the run.
       processes: `cluster.Processes`.
       costs: as the devices were measured.
-      plan: of the layers; at least one is split.
+      plan: of the layers, or of rows.
     """
     self._spec, self._processes = spec, processes
-    path = max(plan, key=lambda path: max(costs.layers[path].alone))
+    divided = [path for path in plan if path in costs.layers] or costs.layers
+    path = max(divided, key=lambda path: max(costs.layers[path].alone))
     layer = costs.layers[path]
     equal = layer.features / len(costs.names)
     index = int(np.argmin(np.abs(np.array(layer.counts) - equal)))

@@ -14,7 +14,9 @@ from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.runtimes.calibration import boundaries
 from anp_jax.runtimes.calibration import costs as costs_lib
+from anp_jax.runtimes.calibration import similar
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import stopwatch
@@ -26,7 +28,8 @@ _FRACTIONS = (0.25, 0.5, 1.0)
 # Bytes of collectives; the last size only if the one before is quick.
 _SIZES = (4 * 2**10, 4 * 2**20, 32 * 2**20)
 _QUICK = 0.05  # seconds
-_STEP = ''  # in place of a layer's path
+# In place of a layer's path: the step, and the step with half of the rows.
+_STEP, _HALF = '', '/2'
 
 
 class Timing:
@@ -69,7 +72,21 @@ class Timing:
       for single, s in zip(singles, specs, strict=True)
     )
     # By layer, its calls and the programs of each.
-    self._layers = self._compile_layers(singles[0], rows)
+    network_calls = calls(singles[0], config, rows)
+    self._layers = self._compile_layers(network_calls)
+    self._rows, self._boundaries = rows // config.accumulate, ()
+    self._row_multiple = config.model.get('norm_group', 1)
+    # The index of the step with half of the rows, if rows may be divided.
+    self._half = None
+    if config.strategy.batch_layers and not spec.offload_devices:
+      tracer = boundaries.Tracer(spec, singles[0], images(config, rows))
+      self._boundaries = tracer.find(network_calls, self._layers)
+      unit = 2 * config.accumulate * self._row_multiple
+      if unit and rows % unit == 0 and tracer.divides_rows():
+        self._half = self._compile(
+          functools.partial(workloads.step, single, s, rows // 2)
+          for single, s in zip(singles, specs, strict=True)
+        )
     processes.gather('compiled')  # Gloo waits half a minute for the slowest
     self._collectives = [] if spec.offload_devices else self._links()
     self._rounds, self._collective_rounds = [], []
@@ -121,6 +138,13 @@ class Timing:
     all_columns = columns(self._spec)
     in_mesh = all_columns[: mesh.shape[mesh_lib.MODEL]]
     unsplit = [slowest(column, _STEP) for column in in_mesh]
+    fixed = ()
+    if self._half is not None:
+      halves = [slowest(column, _HALF) for column in in_mesh]
+      fixed = [
+        max(2 * half - step, 0.0)
+        for half, step in zip(halves, unsplit, strict=True)
+      ]
     layers = {
       path: self._layer(
         [call for call, _ in uses], [slowest(c, path) for c in all_columns]
@@ -137,10 +161,14 @@ class Timing:
       link=self._link(),
       alike=self._alike,
       multiple=costs_lib.MULTIPLES.get(mesh_lib.platform(mesh), 1),
+      boundaries=self._boundaries,
+      rows=self._rows,
+      row_multiple=self._row_multiple,
+      fixed=fixed,
     )
     if self._offload_devices:
       return costs
-    return costs_lib.average_similar(costs)
+    return similar.average(costs)
 
   def _kinds(self):
     """Names of the devices, and whether all are of one kind."""
@@ -167,12 +195,12 @@ class Timing:
     self._programs.append(runs)
     return len(self._programs) - 1
 
-  def _compile_layers(self, network, rows):
+  def _compile_layers(self, network_calls):
     """By layer that may be split, (call, indices of its programs)."""
     config = self._spec.config
     shares = plan_lib.Shares((), config.strategy.split_layers)
     layers, indices = {}, {}
-    for call in calls(network, config, rows):
+    for call in network_calls:
       if shares.counts(call.layer, call.features, 2) is None:
         continue
       # Calls that compute the same are timed once.
@@ -223,6 +251,8 @@ class Timing:
       times = {path: ways[:, i].tolist() for path, ways in layers.items()}
       if i < len(steps):
         times[_STEP] = float(steps[i])
+        if self._half is not None:
+          times[_HALF] = float(self._median(self._half)[i])
       rows.append([device, times])
     return dict(sum(self._processes.gather(rows), []))
 
@@ -329,13 +359,22 @@ def calls(network, config, rows: int) -> list[convolutions.Call]:
     config: of the run.
     rows: images of a device's batch.
   """
-  side = config.data.image_size
-  images = jax.ShapeDtypeStruct(
-    (rows // config.accumulate, side, side, 3), jnp.dtype(config.model.dtype)
-  )
   single = network.abstract_single
   variables = {'params': single.params, **single.stats}
-  return convolutions.find(network.model, variables, images)
+  return convolutions.find(network.model, variables, images(config, rows))
+
+
+def images(config, rows: int) -> jax.ShapeDtypeStruct:
+  """The normalised images of a micro-batch.
+
+  Args:
+    config: of the run.
+    rows: images of a device's batch.
+  """
+  side = config.data.image_size
+  return jax.ShapeDtypeStruct(
+    (rows // config.accumulate, side, side, 3), jnp.dtype(config.model.dtype)
+  )
 
 
 def _counts(features) -> tuple[int, ...]:

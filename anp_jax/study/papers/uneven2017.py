@@ -123,7 +123,7 @@ def _measure(lab, name) -> lab_lib.Measurement:
   return lab.measure(f'uneven2017-{name.replace(":", "x")}', [
     '-m', 'anp_jax.study', 'channel_split', f'--config={_CONFIG}{variant}',
     '--workdir={folder}', '--devices=2', f'--batch_sizes={images}',
-    '--rounds=3', '--brief',
+    '--rounds=3', '--brief', '--config.strategy.batch_layers=False',
   ], costs)  # fmt: skip
 
 

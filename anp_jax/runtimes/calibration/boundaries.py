@@ -1,0 +1,105 @@
+"""Finds where a network's layers may divide the batch."""
+
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+import itertools
+
+import jax
+import jax.numpy as jnp
+
+from anp_jax import config as config_lib
+from anp_jax.models.layers import per_example
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel.channel_split import convolutions
+from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.parallel.channel_split import rows as rows_lib
+from anp_jax.parallel.channel_split import step as step_lib
+from anp_jax.training import run_spec
+
+
+class Tracer:
+  """Traces training passes of a network with its batch divided, which tells."""
+
+  def __init__(
+    self, spec: run_spec.RunSpec, network, images: jax.ShapeDtypeStruct
+  ):
+    """Prepares the tracer.
+
+    Args:
+      spec: of the run.
+      network: `build.Program`, with nothing split.
+      images: (batch, height, width, 3), normalised, of a micro-batch.
+    """
+    self._spec, self._network, self._images = spec, network, images
+
+  def find(
+    self, calls: Sequence[convolutions.Call], layers: Collection[str]
+  ) -> tuple[str, ...]:
+    """The layers before which layers that are computed by batch may end.
+
+    There one map alone may lead on, and nothing before it may need the whole
+    batch.
+
+    Args:
+      calls: the network's convolutions.
+      layers: paths of the convolutions that may be divided.
+
+    Returns:
+      Paths, in the order of the calls.
+    """
+    devices = self._spec.mesh.shape[mesh_lib.MODEL]
+    if not rows_lib.divides(devices, self._images.shape[0]):
+      return ()
+    paths = list(dict.fromkeys(call.layer for call in calls))
+    result, by_batch = [], {}
+    for path, following in itertools.pairwise(paths):
+      if path not in layers:
+        break
+      by_batch[path] = plan_lib.BATCH
+      if self._is_possible(by_batch):
+        result.append(following)
+    return tuple(result)
+
+  def divides_rows(self) -> bool:
+    """Whether each device may have its rows of the batch in all layers."""
+    return self._is_possible({plan_lib.ROWS: self._images.shape[:1]})
+
+  def _is_possible(self, divisions: Mapping) -> bool:
+    """Whether a training pass can be traced with a plan."""
+    changes = {
+      'strategy.plan': str(plan_lib.Plan(divisions)), 'strategy.shares': ()
+    }  # fmt: skip
+    single, model = self._network.abstract_single, self._network.model
+    step = step_lib.ChannelSplitStep(
+      config_lib.replaced(self._spec.config, changes),
+      jax.tree.map(lambda leaf: leaf.sharding.spec, single.params),
+    )
+
+    def forward(params, stats, images, rows):
+      key = jax.random.key(0)
+      with step.convolution_context():
+        outputs, _ = model.apply(
+          {'params': params, per_example.EXAMPLE: {'row': rows}, **stats},
+          images,
+          True,
+          mutable=list(stats),
+          rngs={'dropout': key, per_example.EXAMPLE: key},
+        )
+      return step.of_whole_batch(outputs, len(images))
+
+    mapped = jax.shard_map(
+      forward, mesh=self._spec.mesh, in_specs=mesh_lib.P(),
+      out_specs=mesh_lib.P(), check_vma=False,
+    )  # fmt: skip
+    # Of arrays on no mesh: those of the network are on one device.
+    params, stats = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
+      (single.params, single.stats),
+    )
+    rows = jax.ShapeDtypeStruct(self._images.shape[:1], jnp.int32)
+    try:
+      jax.eval_shape(mapped, params, stats, self._images, rows)
+    except config_lib.ConfigError:
+      return False
+    return True

@@ -1,0 +1,181 @@
+"""Early layers by batch, later ones by channels, in one step."""
+
+import jax
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.portability import collectives
+from anp_jax.runtimes.calibration import boundaries
+from anp_jax.runtimes.calibration import timing
+from anp_jax.runtimes.calibration import workloads
+from anp_jax.training import build
+from tests import builders
+from tests import splitting
+
+# Compiling is most of the time here; the arithmetic is what is tested.
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+OURS = {'model.name': 'tests.user_network:WithOurLayers'}
+TWICE = {'model.name': 'tests.user_network:WithLayersUsedTwice'}
+RESNET = {'model.name': 'resnet18', 'model.width': 6}
+# All layers of a ResNet-18 before its second stage.
+EARLY = ('stem_conv', *(f'stage1_block{b}/conv{c}' for b in '12' for c in '12'))
+
+
+def _split(plan, data=1, model=2, **overrides):
+  return splitting.build(
+    'channel_split', data, model, **{'strategy.plan': plan}, **overrides
+  )
+
+
+def _by_batch(layers):
+  return '; '.join(f'{layer}=batch' for layer in layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'plan, network, data, model',
+  [
+    ('conv1=batch', OURS, 1, 1),
+    ('conv1=batch; conv2=7,3', OURS, 1, 2),
+    ('conv1=batch; conv2=7,3', OURS, 2, 2),
+    ('conv1=batch; conv2=7,1,2,0', OURS, 1, 4),
+    ('conv1=batch; conv2=7,1,2,0', OURS, 2, 4),
+    ('conv1=batch; conv2=3,1,1,1,1,1,2,0', OURS, 1, 8),
+    ('conv1=batch', OURS, 1, 2),  # the second by all devices
+    ('rows=16', OURS, 1, 1),
+    ('rows=8,8', OURS, 1, 2),
+    ('rows=4,12', OURS, 1, 2),
+    ('rows=0,6,2,0', OURS, 2, 4),
+    ('rows=2,0,0,6,2,4,0,2', OURS, 1, 8),
+    ('rows=12,4', RESNET, 1, 2),
+    ('first=batch; plain=batch; ours=4,2', TWICE, 1, 2),
+  ],
+)  # fmt: skip
+def test_a_step_is_that_of_the_unsplit_network(x64, plan, network, data, model):
+  split = _split(plan, data, model, **network)
+  splitting.assert_trains_as_unsplit(*split, **network)
+
+
+@pytest.mark.slow
+def test_a_resnet_is_that_of_the_unsplit_network(x64):
+  """A split convolution and one of all devices read the map."""
+  later = 'stage2_block1/conv1=9,3; stage3_block1/conv2=6,18'
+  split = _split(f'{_by_batch(EARLY)}; {later}', **RESNET)
+  splitting.assert_trains_as_unsplit(*split, **RESNET)
+
+
+@pytest.mark.slow
+def test_micro_batches_are_divided_one_by_one(x64):
+  accumulated = {**OURS, 'accumulate': 2}
+  for plan in ('conv1=batch; conv2=7,3', 'rows=2,6'):
+    split = _split(plan, **accumulated)
+    splitting.assert_trains_as_unsplit(*split, **accumulated)
+
+
+@pytest.mark.slow
+def test_what_a_step_sends():
+  """A map's rows and their gradient, and what is left of the second map."""
+  config = builders.load(
+    'configs/channel_split_cifar10.py:150x800', {'batch_size': '8'}
+  )
+  config.strategy.plan = 'conv1=batch; conv2=400,400'
+  mesh = splitting.mesh(1, 2)
+  program = build.create(splitting.spec(config, mesh, 80))
+  compiled = program.train_step.lower(
+    program.abstract_state, build.abstract_batch(config, mesh, 8)
+  ).compile()
+  sent = collectives.compiled(compiled.as_text())
+  sizes = {}
+  for c in sent:
+    if c.size >= 2**16:
+      sizes.setdefault(c.kind, []).append(c.size)
+  # 16 x 16 pixels that a pool has left of 150 channels, 8 x 8 of 800.
+  first, second = 4 * 8 * 16 * 16 * 150, 4 * 8 * 8 * 8 * 800
+  assert sorted(sizes['all-gather']) == [first, second]
+  assert sizes['all-to-all'] == [first]
+  # The gradients of the first layer and of the head, and some numbers.
+  unsplit = 4 * (25 * 3 * 150 + 12 * (64 * 800 + 1))
+  assert unsplit < sum(sizes['all-reduce']) < unsplit + 8000
+
+
+@pytest.mark.parametrize(
+  'plan, overrides, message',
+  [
+    ('conv1=batch; conv2=4,4', {}, 'a batch norm is over the whole batch'),
+    ('rows=8,8', {}, 'a batch norm is over the whole batch'),
+    (
+      'conv1=batch; conv2=batch',
+      {'model.name': 'tests.user_network:WithDropoutAlone'},
+      'dropout would leave out the same of all',
+    ),
+    ('conv1=batch; conv2=batch', OURS, 'expected a layer after those by batch'),
+    ('rows=8,9', OURS, 'rows=8,9: expected 2 multiples of 2, 16 in all'),
+    ('rows=7,9', OURS, 'expected 2 multiples of 2'),
+    ('rows=8,4,4', OURS, 'expected 2 multiples of 2'),
+    ('rows=8,8', {**OURS, 'model.norm_group': 0}, 'of the whole batch'),
+    ('conv1=5,2; conv2=batch', OURS, 'conv2 is used after them'),
+    (_by_batch(EARLY[:2]), RESNET, 'incompatible shapes'),
+    (_by_batch(EARLY[:-1]), RESNET, 'incompatible shapes'),
+    ('conv1=batch', {**OURS, 'mesh.model': 3, 'batch_size': 16},
+     'expected 6 images in a micro-batch, or another multiple'),
+  ],
+)  # fmt: skip
+def test_what_cannot_be_divided_is_refused(plan, overrides, message):
+  program, mesh = _split(
+    plan, 1, overrides.get('mesh.model', 2), **splitting.FLOAT32, **overrides
+  )
+  with pytest.raises(config_lib.ConfigError, match=message):
+    program.train_step.lower(program.abstract_state, splitting.batch(mesh, 0))
+
+
+def test_a_plan_of_rows_sends_gradients_alone():
+  """Whatever the devices' parts; what they compute has no collective."""
+  program, mesh = _split('rows=12,4', **splitting.FLOAT32, **OURS)
+  text = program.train_step.lower(
+    program.abstract_state, splitting.batch(mesh, 0)
+  ).as_text()
+  operations = collectives.asked(text)
+  assert {c.kind for c in operations} == {'all-reduce'}
+  assert not any(c.conditional for c in operations)
+
+
+def test_offload_devices_have_no_part_of_the_batch():
+  with pytest.raises(
+    config_lib.ConfigError, match="'conv1=batch': expected features"
+  ):
+    _split('conv1=batch', **{'strategy.offload_to': ('cpu:1',)})
+
+
+@pytest.mark.parametrize(
+  'overrides, expected',
+  [
+    # Before a block whose shortcut is a convolution.
+    (RESNET, tuple(f'stage{s}_block1/conv1' for s in '234')),
+    # A group of batch norm is larger than half of the batch.
+    ({**RESNET, 'model.norm_group': 16}, ()),
+    ({**RESNET, 'model.norm_group': 0}, ()),
+    # A device's only image would be added to all eight of a micro-batch.
+    ({**RESNET, 'model.norm_group': 1, 'mesh.model': 8, 'accumulate': 2}, ()),
+    (OURS, ('conv2',)),
+    ({'model.name': 'tests.user_network:SmallNet'}, ()),
+    ({'model.name': 'tests.user_network:WithDropoutAlone'}, ('conv2',)),
+  ],
+)  # fmt: skip
+def test_where_layers_by_batch_may_end(overrides, expected):
+  program, _ = _split(
+    '', 1, overrides.get('mesh.model', 2), **splitting.FLOAT32, **overrides
+  )
+  spec = program.spec
+  network = build.create(workloads.unsplit(spec, jax.devices()[0]))
+  calls = timing.calls(network, spec.config, splitting.BATCH)
+  images = timing.images(spec.config, splitting.BATCH)
+  tracer = boundaries.Tracer(spec, network, images)
+  layers = {call.layer for call in calls}
+  assert tracer.find(calls, layers) == expected
+  # Not after a layer that has to be computed by all devices.
+  assert tracer.find(calls, layers - {calls[0].layer}) == ()
+  # Of user networks, one has Flax's batch norm.
+  is_over_all = overrides.get('model.norm_group') == 0
+  has_flax_norm = overrides.get('model.name', '').endswith('SmallNet')
+  assert tracer.divides_rows() == (not (is_over_all or has_flax_norm))
