@@ -10,6 +10,7 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
+from anp_jax.portability import collectives
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import workloads
@@ -103,6 +104,24 @@ def train(program, mesh, steps=4):
     state, values_of_step = program.train_step(state, batch(mesh, step))
     values.append(values_of_step)
   return state, np.stack(values)
+
+
+def sent_by_150x800(**settings):
+  """The collectives of a step of 150 and 800 kernels, 8 images, two devices.
+
+  Args:
+    **settings: of config.strategy.
+  """
+  config = builders.load(
+    'configs/channel_split_cifar10.py:150x800', {'batch_size': '8'}
+  )
+  config.strategy.update(settings)
+  devices = mesh(1, 2)
+  program = build_lib.create(spec(config, devices, 80))
+  compiled = program.train_step.lower(
+    program.abstract_state, build_lib.abstract_batch(config, devices, 8)
+  ).compile()
+  return collectives.compiled(compiled.as_text())
 
 
 def assert_same(trees, expected, tolerance=TIGHT):

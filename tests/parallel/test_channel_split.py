@@ -11,7 +11,6 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.portability import collectives
 from anp_jax.training import build
-from tests import builders
 from tests import launching
 from tests import splitting
 
@@ -120,16 +119,7 @@ def _compiled_collectives(data, model, **overrides):
 )
 def test_what_a_step_sends(shares, first, second):
   """Two convolutions send what pools have left of the maps, and no kernel."""
-  config = builders.load(
-    'configs/channel_split_cifar10.py:150x800', {'batch_size': '8'}
-  )
-  config.strategy.shares = shares
-  mesh = splitting.mesh(1, 2)
-  program = build.create(splitting.spec(config, mesh, 80))
-  compiled = program.train_step.lower(
-    program.abstract_state, build.abstract_batch(config, mesh, 8)
-  ).compile()
-  sent = collectives.compiled(compiled.as_text())
+  sent = splitting.sent_by_150x800(shares=shares)
   # Forward both maps, 16 x 16 and 8 x 8 pixels; backward the first one's
   # gradient. Equal parts are one array, which both have in the end; of others
   # the larger one is sent, as wide as it is.

@@ -9,7 +9,6 @@ from anp_jax.runtimes.calibration import boundaries
 from anp_jax.runtimes.calibration import timing
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.training import build
-from tests import builders
 from tests import splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
@@ -49,6 +48,7 @@ def _by_batch(layers):
     ('rows=0,6,2,0', OURS, 2, 4),
     ('rows=2,0,0,6,2,4,0,2', OURS, 1, 8),
     ('rows=12,4', RESNET, 1, 2),
+    ('rows=6,10', {**OURS, 'data.mixup': 0.2}, 1, 2),
     ('first=batch; plain=batch; ours=4,2', TWICE, 1, 2),
   ],
 )  # fmt: skip
@@ -76,16 +76,7 @@ def test_micro_batches_are_divided_one_by_one(x64):
 @pytest.mark.slow
 def test_what_a_step_sends():
   """A map's rows and their gradient, and what is left of the second map."""
-  config = builders.load(
-    'configs/channel_split_cifar10.py:150x800', {'batch_size': '8'}
-  )
-  config.strategy.plan = 'conv1=batch; conv2=400,400'
-  mesh = splitting.mesh(1, 2)
-  program = build.create(splitting.spec(config, mesh, 80))
-  compiled = program.train_step.lower(
-    program.abstract_state, build.abstract_batch(config, mesh, 8)
-  ).compile()
-  sent = collectives.compiled(compiled.as_text())
+  sent = splitting.sent_by_150x800(plan='conv1=batch; conv2=400,400')
   sizes = {}
   for c in sent:
     if c.size >= 2**16:
@@ -112,6 +103,9 @@ def test_what_a_step_sends():
     ('conv1=batch; conv2=batch', OURS, 'expected a layer after those by batch'),
     ('rows=8,9', OURS, 'rows=8,9: expected 2 multiples of 2, 16 in all'),
     ('rows=7,9', OURS, 'expected 2 multiples of 2'),
+    # Blended images are pairs.
+    ('rows=7,9', {**OURS, 'model.norm_group': 1, 'data.cutmix': 0.2},
+     'expected 2 multiples of 2'),
     ('rows=8,4,4', OURS, 'expected 2 multiples of 2'),
     ('rows=8,8', {**OURS, 'model.norm_group': 0}, 'of the whole batch'),
     ('conv1=5,2; conv2=batch', OURS, 'conv2 is used after them'),

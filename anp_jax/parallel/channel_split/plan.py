@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
+import math
 import re
 
 from anp_jax import config as config_lib
@@ -131,6 +132,16 @@ def check_layers(plan: Shares | Plan, layers: Collection[str]) -> None:
         f'config.strategy.plan: the network has no convolution {layer!r}'
         f'{config_lib.nearest(layer, sorted(layers))}'
       )
+
+
+def row_multiple(config) -> int:
+  """What each device's rows are a multiple of, where all layers divide them.
+
+  Groups of batch norm and pairs of blended images stay whole; 0: all rows are
+  one group.
+  """
+  pair = 2 if config.data.mixup or config.data.cutmix else 1
+  return math.lcm(config.model.get('norm_group', 1), pair)
 
 
 def from_config(config) -> Shares | Plan:

@@ -60,8 +60,7 @@ class ChannelSplitStep(sync.SyncStep):
     super().__init__(config, specs, order)
     self._plan = plan_lib.from_config(config)
     self._apart = config.strategy.plan == plan_lib.APART
-    # Rows in a group of batch norm; 1 without it.
-    self._norm_group = config.model.get('norm_group', 1)
+    self._row_multiple = plan_lib.row_multiple(config)
     # Features by convolution; of split ones, the kernel's path to the features
     # of each device.
     self._features, self._kernels = {}, {}
@@ -247,7 +246,7 @@ class ChannelSplitStep(sync.SyncStep):
 
   def _check_rows(self, devices, rows):
     """Refuses a plan that does not divide a micro-batch of so many rows."""
-    group, counts = self._norm_group, self._plan.rows
+    multiple, counts = self._row_multiple, self._plan.rows
     if self._plan.by_batch and not rows_lib.divides(devices, rows):
       raise config_lib.ConfigError(
         f'config.strategy.plan: expected {2 * devices} images in a '
@@ -257,12 +256,12 @@ class ChannelSplitStep(sync.SyncStep):
     if not counts or devices == 1:
       return
     is_right = len(counts) == devices and sum(counts) == rows
-    if not (is_right and group and all(n % group == 0 for n in counts)):
+    if not (is_right and multiple and all(n % multiple == 0 for n in counts)):
       raise config_lib.ConfigError(
         f'config.strategy.plan: {plan_lib.ROWS}={",".join(map(str, counts))}: '
         f'expected {devices} multiples of '
-        f'{group or "the whole batch (config.model.norm_group=0)"}, {rows} in '
-        'all'
+        f'{multiple or "the whole batch (config.model.norm_group=0)"}, '
+        f'{rows} in all'
       )
 
   def _local_extras(self, statistics, weight, sums, *counts):

@@ -75,7 +75,7 @@ class Timing:
     network_calls = calls(singles[0], config, rows)
     self._layers = self._compile_layers(network_calls)
     self._rows, self._boundaries = rows // config.accumulate, ()
-    self._row_multiple = config.model.get('norm_group', 1)
+    self._row_multiple = plan_lib.row_multiple(config)
     # The index of the step with half of the rows, if rows may be divided.
     self._half = None
     if config.strategy.batch_layers and not spec.offload_devices:
