@@ -274,7 +274,7 @@ LOWERINGS = {
   ('cpu', 7, 224, 2, 3): 'apart',
   ('gpu', 1, 56, 1, 0): 'library',
   ('gpu', 3, 2, 1, 1): 'library',
-  ('gpu', 7, 224, 2, 3): 'library',
+  ('gpu', 7, 224, 2, 3): 'depth',
   ('tpu', 7, 224, 2, 3): 'depth',
   ('tpu', 3, 32, 2, 1): 'depth',
   ('tpu', 3, 32, 1, 1): 'library',
@@ -303,10 +303,11 @@ def test_the_lowering_is_chosen_by_platform_and_shapes(where):
 
 
 @pytest.mark.parametrize(
-  'platform, convolutions, pools', [('cpu', 14, 0), ('gpu', 53, 1)]
+  'platform, convolutions, pools',
+  [('cpu', 14, 0), ('gpu', 53, 0), ('tpu', 53, 1)],
 )
-def test_a_gpus_network_is_the_librarys(platform, convolutions, pools):
-  """Also where it is compiled on a machine without a GPU."""
+def test_accelerators_convolve_by_library(platform, convolutions, pools):
+  """Also where it is compiled on a machine without an accelerator."""
   net = resnet.ResNet(
     10, stages=(3, 4, 6, 3), bottleneck=True, group=0, platform=platform
   )

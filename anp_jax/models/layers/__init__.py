@@ -22,6 +22,7 @@ from anp_jax.models.layers.convolution import add_bias
 from anp_jax.models.layers.convolution import convolve
 from anp_jax.models.layers.folding import conv_norm
 from anp_jax.models.layers.normalisation import normalise
+from anp_jax.models.layers.normalisation import normalise_relu
 from anp_jax.models.layers.pooling import avg_pool
 from anp_jax.models.layers.pooling import max_pool
 from anp_jax.models.layers.squeeze import squeeze_excite
@@ -185,19 +186,20 @@ class BatchNorm(nn.Module):
     if axis_name is not None and lax.axis_size(axis_name) == 1:
       axis_name = None
     relu_within = self.relu and added is None
-    fused = axis_name is None and onednn.takes_norm(
+    if axis_name is None and onednn.takes_norm(
       grouped, scale, relu_within, self.platform
-    )
-    if fused:
+    ):
       y, mean, var = onednn.normalise(
         grouped, scale, bias, self.epsilon, relu_within
       )
     else:
-      y, mean, var = normalise(
+      relu_within &= self.platform == 'gpu'
+      function = normalise_relu if relu_within else normalise
+      y, mean, var = function(
         grouped, scale, bias, self.epsilon, axis_name, self.platform
       )
     y = y.reshape(x.shape).astype(self.dtype)
-    return (y if fused and relu_within else self._activate(y, added)), mean, var
+    return (y if relu_within else self._activate(y, added)), mean, var
 
   @nn.nowrap
   def _scaled(self, x, factor, offset, added):

@@ -1,4 +1,4 @@
-"""Batch normalisation of groups, with its gradient by hand."""
+"""Batch normalisation of groups, also with a ReLU, and gradients by hand."""
 
 import functools
 
@@ -44,11 +44,14 @@ def _forward(x, scale, bias, epsilon, axis_name, platform):
   wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   mean, var = _moments(wide, axis_name, platform)
   inverse = lax.rsqrt(var + epsilon)
-  factor = inverse * scale
+  y = _scaled(wide, mean, inverse * scale, bias).astype(x.dtype)
+  return (y, mean, var), (x, mean, inverse, scale)
+
+
+def _scaled(x, mean, factor, bias):
   # Not x * factor + (bias - mean * factor): with a mean of a thousand
   # deviations the two terms would cancel three digits.
-  y = (wide - mean[:, None]) * factor[:, None] + bias
-  return (y.astype(x.dtype), mean, var), (x, mean, inverse, scale)
+  return (x - mean[:, None]) * factor[:, None] + bias
 
 
 def _moments(x, axis_name, platform):
@@ -67,7 +70,10 @@ def _moments(x, axis_name, platform):
     return mean, _across(var / x.shape[1], axis_name)
   guess = x[:, :1]
   around = x - guess
-  mean, square = around.mean(1), jnp.square(around).mean(1)
+  totals = sums.pair_over_rows(
+    (lambda x: x, around), (jnp.square, around), platform
+  )
+  mean, square = (total / x.shape[1] for total in totals)
   var = jnp.maximum(square - jnp.square(mean), 0)
   mean = mean + guess[:, 0]
   if axis_name is None:
@@ -85,9 +91,9 @@ def _backward(epsilon, axis_name, platform, saved, cotangents):
   def unit(x):
     return (x - mean[:, None]) * inverse[:, None]
 
-  over_rows = functools.partial(sums.over_rows, platform=platform)
-  sum_dy = over_rows(lambda dy: dy, dy)
-  sum_dy_unit = over_rows(lambda x, dy: dy * unit(x), wide, dy)
+  sum_dy, sum_dy_unit = sums.pair_over_rows(
+    (lambda dy: dy, dy), (lambda x, dy: dy * unit(x), wide, dy), platform
+  )
   mean_dy = _across(sum_dy / x.shape[1], axis_name)
   mean_dy_unit = _across(sum_dy_unit / x.shape[1], axis_name)
   dx = (dy - mean_dy[:, None] - unit(wide) * mean_dy_unit[:, None]) * (
@@ -98,6 +104,38 @@ def _backward(epsilon, axis_name, platform, saved, cotangents):
 
 
 normalise.__wrapped__.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def normalise_relu(
+  x,
+  scale,
+  bias,
+  epsilon: float,
+  axis_name: str | None = None,
+  platform: str = 'gpu',
+):
+  """`normalise` and a ReLU, whose gradient takes no pass of its own."""
+  return _relu_forward(x, scale, bias, epsilon, axis_name, platform)[0]
+
+
+def _relu_forward(x, scale, bias, *settings):
+  (y, mean, var), saved = _forward(x, scale, bias, *settings)
+  return (jax.nn.relu(y), mean, var), (*saved, bias)
+
+
+def _relu_backward(epsilon, axis_name, platform, saved, cotangents):
+  x, mean, inverse, scale, bias = saved
+  dy, *statistics = cotangents
+  # The sign of y as it was rounded; XLA keeps it from the forward pass on, a
+  # byte each. A ReLU by itself reads y, 2 or 4 bytes, and writes its gradient.
+  y = _scaled(x.astype(mean.dtype), mean, inverse * scale, bias)
+  dy = jnp.where(y.astype(x.dtype) > 0, dy, jnp.zeros((), dy.dtype))
+  return _backward(epsilon, axis_name, platform, saved[:4], (dy, *statistics))
+
+
+normalise_relu.__wrapped__.defvjp(_relu_forward, _relu_backward)
 
 
 def _across(x, axis_name):
