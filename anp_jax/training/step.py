@@ -12,6 +12,7 @@ from typing import Any
 from flax import linen as nn
 import jax
 from jax import lax
+from jax.experimental import layout
 import jax.numpy as jnp
 import optax
 
@@ -216,6 +217,8 @@ class TrainStep:
     key = jax.random.fold_in(jax.random.key(self.config.seed), step)
     gradient = jax.value_and_grad(self._loss, has_aux=True)
     (_, (sums, new_stats)), gradients = gradient(params, stats, batch, key)
+    if mesh_lib.platform(self.mesh) == 'gpu':
+      gradients = jax.tree.map(_row_major, gradients)
     return gradients, new_stats, sums
 
   def _loss(self, params, stats, batch, key):
@@ -312,6 +315,17 @@ def _split_counts(stats):
     )
 
   return keep(True), keep(False)
+
+
+def _row_major(gradient):
+  """A gradient with its axes in memory as the parameter has them.
+
+  XLA's GPU backend leaves the gradient of a kernel in the convolution's order,
+  and turns the new parameter, moments and average instead, each by a kernel of
+  its own.
+  """
+  order = layout.Layout(tuple(range(gradient.ndim)))
+  return layout.with_layout_constraint(gradient, order)
 
 
 def _joined(values, weight):
