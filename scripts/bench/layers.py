@@ -24,7 +24,7 @@ fusion over several layers counts for the one whose matrix product it holds, or
 else for the layer of its root. GB/s may exceed the peak where caches serve.
 
 On a GPU the step is compiled without CUDA graphs, whose kernels a profile
-cannot name. That path follows the documentation and has not been run.
+cannot name.
 """
 
 import argparse

@@ -16,6 +16,7 @@ from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import similar
 from anp_jax.runtimes.calibration import workloads
+from anp_jax.training import build
 from tests import splitting
 
 # Times have to exist, not to be short.
@@ -166,3 +167,13 @@ def test_a_part_of_a_convolution_along_other_axes(axes):
   np.testing.assert_allclose(dw[..., :2], kernel_gradient, atol=1e-5)
   assert dx.shape == x.shape and dw.shape == kernel.shape
   assert not dw[..., 2:].any()
+
+
+def test_steps_in_a_row_are_waited_for_once(monkeypatch):
+  """The host starts a step during the one before, as in training."""
+  spec, waits = _spec(1), []
+  batches = iter([workloads.images(spec, 8)] * 5)  # the first one compiles
+  run = workloads.step(build.create(spec), spec, 8, batches)
+  monkeypatch.setattr(jax, 'block_until_ready', waits.append)
+  run(3)
+  assert len(waits) == 1 and len(list(batches)) == 1

@@ -86,7 +86,7 @@ def norm(tree, platform: str, divided=None):
       parts.append(of_squares(x, platform))
   # Hundreds of small sums take longer to compile and to start than to compute.
   # On a GPU all are small: of ResNet-50's step they were a quarter of the
-  # kernels, and a copy of its 102 MB takes as long as a dozen.
+  # kernels, and one copy of its 102 MB takes less.
   if small:
     parts.append(of_squares(jnp.concatenate(small), platform))
   return jnp.sqrt(sum(parts)) if parts else jnp.zeros(())

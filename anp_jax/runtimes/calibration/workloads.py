@@ -44,7 +44,7 @@ def step(
   rows: int,
   batches: Iterator[dict[str, jax.Array]] | None = None,
 ) -> Callable:
-  """A train step.
+  """A function (steps=1) that trains as many steps and waits for the last.
 
   Args:
     program: of the run, see `build.create`.
@@ -56,8 +56,9 @@ def step(
   batches = batches or itertools.repeat(images(spec, rows))
   compiled = program.train_step.lower(state[0], next(batches)).compile()
 
-  def run():
-    state[0], values = compiled(state[0], next(batches))
+  def run(steps=1):
+    for _ in range(steps):
+      state[0], values = compiled(state[0], next(batches))
     jax.block_until_ready(values)
 
   return run
