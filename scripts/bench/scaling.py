@@ -27,6 +27,7 @@ with the number: '4_sync_over_one'; quartiles of the rounds are '..._low' and
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -123,8 +124,12 @@ def _config(flags, count, strategy='sync'):
   )
 
 
-def _stepper(config, mesh, batch_size):
-  """A function that takes `count` steps of a new run on the mesh."""
+def _stepper(config, mesh, batch_size, meet=bool):
+  """A function that takes `count` steps of a new run on the mesh.
+
+  `meet` is called once it is compiled: Gloo waits half a minute for the
+  slowest of the processes, which share cores.
+  """
   import jax
   import numpy as np
 
@@ -160,6 +165,7 @@ def _stepper(config, mesh, batch_size):
       state, values = step(state, batch)
     jax.block_until_ready((state, values))
 
+  meet()
   run(2)  # the first ones take longer
   return run
 
@@ -175,7 +181,7 @@ def _measure(flags):
   ways = ['one', 'apart', *strategies]
   measured = {way: [] for way in (*ways, 'lockstep')}
   with cluster.start(config, place, {}) as processes:
-    run = _steppers(flags, place, processes.hosts)
+    run = _steppers(flags, place, processes)
 
     def timed(way, steps):
       start = time.perf_counter()
@@ -200,7 +206,7 @@ def _measure(flags):
   return measured
 
 
-def _steppers(flags, place, hosts):
+def _steppers(flags, place, processes):
   """What this process can run, by way."""
   import jax
 
@@ -209,9 +215,12 @@ def _steppers(flags, place, hosts):
   count = place.count
   config = _config(flags, count)
   local_mesh = mesh_lib.create(config, jax.local_devices())
-  global_mesh = mesh_lib.create(config, hosts=hosts)
+  global_mesh = mesh_lib.create(config, hosts=processes.hosts)
+  meet = functools.partial(processes.gather, 'compiled')
   run = {
-    name: _stepper(_config(flags, count, name), global_mesh, config.batch_size)
+    name: _stepper(
+      _config(flags, count, name), global_mesh, config.batch_size, meet
+    )
     for name in flags.strategies.split(',')
   }
   run['apart'] = _stepper(config, local_mesh, config.batch_size // count)
