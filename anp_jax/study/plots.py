@@ -12,6 +12,8 @@ from anp_jax.system import drawing
 
 _MARKERS = 'osD^vP'
 _MODEL = 110  # letters of a model's name below a chart
+_SERIES = 30  # letters of a name that a panel has room for
+_AT_THE_END = 'Accuracy at the end'
 _STYLE = drawing.STYLE | {'axes.grid.axis': 'both'}
 
 
@@ -44,6 +46,7 @@ def speed(points: list[results.Point]) -> matplotlib.figure.Figure:
     ideal = [1, max(map(size, chosen))]
     axis.plot(ideal, ideal, '--', color=drawing.GREY, label='ideal')
     _series(axis, chosen, size, over)
+  _add_legends(figure, axes)
   return figure
 
 
@@ -86,10 +89,9 @@ def accuracy(
   for axis, (title, value) in zip(axes[2:], panels):
     axis.set(title=title, xlabel=_size(simulated))
     _series(axis, _both_levels(points), _workers, value)
-  if simulated and panels:
-    drawing.percent(axes[2].yaxis)
-  for axis in axes[:2]:
-    axis.legend()
+    if title == _AT_THE_END:
+      drawing.percent(axis.yaxis)
+  _add_legends(figure, axes)
   return figure
 
 
@@ -97,7 +99,7 @@ def _size_panels(points, target, simulated):
   """(title, value of a point) of the panels against the number of workers."""
   panels = []
   if simulated and len({p.workers for p in points}) > 1:
-    panels.append(('Accuracy at the end', lambda p: p.accuracy))
+    panels.append((_AT_THE_END, lambda p: p.accuracy))
   if target is not None:
     panels.append(
       (f'Seconds to {100 * target:g} %', lambda p: p.seconds_to(target))
@@ -154,6 +156,7 @@ def traffic(points: list[results.Point]) -> matplotlib.figure.Figure | None:
   simulated = any(p.simulated for p in points)
   axis.set(title='Traffic', xlabel=_size(simulated), ylabel='MB sent a step')
   _series(axis, _both_levels(points), _workers, lambda p: p.megabytes)
+  _add_legends(figure, [axis])
   return figure
 
 
@@ -309,8 +312,8 @@ def _both_levels(points):
 
 
 def _looks(points):
-  """Colour and marker of each strategy with its varied keys."""
-  names = dict.fromkeys(p.series for p in points)
+  """Colour and marker of each strategy with its varied keys that ran."""
+  names = dict.fromkeys(p.series for p in points if p.runs)
   return dict(zip(names, itertools.cycle(zip(drawing.COLOURS, _MARKERS))))
 
 
@@ -342,5 +345,20 @@ def _series(axis, points, size, value):
       axis.plot(x, value(p).mean, marker, color=colour, markerfacecolor=fill)
   axis.set_xticks(_apart(sorted({size(p) for p in points})))
   axis.set_ylim(bottom=0)
-  if axis.lines:
-    axis.legend()
+
+
+def _add_legends(figure, axes):
+  """A legend in each panel, or where names are long one below them all."""
+  named = [(axis, *axis.get_legend_handles_labels()) for axis in axes]
+  longest = max((len(x) for *_, labels in named for x in labels), default=0)
+  if longest <= _SERIES:
+    for axis, _, labels in named:
+      if labels:
+        axis.legend()
+    return
+  # The first panel has the names of all.
+  _, handles, labels = named[0]
+  columns = max(1, int(figure.get_figwidth() * 12 / longest))
+  rows = -(-len(labels) // columns)
+  figure.set_figheight(figure.get_figheight() + 0.2 * rows)
+  figure.legend(handles, labels, loc='outside lower center', ncols=columns)

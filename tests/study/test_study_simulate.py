@@ -1,6 +1,7 @@
 """Tests of study: workers that one process simulates."""
 
 import csv
+import dataclasses
 import json
 import subprocess
 import sys
@@ -213,6 +214,22 @@ def test_accuracy_is_drawn_against_simulated_time_and_workers(tmp_path):
   assert curve.get_xydata().tolist() == [[3600, 0.4], [7200, 0.6]]
   (server, _) = workers.containers
   assert server.lines[0].get_xydata().tolist() == [[4, 0.6], [16, 0.6]]
+
+
+def test_panels_keep_their_width_beside_long_names(tmp_path):
+  """Also where the only panel by workers is that of seconds, no percents."""
+  outcome = _outcome(tmp_path)
+  points = [
+    dataclasses.replace(p, varied={'mode': 'bounded', 'look_ahead': 'dana'})
+    for p in results.points(outcome.cells, outcome.runs, {})
+    if p.nodes == 16
+  ]
+  figure = plots.accuracy(points, 0.5)
+  plots.save(figure, str(tmp_path / 'accuracy.png'))
+  widths = [axis.get_position().width for axis in figure.axes]
+  assert len(widths) == 3 and min(widths) > 0.2  # of the figure's
+  formatter = figure.axes[2].yaxis.get_major_formatter()
+  assert '%' not in formatter.format_ticks([3600.0])[0]
 
 
 def test_the_page_says_that_workers_are_simulated(tmp_path):
