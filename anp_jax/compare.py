@@ -17,26 +17,17 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
+from anp_jax.config import exits
 
 
+@exits.with_status()
 def main(argv: list[str]) -> int:
   """Returns the process's exit status: 0, 2 (bad input), 130 (Ctrl-C)."""
-  try:
-    flags = _parse(argv[1:])
-    from anp_jax.reporting import comparison
+  flags = _parse(argv[1:])
+  from anp_jax.reporting import comparison
 
-    print(comparison.write(flags.runs, flags.output))
-    print(f'\ncomparison: {flags.output}', flush=True)
-  except BrokenPipeError:
-    # The reader has seen enough (head, less); at exit Python flushes again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-  except (config_lib.ConfigError, OSError) as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:  # of a program that calls this one
-    print('\ninterrupted', file=sys.stderr)
-    return 130
-  return 0
+  print(comparison.write(flags.runs, flags.output))
+  print(f'\ncomparison: {flags.output}', flush=True)
 
 
 def _parse(arguments):

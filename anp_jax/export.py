@@ -24,29 +24,23 @@ import jax
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
+from anp_jax.config import exits
 from anp_jax.config import urls
 
 # Those that have a backend in JAX itself; --platforms takes rocm as well.
 _PLATFORMS = 'cpu,cuda,tpu'
 
 
+@exits.with_status()
 def main(argv: list[str]) -> int:
   """Returns the process's exit status: 0, 2 (bad input), 130 (Ctrl-C)."""
-  try:
-    flags = _parse(argv[1:])
-    # Nothing is computed here, and no accelerator needed.
-    jax.config.update('jax_platforms', 'cpu')
-    for line in export(
-      flags.checkpoint, flags.output, flags.which, flags.platforms
-    ):
-      print(line, flush=True)
-  except (config_lib.ConfigError, OSError) as e:
-    print(urls.named(f'error: {e}').replace('\n', ' '), file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:  # of a program that calls this one
-    print('\ninterrupted', file=sys.stderr)
-    return 130
-  return 0
+  flags = _parse(argv[1:])
+  # Nothing is computed here, and no accelerator needed.
+  jax.config.update('jax_platforms', 'cpu')
+  for line in export(
+    flags.checkpoint, flags.output, flags.which, flags.platforms
+  ):
+    print(line, flush=True)
 
 
 def export(checkpoint: str, folder: str, which: str, platforms):

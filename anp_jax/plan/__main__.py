@@ -33,39 +33,32 @@ import os
 import re
 import sys
 
-from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
+from anp_jax.config import exits
 from anp_jax.plan import sizes
 from anp_jax.plan import tables
 from anp_jax.system import markdown
 from anp_jax.system import xla_flags
 
 
+@exits.with_status()
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
-  try:
-    overrides, rest = command_line.split_overrides(arguments)
-    flags = _flags([_underscored(a) for a in rest])
-    known_tables = tables.load(flags.entries)
-    if flags.check or flags.rows:
-      return _check(known_tables, flags)
-    if flags.list:
-      return _list(known_tables)
-    from anp_jax.plan import (
-      command as planning,  # JAX, once the flags are right
-    )
+  overrides, rest = command_line.split_overrides(arguments)
+  flags = _flags([_underscored(a) for a in rest])
+  known_tables = tables.load(flags.entries)
+  if flags.check or flags.rows:
+    return _check(known_tables, flags)
+  if flags.list:
+    return _list(known_tables)
+  # JAX, once the flags are right.
+  from anp_jax.plan import command as planning
 
-    if flags.measure and flags.config:  # a step as main.py compiles it
-      applying = command_line.applying(flags.config, overrides)
-      xla_flags.enable_for(command_line.load(flags.config, applying))
-    return planning.run(known_tables, flags, overrides)
-  except config_lib.ConfigError as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:
-    print('\ninterrupted')
-    return 130
+  if flags.measure and flags.config:  # a step as main.py compiles it
+    applying = command_line.applying(flags.config, overrides)
+    xla_flags.enable_for(command_line.load(flags.config, applying))
+  return planning.run(known_tables, flags, overrides)
 
 
 def _underscored(argument: str) -> str:

@@ -22,29 +22,27 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
+from anp_jax.config import exits
 from anp_jax.portability import collectives
 from anp_jax.portability import table
 from anp_jax.portability import targets
 
 
+@exits.with_status()
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
-  try:
-    overrides, rest = command_line.split_overrides(arguments)
-    flags = _flags(rest)
-    chosen = [targets.parse(text) for text in flags.target]
-    if not flags.config:
-      raise config_lib.ConfigError(
-        '--config=FILE[:VARIANT] is missing; see configs/'
-      )
-    if not chosen:
-      raise config_lib.ConfigError(
-        '--target is missing, such as cpu:8, tpu:v5e:2x2 or gpu:h200:16x4'
-      )
-    config = command_line.load(flags.config, overrides)
-  except config_lib.ConfigError as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
-    return 2
+  overrides, rest = command_line.split_overrides(arguments)
+  flags = _flags(rest)
+  chosen = [targets.parse(text) for text in flags.target]
+  if not flags.config:
+    raise config_lib.ConfigError(
+      '--config=FILE[:VARIANT] is missing; see configs/'
+    )
+  if not chosen:
+    raise config_lib.ConfigError(
+      '--target is missing, such as cpu:8, tpu:v5e:2x2 or gpu:h200:16x4'
+    )
+  config = command_line.load(flags.config, overrides)
   if flags.worker:
     print(json.dumps(_inspected(config, chosen[0], flags.dump)))
     return 0

@@ -26,6 +26,7 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
+from anp_jax.config import exits
 from anp_jax.config import urls
 from anp_jax.system import cores
 from anp_jax.system import xla_flags
@@ -33,9 +34,9 @@ from anp_jax.system import xla_flags
 _FORMATS = ('csv', 'jsonl')
 
 
+@exits.with_status()
 def main(argv: list[str]) -> int:
   """Returns the exit status: 0, 1 (none named), 2 (bad input), 130 (Ctrl-C)."""
-  progress = None
   try:
     flags = _parse(argv[1:])
     problem = xla_flags.missing_plugin()
@@ -46,16 +47,6 @@ def main(argv: list[str]) -> int:
     xla_flags.enable()
     progress = progress_lib.NamingProgress(sys.stderr)
     _run(flags, progress)
-  except BrokenPipeError:
-    # The reader has seen enough (head, less); at exit Python flushes again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
-  except (config_lib.ConfigError, OSError) as e:
-    print(urls.named(f'error: {e}').replace('\n', ' '), file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:  # of a program that calls this one
-    print('\ninterrupted', file=sys.stderr)
-    return 130
   except Exception as e:  # JAX says so in an error of its own
     if not isinstance(e, MemoryError) and 'RESOURCE_EXHAUSTED' not in str(e):
       raise

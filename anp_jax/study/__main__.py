@@ -32,6 +32,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import emulation_keys
+from anp_jax.config import exits
 from anp_jax.study import axes
 from anp_jax.study import channel_split
 from anp_jax.study import emulate
@@ -60,36 +61,30 @@ _OTHER_STUDIES = {
 }
 
 
+@exits.with_status('interrupted; run the same command to resume')
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
   if arguments and arguments[0] in _OTHER_STUDIES:
     return _OTHER_STUDIES[arguments[0]].main(arguments[1:])
-  try:
-    overrides, rest = command_line.split_overrides(arguments)
-    flags = _flags(rest)
-    study, cells, plan = _study(flags, overrides)
-    progress = progress_lib.Progress(study)
-    plans = {}
-    if flags.plan is not None:
-      plans = planned.rates(study, cells, flags.plan)
-    lost, contests = {}, []
-    if plan:
-      train = functools.partial(
-        _train, study, options=flags.slurm, progress=progress
-      )
-      cells, lost, contests = tune.run(study, cells, plan, train)
-      progress.note(*tune.notes(plan, contests))
-    left = [cell for cell in cells if cell not in lost]
-    failures = _train(study, left, flags.slurm, progress) | lost
-    runs = _runs(study, cells, failures, plans)
-    tuned = plan, contests
-    table = _written(study, cells, (runs, failures, tuned), flags, arguments)
-  except config_lib.ConfigError as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:
-    print('\ninterrupted; run the same command to resume')
-    return 130
+  overrides, rest = command_line.split_overrides(arguments)
+  flags = _flags(rest)
+  study, cells, plan = _study(flags, overrides)
+  progress = progress_lib.Progress(study)
+  plans = {}
+  if flags.plan is not None:
+    plans = planned.rates(study, cells, flags.plan)
+  lost, contests = {}, []
+  if plan:
+    train = functools.partial(
+      _train, study, options=flags.slurm, progress=progress
+    )
+    cells, lost, contests = tune.run(study, cells, plan, train)
+    progress.note(*tune.notes(plan, contests))
+  left = [cell for cell in cells if cell not in lost]
+  failures = _train(study, left, flags.slurm, progress) | lost
+  runs = _runs(study, cells, failures, plans)
+  tuned = plan, contests
+  table = _written(study, cells, (runs, failures, tuned), flags, arguments)
   left_out = all(isinstance(e, runner.Refusal) for e in failures.values())
   print(f'\n{table}')
   print(f'\nstudy: {os.path.join(study.folder, "study.md")}')

@@ -36,6 +36,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import emulation_keys
+from anp_jax.config import exits
 from anp_jax.study import channel_split_page
 from anp_jax.study import channel_split_process
 from anp_jax.study import grid
@@ -43,6 +44,7 @@ from anp_jax.study import launching
 from anp_jax.study import slurm
 
 
+@exits.with_status('interrupted; run the same command to start again')
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
   try:
@@ -65,15 +67,9 @@ def main(arguments: list[str]) -> int:
         with _busy(count) if flags.load else contextlib.nullcontext():
           folder = os.path.join(flags.workdir, f'{i}-{count}')
           runs += _run(flags, folder, path, count, options)
-  except config_lib.ConfigError as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
-    return 2
   except launching.Failed as e:
     print(f'error: {e}', file=sys.stderr)
     return 1
-  except KeyboardInterrupt:
-    print('\ninterrupted; run the same command to start again')
-    return 130
   print(channel_split_page.write(flags.workdir, runs, links, arguments))
   return 0
 

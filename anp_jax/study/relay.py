@@ -36,6 +36,7 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
+from anp_jax.config import exits
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.relay import candidates
 from anp_jax.runtimes.relay import spans as spans_lib
@@ -45,6 +46,7 @@ from anp_jax.study import slurm
 from anp_jax.study import usage
 
 
+@exits.with_status('interrupted; the same command begins again')
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
   try:
@@ -62,15 +64,9 @@ def main(arguments: list[str]) -> int:
       )
     study = Study(flags, overrides, config)
     rows = study.run()
-  except config_lib.ConfigError as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
-    return 2
   except launching.Failed as e:
     print(f'error: {e}', file=sys.stderr)
     return 1
-  except KeyboardInterrupt:
-    print('\ninterrupted; the same command begins again')
-    return 130
   page = relay_page.Page(flags, study.models, study.laps)
   print(page.write(rows, arguments))
   return 0

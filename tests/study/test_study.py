@@ -134,7 +134,7 @@ def test_a_stop_after_the_runs_is_one_line(pretend, monkeypatch, capsys):
 
   monkeypatch.setattr(traffic, 'megabytes', interrupted)
   assert study_main.main(_command(pretend / 'study', '--nodes=1')) == 130
-  assert capsys.readouterr().out.splitlines()[-1].startswith('interrupted;')
+  assert capsys.readouterr().err.splitlines()[-1].startswith('interrupted;')
 
 
 def test_bytes_that_a_ring_sends():

@@ -22,6 +22,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
+from anp_jax.config import exits
 from anp_jax.data import index_shuffle
 from anp_jax.data import lexicons
 from anp_jax.data import sources
@@ -54,26 +55,16 @@ class _OneBatch(batch_plan.BatchPlan):
     return np.arange(count), chosen, np.ones(count, np.float32)
 
 
+@exits.with_status()
 def main(argv: list[str]) -> int:
   """Returns the process's exit status: 0, 2 (bad input), 130 (Ctrl-C)."""
-  try:
-    overrides, rest = command_line.split_overrides(argv[1:])
-    flags = _parse(rest)
-    config = command_line.load(flags.config, overrides)
-    splits = _open(config)
-    for line in (_stats if flags.stats else _draw)(config, splits, flags):
-      print(line, flush=not flags.stats)
-    sys.stdout.flush()
-  except BrokenPipeError:
-    # The reader has seen enough (head, less); at exit Python flushes again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-  except (config_lib.ConfigError, OSError) as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:  # of a program that calls this one
-    print('\ninterrupted', file=sys.stderr)
-    return 130
-  return 0
+  overrides, rest = command_line.split_overrides(argv[1:])
+  flags = _parse(rest)
+  config = command_line.load(flags.config, overrides)
+  splits = _open(config)
+  for line in (_stats if flags.stats else _draw)(config, splits, flags):
+    print(line, flush=not flags.stats)
+  sys.stdout.flush()
 
 
 def examples(config, source, training: bool, count: int, step: int = 0) -> dict:

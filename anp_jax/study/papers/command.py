@@ -21,35 +21,30 @@ import sys
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
+from anp_jax.config import exits
 from anp_jax.study.papers import published
 
 _ALL = 'all'
 _PAGE = 'papers.md'
 
 
+@exits.with_status('interrupted; run the same command to resume')
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
-  try:
-    flags = _flags(arguments)
-    # JAX and matplotlib, once the flags are right.
-    from anp_jax.study.papers import lab as lab_lib
-    from anp_jax.study.papers import page
-    from anp_jax.study.papers import sections
+  flags = _flags(arguments)
+  # JAX and matplotlib, once the flags are right.
+  from anp_jax.study.papers import lab as lab_lib
+  from anp_jax.study.papers import page
+  from anp_jax.study.papers import sections
 
-    lab = lab_lib.Lab(flags.workdir, flags.predict_only)
-    facts = published.read()
-    names = list(facts) if flags.name == _ALL else [flags.name]
-    written = []
-    for name in names:
-      section = sections.BY_NAME[name](lab, facts[name])
-      written.append((section, lab.take_commands()))
-      print(f'\n{page.plain(section)}', flush=True)
-  except config_lib.ConfigError as e:
-    print(f'error: {e}'.replace('\n', ' '), file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:
-    print('\ninterrupted; run the same command to resume')
-    return 130
+  lab = lab_lib.Lab(flags.workdir, flags.predict_only)
+  facts = published.read()
+  names = list(facts) if flags.name == _ALL else [flags.name]
+  written = []
+  for name in names:
+    section = sections.BY_NAME[name](lab, facts[name])
+    written.append((section, lab.take_commands()))
+    print(f'\n{page.plain(section)}', flush=True)
   command = shlex.join(['python', '-m', 'anp_jax.study', 'papers', *arguments])
   title = 'The papers and this code' if flags.name == _ALL else flags.name
   page.write(flags.page, title, command, written)

@@ -1,0 +1,61 @@
+"""How a command ends."""
+
+import subprocess
+import sys
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import exits
+
+
+@pytest.mark.parametrize(
+  'outcome, status, line',
+  [
+    (None, 0, ''),
+    (1, 1, ''),
+    (config_lib.ConfigError('a\nb'), 2, 'error: a b\n'),
+    (FileNotFoundError(2, 'None', 'x'), 2, "error: [Errno 2] None: 'x'\n"),
+    (KeyboardInterrupt(), 130, '\nstopped; again\n'),
+  ],
+  ids=str,
+)
+def test_a_command_returns_its_status(outcome, status, line, capsys):
+  @exits.with_status('stopped; again')
+  def main(arguments):
+    assert arguments == ['x']
+    if isinstance(outcome, BaseException):
+      raise outcome
+    return outcome
+
+  assert main(['x']) == status
+  assert capsys.readouterr() == ('', line)
+
+
+def test_what_is_no_users_error_is_raised():
+  @exits.with_status()
+  def main(arguments):
+    raise ZeroDivisionError
+
+  with pytest.raises(ZeroDivisionError):
+    main([])
+
+
+def test_a_reader_may_leave_before_the_end():
+  program = """if True:
+    from anp_jax.config import exits
+
+    @exits.with_status()
+    def main(arguments):
+      while True:
+        print('line')
+
+    raise SystemExit(main([]))
+  """
+  process = subprocess.Popen(
+    [sys.executable, '-c', program],
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
+  assert process.stdout.readline() == 'line\n'
+  process.stdout.close()
+  assert process.stderr.read() == '' and process.wait() == 0
