@@ -108,14 +108,7 @@ normalise.__wrapped__.defvjp(_forward, _backward)
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def normalise_relu(
-  x,
-  scale,
-  bias,
-  epsilon: float,
-  axis_name: str | None = None,
-  platform: str = 'gpu',
-):
+def normalise_relu(x, scale, bias, epsilon, axis_name, platform):
   """`normalise` and a ReLU, whose gradient takes no pass of its own."""
   return _relu_forward(x, scale, bias, epsilon, axis_name, platform)[0]
 
