@@ -22,7 +22,8 @@ _RATE, _MOMENTUM = 0.1, 0.9
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
   """Networks of some hundred weights are not padded to a quarter million."""
-  monkeypatch.setattr(slice_optimizer, '_BLOCK', 2**10)
+  for kind in ('_MATRICES', '_VECTORS'):
+    monkeypatch.setattr(slice_optimizer, kind, 2**10)
 
 
 def _setup(config, ahead=None, servers=1, **keys):

@@ -24,7 +24,8 @@ _MOMENTUM = 0.9
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
   """Networks of some hundred weights are not padded to a quarter million."""
-  monkeypatch.setattr(slice_optimizer, '_BLOCK', 2**10)
+  for kind in ('_MATRICES', '_VECTORS'):
+    monkeypatch.setattr(slice_optimizer, kind, 2**10)
 
 
 class _Plain:

@@ -196,15 +196,15 @@ def test_slices_are_even_and_cover_all():
   first, second = flat.slices(2)
   assert (first.stop, second.stop) == (128, 273)
   # Matrices end in the second slice, 22 elements after its beginning.
-  blocks = flat.blocks(second, 100)
+  blocks = flat.blocks(second, 40, 100)
   assert [(b.start, b.stop, b.is_matrix) for b in blocks] == [
     (0, 22, True), (22, 122, False), (122, 145, False),
   ]  # fmt: skip
-  padded = blocks[2].cut(np.arange(145.0), 100)
+  padded = blocks[2].cut(np.arange(145.0))
   assert padded.shape == (100,)
   assert padded.tolist() == [*range(122, 145), *[0] * 77]
   assert blocks[2].trim(padded).tolist() == [*range(122, 145)]
-  assert blocks[0].cut(np.ones(145), 100).shape == (100, 1)
+  assert blocks[0].cut(np.ones(145)).shape == (40, 1)
 
 
 def test_matrices_come_first():

@@ -54,11 +54,8 @@ class GradientProgram:
       the network's own update; values: name to float: sums over the examples,
       'weight' of them, 'damaged', 'grad_norm', 'finite', 'vote'.
     """
-    arguments = jax.device_put(
-      (weights, stats, np.int32(step)), self._replicated
-    )
     gradients, stats_delta, values = jax.device_get(
-      self._program(*arguments, batch)
+      self._program(weights, stats, np.int32(step), batch)
     )
     gradient = self.layout.params.flatten(gradients, np)
     return gradient, stats_delta, {name: float(v) for name, v in values.items()}

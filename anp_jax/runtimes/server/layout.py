@@ -113,26 +113,38 @@ class FlatTree:
     cuts = [units * i // count * _ALIGNED for i in range(count)]
     return list(map(slice, cuts, [*cuts[1:], self.size]))
 
-  def blocks(self, part: slice, size: int) -> list['Block']:
-    """Cuts a slice into blocks of at most `size` elements of one rank."""
+  def blocks(self, part: slice, matrices: int, vectors: int) -> list['Block']:
+    """Cuts a slice into blocks of one rank.
+
+    Args:
+      part: slice of the vector.
+      matrices: elements that a block of matrices has room for.
+      vectors: the same for vectors.
+    """
     stop = part.stop - part.start
     border = min(max(self.matrices - part.start, 0), stop)
+    kinds = ((0, border, True, matrices), (border, stop, False, vectors))
     return [
-      Block(start, min(start + size, end), is_matrix)
-      for first, end, is_matrix in ((0, border, True), (border, stop, False))
+      Block(start, min(start + size, end), is_matrix, size)
+      for first, end, is_matrix, size in kinds
       for start in range(first, end, size)
     ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """Elements [start, stop) of a slice, all of matrices or all of vectors."""
+  """Elements [start, stop) of a slice, all of matrices or all of vectors.
+
+  Attributes:
+    size: elements that it is padded to.
+  """
 
   start: int
   stop: int
   is_matrix: bool
+  size: int
 
-  def cut(self, vector, size: int, xp=np):
+  def cut(self, vector, xp=np):
     """Returns this block of a slice's vector, padded with zeros.
 
     Returns:
@@ -140,8 +152,8 @@ class Block:
       as the mask of weight decay, is the same as for the whole leaf.
     """
     block = vector[self.start : self.stop]
-    if len(block) < size:
-      padding = xp.zeros(size - len(block), block.dtype)
+    if len(block) < self.size:
+      padding = xp.zeros(self.size - len(block), block.dtype)
       block = xp.concatenate([block, padding])
     return block.reshape(-1, 1) if self.is_matrix else block
 

@@ -114,10 +114,11 @@ class Simulation:
     Its ticket and its gradient are then with the parameter store.
     """
     reads, ticket = contribution['reads'], tuple(contribution['ticket'])
-    weights = np.concatenate(
-      [self._sent[v][0][part] for part, v in zip(self._slices, reads)]
-    )
-    stats = self._sent[reads[0]][1]
+    weights, stats = self._sent[reads[0]]
+    if len(set(reads)) > 1:
+      weights = np.concatenate(
+        [self._sent[v][0][part] for part, v in zip(self._slices, reads)]
+      )
     before = self._feed.waited
     batch = next(self._feed)
     with self._computing:

@@ -16,9 +16,10 @@ from anp_jax.runtimes.server import layout as layout_lib
 from anp_jax.training import multipliers
 
 # Elements that one call of the compiled update takes, padded with zeros. One
-# size, so one program: an element's bits do not depend on how the weights are
-# cut. (Compiled for each slice's own shapes, Adam's did.)
-_BLOCK = 2**18
+# size for matrices and one for vectors, so one program each: an element's bits
+# do not depend on how the weights are cut. (Compiled for each slice's own
+# shapes, Adam's did.) Vectors are few.
+_MATRICES, _VECTORS = 2**18, 2**14
 
 
 @struct.dataclass
@@ -26,7 +27,7 @@ class BlockState:
   """The state of one block of a server's slice.
 
   Attributes:
-    params: (_BLOCK,) weights, or (_BLOCK, 1) of matrices.
+    params: (_VECTORS,) weights, or (_MATRICES, 1).
     opt_state: of the optax chain.
     average: like params, averaged over steps; None without config.ema.
     wire: like params: the weights that are sent, current or ahead.
@@ -94,7 +95,7 @@ class SliceOptimizer:
     self.index = index
     self.delay = delay_compensation.settings(config)
     self.slice = layout.slices[index]
-    self.blocks = layout.params.blocks(self.slice, _BLOCK)
+    self.blocks = layout.params.blocks(self.slice, _MATRICES, _VECTORS)
     self.stats_size = layout.stats.size if index == 0 else 0
     self.device = _cpu()
     params = layout.params
@@ -103,6 +104,9 @@ class SliceOptimizer:
     frozen = multipliers.Frozen(config.optimizer.multipliers, zeros)
     self._frozen_stats = (
       layout.stats.spread(frozen.is_frozen_stat)[: self.stats_size] > 0
+    )
+    self._sends_params = (
+      look_ahead.keeps_read and layout.wire_dtype == params.dtype
     )
     self._update = jax.jit(self._updated)
     self._update_stats = jax.jit(self._updated_stats)
@@ -186,10 +190,12 @@ class SliceOptimizer:
     for block, old, factors in zip(
       self.blocks, state.blocks, self._factors, strict=True
     ):
-      cuts = [block.cut(g, _BLOCK) for g in gradients]
-      cut_read = None if read is None else block.cut(read, _BLOCK)
-      pushed = jax.device_put((cuts, cut_read), self.device)
+      # NumPy arrays, which follow the state's device.
+      cuts = [block.cut(g) for g in gradients]
+      pushed = cuts, None if read is None else block.cut(read)
       new, finite = self._update(step, old, pushed, shares, divisor, factors)
+      if self._sends_params:  # not a copy, as the program would return
+        new = new.replace(wire=new.params)
       blocks.append(new)
       checks.append(finite)
     state = SliceState(step + 1, stats, average, tuple(blocks), state.momenta)
@@ -202,7 +208,7 @@ class SliceOptimizer:
     if set(self._rate_factors.values()) == {1.0}:
       return [None] * len(self.blocks)
     factors = self._layout.params.spread(self._rate_factors.__getitem__)
-    cuts = [block.cut(factors[self.slice], _BLOCK) for block in self.blocks]
+    cuts = [block.cut(factors[self.slice]) for block in self.blocks]
     return jax.device_put(cuts, self.device)
 
   def _start(self, state, xp):
@@ -215,9 +221,7 @@ class SliceOptimizer:
 
     def block_state(block):
       def cut(leaf):
-        return (
-          block.cut(leaf[self.slice], _BLOCK, xp) if xp.ndim(leaf) else leaf
-        )
+        return block.cut(leaf[self.slice], xp) if xp.ndim(leaf) else leaf
 
       block_opt_state = jax.tree.map(cut, opt_state)
       return BlockState(
@@ -262,8 +266,9 @@ class SliceOptimizer:
       momentum=momentum,
       square=square,
     )
-    wire = self._sent(step + 1, state, factors)
-    return state.replace(wire=wire), jnp.isfinite(updates).all()
+    if not self._sends_params:
+      state = state.replace(wire=self._sent(step + 1, state, factors))
+    return state, jnp.isfinite(updates).all()
 
   def _aim(self, step, state, factors):
     """The weights at which a block's next gradient should be computed."""
