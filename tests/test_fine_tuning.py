@@ -26,11 +26,8 @@ pytestmark = [
   ),
 ]
 
-# EfficientNet-B0 compiles for a minute: for `make soak`.
-NETWORKS = (
-  'convnextv2_atto',
-  pytest.param('efficientnet_b0', marks=pytest.mark.soak),
-)
+# They compile for a minute: for `make soak`.
+NETWORKS = 'convnextv2_atto', 'efficientnet_b0'
 _STEPS, _SIGNAL_AT = 12, 2
 
 
@@ -75,7 +72,7 @@ def _terminate_at(monkeypatch, step):
   monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize('name', NETWORKS)
 def test_interrupted_fine_tuning_ends_with_the_same_bits(
   tmp_path, monkeypatch, capsys, name

@@ -206,7 +206,9 @@ def _await(ranks, words, times=1):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize('shares', ['(2, 1)', '()'])
+@pytest.mark.parametrize(
+  'shares', ['()', pytest.param('(2, 1)', marks=pytest.mark.soak)]
+)
 def test_an_offload_process_may_be_lost_and_come_again(tmp_path, shares):
   """The weights are those of a run that never had it."""
   keys = {**_KEYS, 'optimizer.learning_rate': '0.001', 'log.every': '20 steps'}
