@@ -13,6 +13,7 @@ from anp_jax.system import drawing
 _MARKERS = 'osD^vP'
 _MODEL = 110  # letters of a model's name below a chart
 _SERIES = 30  # letters of a name that a panel has room for
+_LETTERS = 12  # of a legend's names, in an inch
 _AT_THE_END = 'Accuracy at the end'
 _STYLE = drawing.STYLE | {'axes.grid.axis': 'both'}
 
@@ -140,6 +141,9 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
       color=looks[p.series][0], alpha=(i + 1) / len(series),
       label=p.label,
     )  # fmt: skip
+  if max(len(p.label) for p, _ in series) > _SERIES:
+    _add_legends(figure, [axis])
+    return figure
   # Of many cells the names are more than the panel has room for.
   columns = -(-len(series) // 12)
   figure.set_figwidth(figure.get_figwidth() + 1.9 * columns)
@@ -358,7 +362,10 @@ def _add_legends(figure, axes):
     return
   # The first panel has the names of all.
   _, handles, labels = named[0]
-  columns = max(1, int(figure.get_figwidth() * 12 / longest))
+  room = _LETTERS * figure.get_figwidth()
+  if longest > room:
+    figure.set_figwidth(longest / _LETTERS)
+  columns = max(1, int(room / longest))
   rows = -(-len(labels) // columns)
   figure.set_figheight(figure.get_figheight() + 0.2 * rows)
   figure.legend(handles, labels, loc='outside lower center', ncols=columns)

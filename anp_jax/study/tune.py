@@ -194,7 +194,11 @@ def durations(values: int, plan: Plan) -> list[float]:
 
 
 def rows(plan: Plan, contests: list[Tuned]) -> list[tuple[str, ...]]:
-  """Returns a table: the accuracy of each value of each cell, after a head."""
+  """Returns a table: the accuracy of each value of each cell, after a head.
+
+  Cells that cannot be are left out.
+  """
+  contests = [t for t in contests if not isinstance(t.error, runner.Refusal)]
   every = list(dict.fromkeys(v for t in contests for v in t.values))
   table = [('tuned', *map(_text, every), f'{plan.unit} spent')]
   for tuned in contests:

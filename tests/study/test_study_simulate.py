@@ -232,6 +232,27 @@ def test_panels_keep_their_width_beside_long_names(tmp_path):
   assert '%' not in formatter.format_ticks([3600.0])[0]
 
 
+@pytest.mark.parametrize('draw', [plots.staleness, plots.traffic])
+def test_long_names_are_below_a_lone_panel(tmp_path, draw):
+  outcome = _outcome(tmp_path)
+  runs = {
+    cell: dataclasses.replace(run, megabytes=3.0)
+    for cell, run in outcome.runs.items()
+  }
+  varied = {'mode': 'synchronous', 'look_ahead': 'none', 'backup_workers': '1'}
+  points = [
+    dataclasses.replace(p, varied={**varied, 'warmup_start': '0.0625'})
+    for p in results.points(outcome.cells, runs, {})
+  ]
+  figure = draw(points)
+  plots.save(figure, str(tmp_path / 'figure.png'))
+  (axis,), (legend,) = figure.axes, figure.legends
+  names, panel = legend.get_window_extent(), axis.get_tightbbox()
+  assert names.y1 <= panel.y0  # in pixels, upwards
+  assert 0 <= names.x0 and names.x1 <= figure.bbox.x1
+  assert axis.get_position().height > 0.5  # of the figure's
+
+
 def test_the_page_says_that_workers_are_simulated(tmp_path):
   text = page.write(str(tmp_path), 'A title', '', _outcome(tmp_path), None)
   assert 'Simulated workers, step_seconds=0.5: one process' in text

@@ -140,6 +140,17 @@ def test_what_diverges_is_no_candidate(tmp_path):
   assert server[1:] == (*['failed'] * 4, '24')
 
 
+def test_what_cannot_be_is_no_row(tmp_path):
+  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2')
+  refusal = runner.Refusal('config.strategy.backup_workers=1: expected 0')
+  cells = [grid.Cell('server', 1, 1, 0)]
+  chosen, failures, contests = tune.run(
+    study, cells, plan, lambda cells: dict.fromkeys(cells, refusal)
+  )
+  assert failures == {chosen[0]: refusal}
+  assert tune.rows(plan, contests) == []
+
+
 def test_a_key_that_a_strategy_lacks_is_not_tuned_there():
   plan = _plan(f'{_RATE}=0.1,0.2', 'strategy.look_ahead=none,dana')
   counts = [
