@@ -51,6 +51,7 @@ def test_it_trains_resumes_and_is_evaluated(tmp_path):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.soak
 def test_it_is_studied(tmp_path, capsys):
   status = study.main(
     [

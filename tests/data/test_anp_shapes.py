@@ -64,7 +64,7 @@ anp_shapes.os.rename = die
 _PART = {'train': 8, 'validation': 3}
 _SIZES = [
   pytest.param(_PART, id='part'),
-  pytest.param(anp_shapes.EXAMPLES_PER_CLASS, id='all', marks=pytest.mark.slow),
+  pytest.param(anp_shapes.EXAMPLES_PER_CLASS, id='all', marks=pytest.mark.soak),
 ]
 
 
@@ -287,7 +287,6 @@ def test_something_else_in_its_place(tmp_path, monkeypatch):
   assert (place / 'notes.txt').read_text() == 'mine'
 
 
-@pytest.mark.slow
 @_ALL
 def test_linear_classifier_on_pixels_stays_poor(pixels):
   def features(images):
@@ -300,7 +299,6 @@ def test_linear_classifier_on_pixels_stays_poor(pixels):
   assert 2 / len(scenes.CLASS_NAMES) < accuracy <= 0.35
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:lbfgs failed to converge')
 @_ALL
 def test_logistic_regression_on_pixels_stays_poor(pixels):
@@ -316,7 +314,6 @@ def test_logistic_regression_on_pixels_stays_poor(pixels):
   assert 2 / len(scenes.CLASS_NAMES) < accuracy <= 0.35
 
 
-@pytest.mark.slow
 @_ALL
 def test_linear_classifier_on_colours_stays_poor(pixels):
   def features(images):

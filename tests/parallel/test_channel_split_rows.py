@@ -47,7 +47,7 @@ def _by_batch(layers):
     ('rows=4,12', OURS, 1, 2),
     ('rows=0,6,2,0', OURS, 2, 4),
     ('rows=2,0,0,6,2,4,0,2', OURS, 1, 8),
-    ('rows=12,4', RESNET, 1, 2),
+    pytest.param('rows=12,4', RESNET, 1, 2, marks=pytest.mark.soak),
     ('rows=6,10', {**OURS, 'data.mixup': 0.2}, 1, 2),
     ('first=batch; plain=batch; ours=4,2', TWICE, 1, 2),
   ],

@@ -26,13 +26,8 @@ def test_models_of_a_ring_end_as_if_alone(tmp_path, monkeypatch):
   relaying.assert_same(tmp_path, config, sizes, range(len(models)))
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=pytest.mark.slow if i == 1 else pytest.mark.soak)
-    for i, name in enumerate(small_networks.NAMES)
-  ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize('name', small_networks.NAMES)
 def test_replay_of_three_workers_has_the_same_bits(
   tmp_path, config, monkeypatch, name
 ):

@@ -335,7 +335,7 @@ def test_an_unknown_case_is_answered_with_those_there_are(tmp_path):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_last_line_is_of_finite_ratios(tmp_path):
   result = _run(
     '--cases=tiny', '--peers=xla,flax,torch_eager', '--rounds=2',
