@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import pathlib
-import platform
 import re
 import subprocess
 import sys
@@ -312,19 +311,16 @@ def test_old_run_is_scored_and_names_photographs(tmp_path, record):
 def test_old_run_goes_on(name, tmp_path, record, is_same_machine):
   recorded = record['workdirs'][name]
   workdir = unpacked(name, tmp_path)
-  plan = workdir / 'kernel_split.json'
-  plan_text = plan.read_text() if plan.exists() else ''
   result = go_on(workdir, recorded['devices'], recorded['resume'])
   for is_now, was in zip(result['scores'], recorded['scores'], strict=True):
     _is_near(is_now, was)
-  # What was measured holds for devices of one host.
-  if is_same_machine and (
-    not plan_text or f'{platform.node()}, rank' in plan_text
-  ):
+  plan = workdir / 'kernel_split.json'
+  if plan.exists():
+    # The archive's, of format 2, has no costs of what plans consist of now: the
+    # devices are measured again, and the new plan decides the last bits.
+    assert json.loads(plan.read_text())['key']['format'] > 2
+  elif is_same_machine:
     assert result['weights'] == recorded['weights']
-    assert (
-      not plan_text or plan.read_text() == plan_text
-    )  # and not measured again
 
 
 @pytest.mark.parametrize(
