@@ -65,6 +65,8 @@ def _kill_in_phase(cluster):
       timer = threading.Timer(0.02, strike, (self,))
       timer.daemon = True
       timer.start()
+      if phase == 'step':
+        timer.join()  # steps are so short that the run would be over first
 
   def strike(self):
     nonlocal left
