@@ -98,6 +98,22 @@ def scaled(config) -> optax.GradientTransformation:
   return optax.stateless(scale)
 
 
+def decays(weight_decay: float, rules, mask) -> dict[str, float]:
+  """What each parameter is multiplied by and added to its gradient, by path.
+
+  Args:
+    weight_decay: of a parameter that no rule matches.
+    rules: pairs of regex and value.
+    mask: pytree of all parameters, True for those that decay at all.
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(mask)
+  names = {mesh_lib.path_name(path): is_decayed for path, is_decayed in leaves}
+  return {
+    name: is_decayed * weight_decay * factor(rules, name)
+    for name, is_decayed in names.items()
+  }
+
+
 def decayed(weight_decay: float, rules, mask) -> optax.GradientTransformation:
   """Adds weight decay to the gradient, a multiple of it by rules.
 
@@ -107,14 +123,26 @@ def decayed(weight_decay: float, rules, mask) -> optax.GradientTransformation:
     mask: params -> a pytree of them, True for those that decay at all.
   """
 
-  def decay(path, update, parameter, decays):
-    amount = decays * weight_decay * factor(rules, mesh_lib.path_name(path))
-    return update + jnp.asarray(amount, update.dtype) * parameter
+  def add(updates, params):
+    amounts = decays(weight_decay, rules, mask(params))
+    return jax.tree_util.tree_map_with_path(
+      lambda path, update, parameter: update + jnp.asarray(
+        amounts[mesh_lib.path_name(path)], update.dtype
+      ) * parameter,
+      updates, params,
+    )  # fmt: skip
 
-  return optax.stateless(
-    lambda updates, params: jax.tree_util.tree_map_with_path(
-      decay, updates, params, mask(params)
-    )
+  return optax.stateless(add)
+
+
+def decayed_slice() -> optax.GradientTransformationExtraArgs:
+  """Adds to the gradient of a slice `decays`, an array, times its weights."""
+
+  def update(gradient, state, weights, *, decays, **_):
+    return gradient + decays * weights, state
+
+  return optax.GradientTransformationExtraArgs(
+    lambda _: optax.EmptyState(), update
   )
 
 

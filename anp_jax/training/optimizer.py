@@ -127,8 +127,8 @@ def create(
     examples: images an epoch.
     total_steps: steps of the whole run.
     whole_leaves: whether it is given whole parameters, by their names. With
-      slices, effects 2 and 6 are the caller's; the state's structure is the
-      same.
+      slices, effects 2 and 6 are the caller's, and `update` is given
+      `decays=`, the part of `slice_decays`; the state's structure is the same.
 
   Returns:
     The optax transformation; `update` needs the parameters as well.
@@ -145,11 +145,7 @@ def create(
     clip = optax.clip_by_global_norm(o.clip_norm)
     effects.append(clip if whole_leaves else optax.identity())
   if o.weight_decay and o.name not in _OWN_DECAY:
-    effects.append(
-      multipliers.decayed(o.weight_decay, o.decay_multipliers, decay_mask)
-      if o.decay_multipliers
-      else optax.add_decayed_weights(o.weight_decay, decay_mask)
-    )
+    effects.append(_decay(o, whole_leaves))
   effects.append(_optimizer(o, rate))
   if o.multipliers or multipliers.layer_decay(config) != 1:
     scaled = multipliers.scaled(config)
@@ -157,9 +153,35 @@ def create(
   return optax.chain(*effects)
 
 
+def slice_decays(config, params) -> dict[str, float] | None:
+  """What `update` of a slice needs of each parameter, by its path.
+
+  Args:
+    config: the run's config.
+    params: pytree of all parameters, arrays or shapes.
+
+  Returns:
+    What `multipliers.decays` does; None where decays are not multiplied.
+  """
+  o = config.optimizer
+  rules = o.get('decay_multipliers', ())
+  if not o.weight_decay or not rules:
+    return None
+  return multipliers.decays(o.weight_decay, rules, decay_mask(params))
+
+
 def decay_mask(params):
   """True for each leaf of `params` that weight decay and trust ratios touch."""
   return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+
+def _decay(o, whole_leaves):
+  """The third effect."""
+  if not o.decay_multipliers:
+    return optax.add_decayed_weights(o.weight_decay, decay_mask)
+  if not whole_leaves:
+    return multipliers.decayed_slice()
+  return multipliers.decayed(o.weight_decay, o.decay_multipliers, decay_mask)
 
 
 def _optimizer(o, rate) -> optax.GradientTransformation:

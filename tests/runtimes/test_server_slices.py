@@ -225,6 +225,7 @@ def test_whole_chain_is_optax(config):
   """The joined state is one that `sync` can continue."""
   config.optimizer.name = 'adam'
   config.optimizer.clip_norm = 1.0
+  config.optimizer.decay_multipliers = (('head', 2.0),)
   setup = _setup(config, 3)
   opt_state = _run(setup).opt_state
   counts = [int(leaf) for leaf in jax.tree.leaves(opt_state) if not leaf.ndim]
@@ -313,6 +314,32 @@ def test_rates_decay_from_the_head_down_wherever_slices_end(sgd, monkeypatch):
     rate = sgd.optimizer.learning_rate * 0.5 ** (2 - layers.get(module, 2))
     for gradient in gradients:
       value = value - rate * gradient[module][leaf]
+    _close(result.params[module][leaf], value)
+
+
+@pytest.mark.parametrize('name', ['sgd', 'momentum'])
+@pytest.mark.parametrize('servers', [1, 2, 3, 5])
+def test_decays_are_multiplied_wherever_slices_end(sgd, servers, name):
+  """Decay is not clipped, and is of matrices alone; written in NumPy."""
+  sgd.optimizer.name, sgd.optimizer.clip_value = name, 0.5
+  sgd.optimizer.weight_decay = 0.1
+  sgd.optimizer.decay_multipliers = (('head', 25.0), ('conv1', 0))
+  setup = _setup(sgd, servers)
+  result, start = _run(setup), _random_state(setup)
+  keep = sgd.optimizer.momentum if name == 'momentum' else 0.0
+  flat = setup.layout.params
+  gradients = [flat.unflatten(gradient) for (gradient,), _ in _gradients(setup)]
+  factors = {'head': 25, 'conv1': 0}
+  for path in flat.names:
+    module, leaf = path.split('/')
+    value, trace = start.params[module][leaf], 0.0
+    if name == 'momentum':
+      trace = optax.tree.get(start.opt_state, 'trace')[module][leaf]
+    decay = 0.1 * factors.get(module, 1) * (value.ndim > 1)
+    for gradient in gradients:
+      clipped = np.clip(gradient[module][leaf], -0.5, 0.5)
+      trace = keep * trace + clipped + decay * value
+      value = value - sgd.optimizer.learning_rate * trace
     _close(result.params[module][leaf], value)
 
 

@@ -123,7 +123,8 @@ class LookAhead:
     self.settings = ahead
     is_ahead = ahead.method != 'none'
     self.keeps_read = not is_ahead or config.optimizer.name == 'nesterov'
-    self._chain, self._schedule = chain, schedule
+    self._chain = optax.with_extra_args_support(chain)
+    self._schedule = schedule
     self._decay = config.optimizer.momentum if is_ahead else 0.0
 
   def start(self, opt_state, xp=jnp):
@@ -133,7 +134,7 @@ class LookAhead:
     total = xp.zeros_like(_trace(opt_state))
     return Cycle(total=total, count=xp.zeros((), xp.int32))
 
-  def update(self, step, gradient, state):
+  def update(self, step, gradient, state, decays):
     """Computes a block's update.
 
     Args:
@@ -141,6 +142,8 @@ class LookAhead:
       gradient: of the block.
       state: `slice_optimizer.BlockState`; its `momentum` is the Cycle, or the
         v_i of the gradient's worker.
+      decays: like the gradient, the block's part of `optimizer.slice_decays`;
+        or None.
 
     Returns:
       What is added to the kept weights; the new opt_state; the new momentum.
@@ -149,7 +152,9 @@ class LookAhead:
     old = state.opt_state
     if method == 'dana':
       old = optax.tree.set(old, trace=state.momentum)
-    updates, new = self._chain.update(gradient, old, state.params)
+    updates, new = self._chain.update(
+      gradient, old, state.params, decays=decays
+    )
     momentum = None
     if method == 'dana':
       momentum = _trace(new)

@@ -3,6 +3,7 @@
 import functools
 import os
 from typing import Any
+from typing import NamedTuple
 
 from flax import struct
 import jax
@@ -14,6 +15,7 @@ from anp_jax.parallel import state as state_lib
 from anp_jax.runtimes.server import delay_compensation
 from anp_jax.runtimes.server import layout as layout_lib
 from anp_jax.training import multipliers
+from anp_jax.training import optimizer as optimizer_lib
 
 # Elements that one call of the compiled update takes, padded with zeros. One
 # size for matrices and one for vectors, so one program each: an element's bits
@@ -64,6 +66,19 @@ class SliceState:
   momenta: tuple = struct.field(pytree_node=False, default=())
 
 
+class Factors(NamedTuple):
+  """What one block's elements are multiplied by.
+
+  Attributes:
+    rate: like the weights, of the update; None: 1.
+    decay: like the weights, of the weights that are added to the gradient;
+      None where no rules say so.
+  """
+
+  rate: Any
+  decay: Any
+
+
 class SliceOptimizer:
   """Makes and updates the state of one server's slice.
 
@@ -100,7 +115,9 @@ class SliceOptimizer:
     self.device = _cpu()
     params = layout.params
     zeros = params.unflatten(np.zeros(params.size))
-    self._rate_factors = multipliers.rate_factors(config, zeros)
+    rates = multipliers.rate_factors(config, zeros)
+    self._rates = None if set(rates.values()) == {1.0} else rates
+    self._decays = optimizer_lib.slice_decays(config, zeros)
     frozen = multipliers.Frozen(config.optimizer.multipliers, zeros)
     self._frozen_stats = (
       layout.stats.spread(frozen.is_frozen_stat)[: self.stats_size] > 0
@@ -204,12 +221,17 @@ class SliceOptimizer:
 
   @functools.cached_property
   def _factors(self):
-    """What updates are multiplied by, by block; None where that is 1."""
-    if set(self._rate_factors.values()) == {1.0}:
-      return [None] * len(self.blocks)
-    factors = self._layout.params.spread(self._rate_factors.__getitem__)
-    cuts = [block.cut(factors[self.slice]) for block in self.blocks]
-    return jax.device_put(cuts, self.device)
+    """The Factors of each block."""
+
+    def cut(values):
+      if values is None:
+        return [None] * len(self.blocks)
+      vector = self._layout.params.spread(values.__getitem__)[self.slice]
+      return jax.device_put(
+        [block.cut(vector) for block in self.blocks], self.device
+      )
+
+    return list(map(Factors, cut(self._rates), cut(self._decays)))
 
   def _start(self, state, xp):
     params, stats = self._layout.params, self._layout.stats
@@ -252,12 +274,12 @@ class SliceOptimizer:
         self.delay, gradient, drift, square
       )
     updates, opt_state, momentum = self._look_ahead.update(
-      step, gradient, state
+      step, gradient, state, factors.decay
     )
-    updates = _scaled(updates, factors) / divisor
+    updates = _scaled(updates, factors.rate) / divisor
     params = state.params + updates
-    if factors is not None:  # to the bit, also the sign of a zero
-      params = jnp.where(factors > 0, params, state.params)
+    if factors.rate is not None:  # to the bit, also the sign of a zero
+      params = jnp.where(factors.rate > 0, params, state.params)
     state = BlockState(
       params=params,
       opt_state=opt_state,
@@ -275,7 +297,7 @@ class SliceOptimizer:
     move = self._look_ahead.own_move(step, state)
     if move is None:
       return state.params
-    return state.params + _scaled(move, factors)
+    return state.params + _scaled(move, factors.rate)
 
   def _sent(self, step, state, factors):
     """A block's weights as workers read them before update `step`."""
@@ -283,7 +305,7 @@ class SliceOptimizer:
     if not look_ahead.keeps_read:
       expected = look_ahead.expected(state.opt_state, state.momentum)
       move = look_ahead.move(step, expected)
-      weights = weights + _scaled(move, factors)
+      weights = weights + _scaled(move, factors.rate)
     return weights.astype(self._layout.wire_dtype)
 
   def _updated_stats(self, step, stats, average, deltas):

@@ -97,11 +97,6 @@ class Server(sync.Sync):
       'another one where strategy.name is server: its trust ratios are norms '
       'of whole layers, and a server has a slice',
     )  # fmt: skip
-    decays = config.get('optimizer.decay_multipliers', ())
-    rules.check(
-      not decays, 'optimizer.decay_multipliers', decays,
-      '() where strategy.name is server: a slice has no names of parameters',
-    )  # fmt: skip
     mode = config['strategy.mode']
     backups = config['strategy.backup_workers']
     rules.check(
