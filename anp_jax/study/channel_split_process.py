@@ -107,8 +107,7 @@ def measure(
   """
   spec = _spec(config, processes, pool)
   timing = timing_lib.Timing(spec, processes)
-  timing.round()
-  timing.round()
+  calibrate.run_rounds(timing, processes)
   costs = timing.costs()
   # Unlike hosts may round otherwise: one of them decides.
   plans, baseline = processes.gather([divisions(costs), costs.baseline])[0]
@@ -249,7 +248,7 @@ def _time(functions, timing, rounds, processes) -> dict[str, list[float]]:
     timing.round()
     for name, function in functions.items():
       processes.gather('ready')
-      slowest = max(processes.gather(stopwatch.timed(function)))
+      slowest = max(processes.gather(stopwatch.timed_again(function)))
       if i:  # the first one does not count
         seconds[name].append(slowest)
   return seconds

@@ -13,6 +13,16 @@ def timed(run: Callable[[], object]) -> float:
   return time.perf_counter() - start
 
 
+def timed_again(run: Callable[[], object]) -> float:
+  """Returns the seconds that a function takes at its second call.
+
+  Steps of a run follow each other. A core that has waited, or done something
+  else, takes longer for the first one (a fifth, measured).
+  """
+  run()
+  return timed(run)
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
   """Returns the lower quartile, the median and the upper quartile."""
   if len(values) < 2:

@@ -109,6 +109,12 @@ def plan_text(costs: costs_lib.Costs, plan: costs_lib.Plan) -> str:
 def measure(spec: run_spec.RunSpec, processes) -> costs_lib.Costs:
   """Times the network on the run's devices; all processes call it."""
   timing = timing_lib.Timing(spec, processes)
+  run_rounds(timing, processes)
+  return timing.costs()
+
+
+def run_rounds(timing: timing_lib.Timing, processes) -> None:
+  """Times until the devices' speeds are known; all processes call it."""
   seconds = rounds = 0
   while rounds < _ROUNDS[0] or (
     seconds < _SECONDS and rounds < _ROUNDS[1] and timing.interval() > _INTERVAL
@@ -118,7 +124,6 @@ def measure(spec: run_spec.RunSpec, processes) -> costs_lib.Costs:
     rounds += 1
     # All processes must run equally many rounds.
     seconds += max(processes.gather(time.perf_counter() - start))
-  return timing.costs()
 
 
 def _is_same(saved: dict, key: dict) -> bool:

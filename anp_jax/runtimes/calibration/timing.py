@@ -92,17 +92,17 @@ class Timing:
     self._rounds, self._collective_rounds = [], []
 
   def round(self) -> None:
-    """Runs everything once; all processes call it equally often."""
+    """Times everything once; all processes call it equally often."""
     processes = self._processes
     self._rounds.append([])
     with futures.ThreadPoolExecutor(max(map(len, self._programs))) as pool:
       for program in self._programs:
         processes.heartbeat('timing')
         processes.gather('ready')
-        self._rounds[-1].append(list(pool.map(stopwatch.timed, program)))
+        self._rounds[-1].append(list(pool.map(stopwatch.timed_again, program)))
     processes.gather('ready')
     self._collective_rounds.append(
-      [stopwatch.timed(run) for _, _, run in self._collectives]
+      [stopwatch.timed_again(run) for _, _, run in self._collectives]
     )
 
   def interval(self) -> float:
