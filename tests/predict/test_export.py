@@ -27,7 +27,6 @@ from anp_jax.data.input import decode_pillow
 from anp_jax.models import convnext
 from tests import builders
 from tests import exporting
-from tests import published
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -48,6 +47,8 @@ _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
 def test_transformers_loads_it(name, keys, tmp_path, monkeypatch):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
+  from tests import published  # which imports PyTorch
+
   tiny = (1, (1, 1, 2, 1), 8)
   monkeypatch.setitem(convnext.SIZES, 'convnext_tiny', tiny)
   trained = exporting.trained(name, **keys)
