@@ -1,5 +1,6 @@
 """The study of split convolutions: arithmetic, figures, and all of it."""
 
+import collections
 import dataclasses
 import json
 
@@ -7,11 +8,13 @@ import pytest
 
 from anp_jax import cluster
 from anp_jax.runtimes.calibration import costs as costs_lib
+from anp_jax.runtimes.calibration import timing as timing_lib
 from anp_jax.study import __main__ as study_main
 from anp_jax.study import channel_split
 from anp_jax.study import channel_split_page
 from anp_jax.study import channel_split_process
 from anp_jax.study import plots
+from anp_jax.system import stopwatch
 from tests import splitting
 
 
@@ -86,6 +89,31 @@ def test_each_division_has_a_state_of_its_own():
   )
   for run in (steps[8], steps[12], steps[8]):
     run()
+
+
+def test_steps_and_programs_are_timed_at_second_calls(monkeypatch):
+  """Seconds are the number of the call; of two rounds the second one counts."""
+  calls = collections.Counter()
+
+  def timed(run):
+    run()
+    return calls[run]
+
+  monkeypatch.setattr(stopwatch, 'timed', timed)
+  step, program, collective = (lambda: calls.update([step]),
+                               lambda: calls.update([program]),
+                               lambda: calls.update([collective]))  # fmt: skip
+  timing = object.__new__(timing_lib.Timing)  # nothing is compiled
+  timing._processes = processes = cluster.Processes(
+    splitting.two_convolutions()
+  )
+  timing._programs, timing._rounds = [[program]], []
+  timing._collectives = [('gather', 8, collective)]
+  timing._collective_rounds = []
+  seconds = channel_split_process._time({'plan': step}, timing, 1, processes)
+  assert seconds == {'plan': [4]}
+  assert timing._rounds == [[[2]], [[4]]]
+  assert timing._collective_rounds == [[2], [4]]
 
 
 def test_simulated_devices_are_like_the_fastest():
