@@ -16,8 +16,8 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
-from anp_jax.config import command_line
 from anp_jax.config import exits
+from anp_jax.config import outputs
 
 
 @exits.with_status()
@@ -36,7 +36,7 @@ def _parse(arguments):
     raise config_lib.ConfigError('no run is given: expected workdirs')
   flags.runs = [os.path.expanduser(path) for path in flags.runs]
   flags.output = os.path.expanduser(flags.output)
-  command_line.check_file('--output', flags.output)
+  outputs.check_file('--output', flags.output, ('.html', '.htm'))
   return flags
 
 

@@ -23,8 +23,8 @@ import jax
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
-from anp_jax.config import command_line
 from anp_jax.config import exits
+from anp_jax.config import outputs
 from anp_jax.config import urls
 
 # Those that have a backend in JAX itself; --platforms takes rocm as well.
@@ -108,7 +108,7 @@ def _parse(arguments):
   for name in ('checkpoint', 'output'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name}=DIR is missing')
-  command_line.check_folder('--output', flags.output)
+  outputs.check_folder('--output', flags.output)
   from anp_jax.checkpoint.weights import program
 
   flags.platforms = tuple(p.strip() for p in flags.platforms.split(','))

@@ -12,6 +12,7 @@ import ml_collections
 from anp_jax.config import aliases
 from anp_jax.config import argument_parser
 from anp_jax.config import errors
+from anp_jax.config import outputs
 from anp_jax.config import recipes
 from anp_jax.config import resolve
 from anp_jax.config import saved_run
@@ -177,7 +178,7 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
     name = os.path.basename(name).replace('.py', '').replace(':', '-')
     workdir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
   if not flags.output:  # else nothing is written there
-    check_folder('--workdir', workdir)
+    outputs.check_folder('--workdir', workdir)
   _check_store(workdir, config)
   if not is_evaluation:
     _check_apart(workdir, config)
@@ -251,48 +252,7 @@ def _check_output(flags, config):
       'writes the leaderboard in the workdir, and no folder'
     )
   if flags.output:
-    check_folder('--output', os.path.expanduser(flags.output))
-
-
-def check_folder(flag: str, path: str) -> None:
-  """Refuses a folder to write to that cannot be made or written to.
-
-  Args:
-    flag: that names it, with its dashes.
-    path: of the folder, which need not be there.
-
-  Raises:
-    ConfigError: naming the flag, and the file or folder at fault.
-  """
-  urls.check(flag, path, ())
-  place = path
-  while not os.path.lexists(place):
-    place = os.path.dirname(os.path.abspath(place))
-  if not os.path.isdir(place):
-    where = '' if place == path else f': {place}'
-    raise errors.ConfigError(
-      f'{flag}={path!r}{where} is a file, expected a folder'
-    )
-  if not os.access(place, os.W_OK | os.X_OK):
-    raise errors.ConfigError(
-      f'{flag}={path!r}: {place} cannot be written to; choose another folder'
-    )
-
-
-def check_file(flag: str, path: str) -> None:
-  """Refuses a file that cannot be written; see `check_folder`."""
-  urls.check(flag, path, ())
-  folder = os.path.dirname(path) or '.'
-  if os.path.isdir(path) or not os.path.isdir(folder):
-    what = 'a folder' if os.path.isdir(path) else f'{folder} is no folder'
-    raise errors.ConfigError(
-      f'{flag}={path!r}: {what}, expected a file to write'
-    )
-  place = path if os.path.exists(path) else folder
-  if not os.access(place, os.W_OK):
-    raise errors.ConfigError(
-      f'{flag}={path!r}: {place} cannot be written to; choose another place'
-    )
+    outputs.check_folder('--output', os.path.expanduser(flags.output))
 
 
 def _check_store(workdir, config):

@@ -7,6 +7,7 @@ from typing import Any
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.config import outputs
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.plan import machines as machines_lib
 from anp_jax.plan import page
@@ -172,9 +173,9 @@ def _request(flags) -> points_lib.Request:
       'from 1'
     )
   if flags.out:
-    command_line.check_file('--out', flags.out)
+    outputs.check_file('--out', flags.out, ('.png',))
   if flags.workdir:
-    command_line.check_folder('--workdir', flags.workdir)
+    outputs.check_folder('--workdir', flags.workdir)
   return points_lib.Request(scaling, flags.images_per_device, flags.input_rate)
 
 

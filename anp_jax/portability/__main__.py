@@ -23,6 +23,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import exits
+from anp_jax.config import outputs
 from anp_jax.portability import collectives
 from anp_jax.portability import table
 from anp_jax.portability import targets
@@ -100,7 +101,10 @@ def _flags(arguments):
     '--dump', default='', metavar='DIR', help="for the programs' texts"
   )
   parser.add_argument('--worker', action='store_true', help=argparse.SUPPRESS)
-  return parser.parse(arguments)
+  flags = parser.parse(arguments)
+  if flags.dump:
+    outputs.check_folder('--dump', flags.dump)
+  return flags
 
 
 def _in_a_process(target, flags, overrides) -> dict:

@@ -25,13 +25,16 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
-from anp_jax.config import command_line
 from anp_jax.config import exits
+from anp_jax.config import outputs
 from anp_jax.config import urls
 from anp_jax.system import cores
 from anp_jax.system import xla_flags
 
 _FORMATS = ('csv', 'jsonl')
+_SUFFIXES = {
+  '.csv': 'csv', '.jsonl': 'jsonl', '.json': 'jsonl', '.ndjson': 'jsonl',
+}  # fmt: skip
 
 
 @exits.with_status()
@@ -96,22 +99,34 @@ def _parse(arguments):
       raise config_lib.ConfigError(
         f'--{name}={value}: expected {int(name == "top")} or more'
       )
-  if not flags.format:
-    suffix = os.path.splitext(flags.output)[1].lstrip('.').lower()
-    flags.format = {'json': 'jsonl', 'ndjson': 'jsonl'}.get(suffix, suffix)
-    if flags.format not in _FORMATS:
-      flags.format = 'csv'
-  elif flags.format not in _FORMATS:
+  _check_outputs(flags)
+  return flags
+
+
+def _check_outputs(flags):
+  """Refuses what cannot be written, and names of another format."""
+  for name in ('output', 'sheet'):
+    setattr(flags, name, os.path.expanduser(getattr(flags, name)))
+  if flags.format and flags.format not in _FORMATS:
     raise config_lib.ConfigError(
       f'--format={flags.format!r}: expected csv or jsonl'
       f'{config_lib.nearest(flags.format, _FORMATS)}'
     )
-  for name in ('output', 'sheet'):
-    path = os.path.expanduser(getattr(flags, name))
-    if path:
-      command_line.check_file(f'--{name}', path)
-    setattr(flags, name, path)
-  return flags
+  suffix = os.path.splitext(flags.output)[1].lower()
+  by_name = _SUFFIXES.get(suffix)
+  if flags.format and by_name and flags.format != by_name:
+    raise config_lib.ConfigError(
+      f'--output={flags.output!r} is the name of a {by_name} file, and '
+      f'--format={flags.format}: expected one of them'
+    )
+  if flags.output:
+    is_chosen = flags.format or not suffix
+    outputs.check_file(
+      '--output', flags.output, () if is_chosen else tuple(_SUFFIXES)
+    )
+  flags.format = flags.format or by_name or 'csv'
+  if flags.sheet:
+    outputs.check_file('--sheet', flags.sheet, ('.png',))
 
 
 def _parser():

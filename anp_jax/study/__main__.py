@@ -33,6 +33,7 @@ from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import emulation_keys
 from anp_jax.config import exits
+from anp_jax.config import outputs
 from anp_jax.study import axes
 from anp_jax.study import channel_split
 from anp_jax.study import emulate
@@ -228,7 +229,7 @@ def _check_flags(flags, overrides, rates):
   for flag in ('config', 'workdir'):
     if not getattr(flags, flag):
       raise config_lib.ConfigError(f'--{flag} is missing')
-  command_line.check_folder('--workdir', flags.workdir)
+  outputs.check_folder('--workdir', flags.workdir)
   for key, flag in grid.AXES.items():
     if key in overrides and (key != grid.RATE or rates != (None,)):
       raise config_lib.ConfigError(

@@ -37,6 +37,7 @@ from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import emulation_keys
 from anp_jax.config import exits
+from anp_jax.config import outputs
 from anp_jax.study import channel_split_page
 from anp_jax.study import channel_split_process
 from anp_jax.study import grid
@@ -106,7 +107,7 @@ def _flags(arguments):
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name} is missing')
-  command_line.check_folder('--workdir', flags.workdir)
+  outputs.check_folder('--workdir', flags.workdir)
   channel_split_process.check_rounds(flags.rounds)
   return flags
 

@@ -37,6 +37,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import exits
+from anp_jax.config import outputs
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.relay import candidates
 from anp_jax.runtimes.relay import spans as spans_lib
@@ -97,7 +98,7 @@ def _flags(arguments):
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name} is missing')
-  command_line.check_folder('--workdir', flags.workdir)
+  outputs.check_folder('--workdir', flags.workdir)
   if flags.stations < 1:
     raise config_lib.ConfigError(
       f'--stations={flags.stations}: expected 1 or more'

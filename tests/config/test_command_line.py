@@ -7,12 +7,14 @@ import sys
 
 import pytest
 
+from anp_jax import compare
 from anp_jax import config as config_lib
 from anp_jax import export
 from anp_jax.config import command_line
 from anp_jax.config import help
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.data.show import __main__ as show
+from anp_jax.plan import __main__ as plan
 from anp_jax.predict import __main__ as predict
 from anp_jax.study import __main__ as study
 from anp_jax.system import xla_flags
@@ -36,6 +38,46 @@ def _run(tmp_path):
   config = command_line.load(_TINY.removeprefix('--config='), {})
   (run / 'config.json').write_text(config_lib.to_json(config))
   return run
+
+
+# Command, what it is called with, and what else is the name of another format.
+_NAMED = [
+  ('predict', '--sheet=names.pgn', "did you mean '.png'?"),
+  ('predict', '--sheet=names', 'ends in .png'),
+  ('predict', '--output=names.cvs', "did you mean '.csv'?"),
+  ('predict', '--output=names.txt', '.csv or .jsonl or .json or .ndjson'),
+  ('plan', '--out=plan.xyz', 'ends in .png'),
+  ('plan', '--out=plan.pdf', 'ends in .png'),
+  ('compare', '--output=x.txt', 'ends in .html or .htm'),
+  ('compare', '--output=x.htlm', "did you mean '.htm'?"),
+  ('papers', '--page=page.dm', "did you mean '.md'?"),
+]
+
+
+@pytest.mark.parametrize('name, flag, hint', _NAMED)
+def test_a_name_of_another_format_is_refused(
+  name, flag, hint, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  run = _run(tmp_path)
+  command, arguments = {
+    'predict': (predict.main, ['predict', f'--checkpoint={run}', str(run)]),
+    'plan': (plan.main, [_TINY, '--device=h100']),
+    'compare': (compare.main, ['compare', str(run)]),
+    'papers': (study.main, ['papers', 'ring2015', f'--workdir={run}']),
+  }[name]
+  text = _line(capsys, command, *arguments, flag)
+  name, _, path = flag.partition('=')
+  assert f'{name}={path!r}' in text and hint in text
+  assert [p.name for p in tmp_path.iterdir()] == ['run']
+
+
+def test_a_name_of_one_format_and_another_format(tmp_path, capsys):
+  text = _line(
+    capsys, predict.main, 'predict', f'--checkpoint={_run(tmp_path)}', 'x',
+    '--output=names.csv', '--format=jsonl',
+  )  # fmt: skip
+  assert "--output='names.csv'" in text and '--format=jsonl' in text
 
 
 # Function, what it is called with, and the flag with the place to write to.
@@ -88,7 +130,7 @@ def test_a_place_that_cannot_be_written_to(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
       os, 'access', lambda path, *m: str(path) != str(sealed) and real(path, *m)
     )
-  place = sealed / 'new'
+  place = sealed / ('new.png' if flag == '--sheet' else 'new')
   text = _line(capsys, command, *arguments, f'{flag}={place}')
   assert f'{flag}={str(place)!r}: {sealed} cannot be written to' in text
 

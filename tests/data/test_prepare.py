@@ -1,10 +1,12 @@
 """Tests of prepare: every kind of file, and what the policies do about it."""
 
+import collections
 import io
 import json
 import os
 import pathlib
 import re
+import shutil
 
 import numpy as np
 from PIL import Image
@@ -12,6 +14,7 @@ import pytest
 
 from anp_jax.data import sources
 from anp_jax.data.prepare import plan as plan_lib
+from anp_jax.data.prepare import worker_pool
 from tests import builders
 from tests import prepared
 
@@ -274,3 +277,40 @@ def test_a_file_belongs_to_the_shard_of_its_middle(sizes, size, lengths):
   shards = plan_lib.shards(_split(sizes), size)
   assert [len(shard) for shard in shards] == lengths
   assert np.concatenate(shards).tolist() == list(range(len(sizes)))
+
+
+_Usage = collections.namedtuple('_Usage', 'total used free')
+
+
+def _with_room(monkeypatch, free):
+  monkeypatch.setattr(shutil, 'disk_usage', lambda _: _Usage(1e9, 0, free))
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_work(
+  tmp_path, capsys, monkeypatch
+):
+  """Only what is stored as it is counts, less what is written already."""
+  contents = {f'train/a/{i}.jpg': prepared.photo(i) for i in range(3)} | {
+    f'train/b/{i}.png': prepared.photo(i, 'PNG') for i in range(2)
+  }
+  size = sum(map(len, contents.values()))
+  contents['train/b/large.bmp'] = bytes(10 * size)  # no image, as is seen later
+  contents['train/b/new.webp'] = prepared.photo(9, 'WEBP')  # is converted
+  root = builders.write_tree(tmp_path / 'tree', contents)
+  data = tmp_path / 'sets'
+  flags = [f'--from={root}', '--name=n', f'--data_dir={data}', '--eval_split=']
+  bmp = 10 * size
+  _with_room(monkeypatch, size + bmp - 1)
+  with monkeypatch.context() as m:
+    m.setattr(
+      worker_pool.Pool, 'make', lambda *_: pytest.fail('work has begun')
+    )
+    line = prepared.error(capsys, *flags)
+  assert f'--data_dir={str(data)!r}' in line
+  assert f'{(size + bmp) / 1e6:,.1f} MB are to be written' in line
+  # Once all are examined it is known that the large one is not stored.
+  _with_room(monkeypatch, size - 1)
+  line = prepared.error(capsys, *flags, '--policy=corrupt=skip')
+  assert f'{size / 1e6:,.1f} MB are to be written' in line
+  _with_room(monkeypatch, size + bmp)
+  assert prepared.run(capsys, *flags)[0] == 0

@@ -22,7 +22,7 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
-from anp_jax.config import command_line
+from anp_jax.config import outputs
 from anp_jax.config import urls
 from anp_jax.data.prepare import plan as plan_lib
 from anp_jax.data.sources import listings
@@ -78,7 +78,7 @@ def _parse(arguments):
   config = config_lib.base()
   config.data.dir = flags.data_dir
   flags.data_dir = urls.absolute(config_lib.data_dir(config))
-  command_line.check_folder('--data_dir', flags.data_dir)
+  outputs.check_folder('--data_dir', flags.data_dir)
   flags.workers = flags.workers or cores.count()
   return flags
 

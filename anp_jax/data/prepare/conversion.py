@@ -12,6 +12,7 @@ import shutil
 import time
 
 from anp_jax import config as config_lib
+from anp_jax.data.prepare import room
 from anp_jax.data.prepare import target as target_lib
 from anp_jax.data.prepare import tasks as tasks_lib
 from anp_jax.data.sources import tfds_set
@@ -71,12 +72,14 @@ class _Copy:
       ]).encode()
     ).hexdigest()  # fmt: skip
     self._data_dir = flags.data_dir
+    self._size = sum(s.st_size for s in stats)
     self.target = target_lib.Target(
       final, os.path.join(flags.data_dir, f'.{name}.{digest[:16]}'), digest
     )
 
   def make(self, pool) -> list[str]:
     """Copies the shards and their description; returns lines to print."""
+    room.check(self._data_dir, self.target.work, self._size)
     folder = os.path.join(self.target.work, 'set')
     tasks = [
       tasks_lib.Copy(

@@ -1,6 +1,5 @@
 """Prepares a folder of images: examines all, decides, then writes shards."""
 
-from concurrent import futures
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ from anp_jax import config as config_lib
 from anp_jax.data.prepare import anp_folder_files
 from anp_jax.data.prepare import plan as plan_lib
 from anp_jax.data.prepare import report as report_lib
+from anp_jax.data.prepare import room
 from anp_jax.data.prepare import splits as splits_lib
 from anp_jax.data.prepare import target as target_lib
 from anp_jax.data.prepare import tasks as tasks_lib
@@ -22,7 +22,6 @@ _VERSION = 3
 _FILES = 256  # of a task
 # In a finished set: (n, 2) int64, the state of every file.
 _STATES = 'prepared.npy'
-_STAT_THREADS = 16
 
 
 def prepare(flags) -> list[str]:
@@ -76,11 +75,17 @@ class _Preparation:
 
   def make(self, pool) -> list[str]:
     """Makes the set; returns lines to print."""
+    if not self._flags.policy:  # which may leave out most of them
+      self._check_room(room.listed_bytes(self._listings))
     splits = self._examine(pool)
     plan_lib.decide(
       splits, self._policy, self._flags.min_size, self._flags.min_count
     )
     self._refuse(splits)
+    unchanged = [np.setdiff1d(s.stored, s.converted) for s in splits]
+    self._check_room(
+      sum(int(s.sizes[i].sum()) for s, i in zip(splits, unchanged))
+    )
     converted = self._convert(pool, splits)
     shards = self._write(pool, splits, converted)
     self._finish(splits, shards)
@@ -90,6 +95,9 @@ class _Preparation:
       *report_lib.summary(splits, self._policy),
       f'details: {os.path.join(self.target.final, report_lib.MARKDOWN)}',
     ]
+
+  def _check_room(self, size):
+    room.check(self._flags.data_dir, self.target.work, size)
 
   def changed(self) -> str | None:
     """Returns the first file that is not as it was for the finished set."""
@@ -102,13 +110,7 @@ class _Preparation:
       before = np.load(os.path.join(self.target.final, _STATES))
     except (OSError, ValueError):
       return paths[0]
-    chunks = [
-      (listing.storage, range(i, min(i + _FILES, len(listing.files))))
-      for listing in self._listings
-      for i in range(0, len(listing.files), _FILES)
-    ]
-    with futures.ThreadPoolExecutor(_STAT_THREADS) as threads:
-      now = np.concatenate([*threads.map(_states, chunks)])
+    now = room.states(self._listings)
     changed = np.flatnonzero((now != before).any(1))
     return paths[changed[0]] if len(changed) else None
 
@@ -325,11 +327,6 @@ def _split(name, listing, rows):
     formats=[row.format for row in rows],
     reasons={i: row.reason for i, row in enumerate(rows) if row.reason},
   )
-
-
-def _states(chunk):
-  storage, indices = chunk
-  return np.array([*map(storage.state, indices)], np.int64)
 
 
 def _read_json(path):

@@ -23,6 +23,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.config import exits
+from anp_jax.config import outputs
 from anp_jax.data import index_shuffle
 from anp_jax.data import lexicons
 from anp_jax.data import sources
@@ -135,7 +136,7 @@ def _parse(arguments):
   if flags.step < 0:
     raise config_lib.ConfigError(f'--step={flags.step}: expected 0 or more')
   if not flags.stats:
-    command_line.check_folder('--output', os.path.expanduser(flags.output))
+    outputs.check_folder('--output', os.path.expanduser(flags.output))
   return flags
 
 

@@ -20,8 +20,8 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
-from anp_jax.config import command_line
 from anp_jax.config import exits
+from anp_jax.config import outputs
 from anp_jax.study.papers import published
 
 _ALL = 'all'
@@ -80,8 +80,8 @@ def _flags(arguments):
       f'papers {flags.name!r}: expected one of {", ".join(names)}'
       f'{config_lib.nearest(flags.name, names)}'
     )
-  command_line.check_folder('--workdir', flags.workdir)
+  outputs.check_folder('--workdir', flags.workdir)
   flags.page = flags.page or os.path.join(flags.workdir, _PAGE)
   os.makedirs(flags.workdir, exist_ok=True)
-  command_line.check_file('--page', flags.page)
+  outputs.check_file('--page', flags.page, ('.md',))
   return flags

@@ -1,0 +1,120 @@
+"""What a command writes to, checked before anything heavy."""
+
+from collections.abc import Sequence
+import os
+import shutil
+import tempfile
+
+from anp_jax.config import errors
+from anp_jax.config import urls
+
+_LONGEST = 220  # bytes of a file's name, which a draft makes longer
+
+
+def check_folder(flag: str, path: str) -> None:
+  """Refuses a folder to write to that cannot be made or written to.
+
+  Args:
+    flag: that names it, with its dashes.
+    path: of the folder, which need not be there.
+
+  Raises:
+    ConfigError: naming the flag, and the file or folder at fault.
+  """
+  urls.check(flag, path, ())
+  _check_names(flag, path)
+  place = _existing(path)
+  if not os.path.isdir(place):
+    where = '' if place == path else f': {place}'
+    raise errors.ConfigError(
+      f'{flag}={path!r}{where} is a file, expected a folder'
+    )
+  _probe(flag, path, place, 'folder')
+
+
+def check_file(flag: str, path: str, suffixes: Sequence[str] = ()) -> None:
+  """Refuses a file that cannot be written, or of an unknown suffix.
+
+  Args:
+    flag: that names it, with its dashes.
+    path: of the file; one that exists will be replaced.
+    suffixes: of the formats that are written, such as '.png'; (): any.
+
+  Raises:
+    ConfigError: naming the flag, and the file or folder at fault.
+  """
+  urls.check(flag, path, ())
+  _check_names(flag, path)
+  folder = os.path.dirname(path) or '.'
+  if os.path.isdir(path) or not os.path.isdir(folder):
+    what = 'a folder' if os.path.isdir(path) else f'{folder} is no folder'
+    raise errors.ConfigError(
+      f'{flag}={path!r}: {what}, expected a file to write'
+    )
+  suffix = os.path.splitext(path)[1].lower()
+  if suffixes and suffix not in suffixes:
+    # A format is not guessed: the file would lie under a name of another one.
+    raise errors.ConfigError(
+      f'{flag}={path!r}: expected a name that ends in '
+      f'{" or ".join(suffixes)}{errors.nearest(suffix, suffixes)}'
+    )
+  if os.path.exists(path) and not os.access(path, os.W_OK):
+    _refuse(flag, path, path, 'place')
+  if not os.path.exists(path) or os.path.isfile(path):  # and no device, no pipe
+    _probe(flag, path, folder, 'place')
+
+
+def check_room(flag: str, path: str, size: int) -> None:
+  """Refuses a place whose disk has less room than is to be written there.
+
+  Args:
+    flag: that names it, with its dashes.
+    path: of the file or folder, which need not be there.
+    size: bytes that are to be written.
+
+  Raises:
+    ConfigError: naming the flag, the room and the size.
+  """
+  free = shutil.disk_usage(_existing(path)).free
+  if size > free:
+    raise errors.ConfigError(
+      f'{flag}={path!r}: {size / 1e6:,.1f} MB are to be written, and its disk '
+      f'has {free / 1e6:,.1f} MB of room; choose another place'
+    )
+
+
+def _existing(path):
+  """The path, or the nearest folder above it that is there."""
+  while not os.path.lexists(path):
+    path = os.path.dirname(os.path.abspath(path))
+  return path
+
+
+def _check_names(flag, path):
+  """Refuses names too long for what is not there yet."""
+  place = path
+  while place and not os.path.isdir(place):
+    place, name = os.path.split(place)
+    if len(os.fsencode(name)) > _LONGEST:
+      raise errors.ConfigError(
+        f'{flag}={path!r}: a name of {len(os.fsencode(name))} bytes, expected '
+        f'at most {_LONGEST}'
+      )
+
+
+def _probe(flag, path, folder, what):
+  """Writes a file without a name there: permissions do not say all."""
+  try:
+    if not os.access(folder, os.W_OK | os.X_OK):
+      _refuse(flag, path, folder, what)
+    with tempfile.TemporaryFile(dir=folder) as file:
+      file.write(b'\0')
+  except OSError as e:
+    _refuse(flag, path, folder, what, f': {e.strerror}')
+
+
+def _refuse(flag, path, place, what, reason=''):
+  raise errors.ConfigError(
+    f'{flag}={path!r}: {place} cannot be written to{reason}; choose another '
+    f'{what}'
+  )

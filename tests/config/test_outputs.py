@@ -1,0 +1,80 @@
+"""Tests of outputs: what can be written, places before anything heavy."""
+
+import collections
+import errno
+import os
+import shutil
+import tempfile
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import outputs
+
+_Usage = collections.namedtuple('_Usage', 'total used free')
+
+
+@pytest.mark.parametrize('check', [outputs.check_file, outputs.check_folder])
+@pytest.mark.parametrize('code', [errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+def test_permissions_do_not_say_all(check, code, tmp_path, monkeypatch):
+  """A quota and a full disk let a process look, and not write."""
+
+  def refused(*_, **__):
+    raise OSError(code, os.strerror(code))
+
+  path = str(tmp_path / 'new')
+  check('--x', path)
+  assert not os.listdir(tmp_path)
+  monkeypatch.setattr(tempfile, 'TemporaryFile', refused)
+  with pytest.raises(config_lib.ConfigError) as e:
+    check('--x', path)
+  assert str(e.value).startswith(
+    f'--x={path!r}: {tmp_path} cannot be written to: {os.strerror(code)}; '
+    'choose another '
+  )
+
+
+@pytest.mark.parametrize('check', [outputs.check_file, outputs.check_folder])
+def test_a_name_that_is_too_long(check, tmp_path):
+  check('--x', str(tmp_path / ('x' * 220)))
+  for length in (221, 256, 5000):
+    with pytest.raises(config_lib.ConfigError, match=f'of {length} bytes'):
+      check('--x', str(tmp_path / ('x' * length)))
+    with pytest.raises(config_lib.ConfigError, match='^--x='):
+      check('--x', str(tmp_path / ('x' * length) / 'deeper'))
+
+
+def test_what_is_there_is_left_as_it_is(tmp_path):
+  file = tmp_path / 'page.html'
+  file.write_text('old')
+  time = file.stat().st_mtime_ns
+  outputs.check_file('--x', str(file), ('.html',))
+  assert (file.read_text(), file.stat().st_mtime_ns) == ('old', time)
+  assert os.listdir(tmp_path) == ['page.html']
+
+
+def test_a_file_that_is_no_file_can_be_written_to():
+  outputs.check_file('--output', '/dev/null')
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.PNG'])
+def test_case_of_a_suffix_does_not_matter(suffix, tmp_path):
+  outputs.check_file('--x', str(tmp_path / f'a{suffix}'), ('.png',))
+
+
+@pytest.mark.parametrize('size, fits', [(0, 1), (999, 1), (1000, 1), (1001, 0)])
+def test_room(size, fits, tmp_path, monkeypatch):
+  places = []
+
+  def usage(path):
+    places.append(str(path))
+    return _Usage(5000, 4000, 1000)
+
+  monkeypatch.setattr(shutil, 'disk_usage', usage)
+  path = str(tmp_path / 'new' / 'deeper')
+  if fits:
+    outputs.check_room('--x', path, size)
+  else:
+    with pytest.raises(config_lib.ConfigError, match='of room; choose'):
+      outputs.check_room('--x', path, size)
+  assert places == [str(tmp_path)]  # the nearest folder that is there
