@@ -336,7 +336,7 @@ class Run:
     )  # fmt: skip
     self._telemetry.note(f'workdir  {self._workdir}')
     summary.log_run_info(
-      self._telemetry.note, self._config, self._mesh,
+      self._telemetry, self._config, self._mesh,
       self._program.abstract_single, (self._train_source, self._eval_source),
       run_dir.class_sizes(self._workdir, len(self._train_source.vocabulary)),
     )  # fmt: skip

@@ -25,6 +25,10 @@ class Bar(NamedTuple):
   kind: str
 
 
+_LEGEND = {
+  'anp': 'blue the pair', 'adjective': 'orange the adjective',
+  'noun': 'green the noun',
+}  # fmt: skip
 _COLORS = {'anp': _BLUE, 'adjective': _ORANGE, 'noun': _GREEN}
 
 
@@ -48,6 +52,20 @@ def bars(rows: list[dict]) -> list[Bar]:
   return result
 
 
+def legend(bars_of_files: list[list[Bar]]) -> str:
+  """Returns the line that says what the bars of a sheet are.
+
+  Args:
+    bars_of_files: those of each image.
+  """
+  kinds = {bar.kind for bars_of_file in bars_of_files for bar in bars_of_file}
+  text = 'below each image its file; bars: probabilities of the classes'
+  if kinds <= {'anp'}:
+    return text
+  names = [name for kind, name in _LEGEND.items() if kind in kinds]
+  return f'{text} and their parts: {", ".join(names)}'
+
+
 def write(
   path: str,
   images: list[np.ndarray],
@@ -64,6 +82,7 @@ def write(
     bars_of_files: those of each image.
     title: lines above, the first one bold.
   """
+  title = [*title, legend(bars_of_files)]
   columns = min(max(math.ceil(math.sqrt(len(images) / 1.6)), 2), 8)
   line = drawing.ContactSheet.LINE
   contacts = drawing.ContactSheet(

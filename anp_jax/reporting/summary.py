@@ -69,13 +69,13 @@ def telemetry(
 
 
 def log_run_info(
-  note: Callable[[str], None], config, mesh, abstract_state,
+  telemetry: telemetry_lib.Telemetry, config, mesh, abstract_state,
   splits: tuple, class_sizes=None,
 ) -> None:  # fmt: skip
-  """Prints what this run is, in a few lines.
+  """Prints what this run is, in a few lines, and records it.
 
   Args:
-    note: prints a line for people.
+    telemetry: of the run.
     config: of the run.
     mesh: of the run.
     abstract_state: the state of one device, or its shapes.
@@ -103,7 +103,14 @@ def log_run_info(
     f'scores   {_scored_weights(config)}',
     *cautions(config, train, config.batch_size, len(train), class_sizes),
   ):
-    note(text)
+    telemetry.note(text)
+  telemetry.start({
+    'data': ' '.join(filter(None, (
+      config.data.source, urls.original(config.data.get('path', '')),
+    ))),
+    'training_images': len(train), 'validation_images': len(validation),
+    'classes': vocabulary.text(),
+  })  # fmt: skip
 
 
 def _computing(config, mesh):

@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
+import shlex
 import sys
 import time
 from typing import Protocol
@@ -25,8 +27,8 @@ _RECENT = 32
 
 # Kinds of lines that hold no metrics of a step: how long something other than a
 # step has taken, what the run has come to, a key of the config that is new from
-# a step on.
-_TIME, _RESULT, _CHANGE = 'time', 'result', 'change'
+# a step on, by which command a run began or was resumed.
+_TIME, _RESULT, _CHANGE, _START = 'time', 'result', 'change', 'run'
 
 # The parts of the progress line that a narrow terminal keeps, first to last.
 _PRIORITY = (
@@ -37,7 +39,7 @@ _PRIORITY = (
 
 def read(workdir: str) -> list[dict]:
   """The metrics in workdir/metrics.jsonl, oldest first; torn lines left out."""
-  without = _TIME, _RESULT, _CHANGE
+  without = _TIME, _RESULT, _CHANGE, _START
   return [r for r in _records(workdir) if r['kind'] not in without]
 
 
@@ -66,6 +68,11 @@ def changes(workdir: str) -> list[dict]:
   return [r for r in _records(workdir) if r['kind'] == _CHANGE]
 
 
+def starts(workdir: str) -> list[dict]:
+  """What `Telemetry.start` has recorded, the first command's line first."""
+  return [r for r in _records(workdir) if r['kind'] == _START]
+
+
 def durations(workdir: str) -> dict[str, float]:
   """Seconds that a run spent between its steps: 'start', 'compiling', ..."""
   seconds = {}
@@ -79,11 +86,12 @@ def durations(workdir: str) -> dict[str, float]:
 def truncate_after(workdir: str, step: int) -> None:
   """Takes lines after a step out of metrics.jsonl, torn ones too."""
   # At step 0 nothing was restored: every line is of a run that left no state.
-  # A change at the step itself is to be told again, if it still is one.
+  # A change at the step itself is to be told again, if it still is one; so is
+  # the command.
   records = [
     r
     for r in _records(workdir)
-    if step and r['step'] <= step - (r['kind'] == _CHANGE)
+    if step and r['step'] <= step - (r['kind'] in (_CHANGE, _START))
   ]
   files.write_atomic(
     os.path.join(workdir, METRICS),
@@ -265,6 +273,18 @@ class Telemetry:
           {'kind': _CHANGE, 'step': step, 'key': key, 'old': old, 'new': new}
         )
 
+  def start(self, values: dict) -> None:
+    """Records by which command a run begins or is resumed, and on what.
+
+    Args:
+      values: what else there is to say, fit for JSON.
+    """
+    step = self._length.start_step
+    # A run that has ended ends with its result.
+    if self._file is not None and step < self._length.total_steps:
+      line = {'kind': _START, 'step': step, 'time': time.time()}
+      self._write_line(line | {'command': _command()} | values)
+
   def note(self, text: str) -> None:
     """Prints a line for people, above the live line."""
     self._line.note(urls.named(text))
@@ -347,6 +367,17 @@ class Telemetry:
     if self._line.is_live:
       fields = {'activity': self._activity} if self._activity else {}
       self._line.show(_fitted(fields | self._fields, self._line.width))
+
+
+def _command():
+  """The command line of this process, without the folders of its program."""
+  name = os.path.basename(sys.argv[0])
+  program = {'__main__.py': ['python', '-m', 'anp_jax']}.get(
+    name, ['python', name] if name.endswith('.py') else [name]
+  )
+  text = shlex.join([*program, *sys.argv[1:]])
+  # An address may hold a name and a password.
+  return re.sub(r'://[^/@\s]*@', '://', text)
 
 
 def _records(workdir):

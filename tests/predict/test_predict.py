@@ -259,16 +259,23 @@ def test_names_that_are_not_utf8(run, tmp_path, capfdbinary):
 def test_sheet(run, tmp_path, capfd, monkeypatch):
   workdir, tree = run
   monkeypatch.setattr(sheet, 'MOST', 5)
-  titles = []
-  write = sheet.write
+  titles, legends = [], []
+  write, legend = sheet.write, sheet.legend
   monkeypatch.setattr(
     sheet, 'write', lambda *a: (titles.extend(a[-1]), write(*a))
+  )
+  monkeypatch.setattr(
+    sheet, 'legend', lambda *a: legends.append(legend(*a)) or legends[-1]
   )
   path = tmp_path / 'names.png'
   flags = (f'--checkpoint={workdir}', tree / 'red_car', f'--sheet={path}')
   records, _ = _named(capfd, *flags, '--explain')
   image = np.asarray(Image.open(path).convert('RGB'))
   assert 'the first 5 of 12 images; 7 left out' in titles[0]
+  assert legends == [
+    'below each image its file; bars: probabilities of the classes and their '
+    'parts: blue the pair, orange the adjective, green the noun'
+  ]
   # The first thumbnail, enlarged nine times, and the bar of its best pair.
   config = trained_lib.load(str(workdir)).config
   want = decode_pillow.eval_decoder(config)(

@@ -328,3 +328,29 @@ def test_bad_input_is_one_line(tmp_path, capsys, arguments, words):
   assert compare.main(['', *arguments]) == 2
   text = builders.error_line(capsys).replace(str(tmp_path), 'RUNS')
   assert re.search(words, text), text
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'data.source': 'arrays'}, {'data.path': '/other'},
+    {'data.train_split': 'other'}, {'data.lists': 'other.txt'}, None,
+  ],
+)  # fmt: skip
+def test_the_speed_of_other_data_is_not_compared(tmp_path, no_figure, change):
+  paths = []
+  for i in range(2):
+    records = _records((0.1, 0.2, 0.3))
+    for record in records:
+      if 'images_per_second' in record:
+        record['images_per_second'] *= 1 + i
+    changes = {'data.source': 'folder', 'data.path': '/photos', 'seed': i}
+    if i:
+      changes |= change or {}
+    paths.append(_run(tmp_path / str(i), changes, records))
+  page = tmp_path / 'page.html'
+  text = comparison.write(paths, str(page))
+  (line,) = (x for x in text.splitlines() if x.startswith('images/s (median)'))
+  note = '† the runs were trained on different images'
+  assert ('*' in line, '†' in line) == (change is None, change is not None)
+  assert (note in text) == (note in page.read_text()) == (change is not None)

@@ -267,11 +267,13 @@ def test_the_sheet_of_examples_has_the_wrong_ones_in_rows_of_their_own(
   with figure_text.pillow_sheets() as sheets:
     pictures.sheet(path, results, pictures.choose(results), images)
   ((_, texts, _),) = sheets
-  captions = [text for text, _ in texts[1:]]  # after the title
+  legend = 'blue: the true class, predicted; black: the true class; orange: '
+  assert texts[1][0].startswith(legend)
+  captions = [text for text, _ in texts[2:]]  # after the title
   assert captions[:8] == [f'✓ {i}' for i in range(8)]
   # Each wrong one has its name, and the name that it got.
   assert dict(zip(captions[8::2], captions[9::2])) == {
-    '8': '✗ called 0', '9': '✗ called 0', '10': '✗ called 0',
+    '8': '✗ predicted 0', '9': '✗ predicted 0', '10': '✗ predicted 0',
   }  # fmt: skip
   pixels = np.asarray(Image.open(path))
   centers = {}

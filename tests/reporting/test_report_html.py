@@ -121,7 +121,7 @@ def test_the_page_needs_nothing_but_itself(page):
   assert not re.search(r'url\(|@import|https?:', text)
   ids = {attributes.get('id') for _, attributes in page.tags}
   links = {a['href'][1:] for name, a in page.tags if name == 'a'}
-  assert links <= ids and len(links) == 7
+  assert links <= ids and len(links) == 8
 
 
 def test_users_texts_are_texts(workdir, page):
@@ -179,10 +179,73 @@ def test_a_later_evaluation_takes_the_place_of_the_first(workdir, tmp_path):
   evaluation['data'] = 'another set'
   (folder / 'scores.json').write_text(json.dumps(evaluation))
   before = (workdir / 'report' / 'report.md').read_text()
+  assert 'another set' not in before and '## Evaluation' in before
   assert run_page.rewrite(str(workdir), str(folder))
   text = ' '.join(_parsed(workdir / 'report' / 'index.html').text)
   assert 'another set' in text and '8 x <cpu>' in text
-  assert (workdir / 'report' / 'report.md').read_text() == before
+  after = (workdir / 'report' / 'report.md').read_text()
+  assert 'another set: 1,234 images, checkpoint of step 40.' in after
+  assert re.search(r'^\| macro accuracy +\| 12.5% +\|$', after, re.MULTILINE)
+  assert re.search(r'^\| .* \| red\\?_car +\| 9 +\|$', after, re.MULTILINE)
+  # All else stays.
+  first, last = (text.partition('## Evaluation')[0] for text in (before, after))
+  assert first == last and after.endswith(before[before.index('## Config') :])
+
+
+def _section(text, name):
+  return re.search(rf'<section id="{name}">.*?</section>', text, re.DOTALL)[0]
+
+
+def test_what_was_trained_on_what_when_and_how(tmp_path, monkeypatch):
+  monkeypatch.setattr(run_page.curves, 'plot', lambda *_: None)
+  place = tmp_path / 'run'
+  _lines(place)
+  path = place / 'metrics.jsonl'
+  start = {
+    'kind': 'run', 'step': 0, 'time': 1.7e9, 'command': 'python main.py --a=b',
+    'data': 'folder photos', 'training_images': 1234, 'validation_images': 56,
+    'classes': '4 classes of 2 adjectives and 3 nouns',
+  }  # fmt: skip
+  again = start | {'step': 20, 'time': 1.7e9 + 60, 'command': 'anp-train <i>'}
+  end = {'kind': 'train', 'step': 60, 'epoch': 3, 'time': 1.7e9 + 3600}
+  path.write_text(
+    json.dumps(start) + '\n' + path.read_text()
+    + json.dumps(again) + '\n' + json.dumps(end) + '\n'
+  )  # fmt: skip
+  run_page.write(str(place), _CONFIG, {'network': 'resnet', 'devices': '8 x a'})
+  page = (place / 'report' / 'index.html').read_text()
+  markdown = (place / 'report' / 'report.md').read_text()
+  for text in (_section(page, 'run'), markdown.replace('\\', '')):
+    for words in (
+      'folder photos', '1,234 for training, 56 for validation',
+      '4 classes of 2 adjectives and 3 nouns', '2023-11-14 22:13:20 UTC',
+      '2023-11-14 23:13:20 UTC', '1 x', 'anp-train', 'resnet', '8 x a',
+    ):  # fmt: skip
+      assert words in text, words
+  assert '<i>' not in page
+  time = _section(page, 'time')
+  assert 'training time' in time and 'images/s' in time
+  assert 'resnet' not in time and '8 x a' not in time
+
+
+def test_words_are_those_of_the_field(page):
+  texts = [text.strip() for text in page.text]
+  for words in ('true', 'predicted', 'count', 'predicted red_car'):
+    assert words in texts, words
+  for words in ('called', 'times', 'one of a kind', 'named right'):
+    assert words not in ' '.join(texts), words
+
+
+def test_a_page_in_the_dark_and_on_a_telephone(workdir, page):
+  """Drawings change their colours, photographs do not; what scrolls says so."""
+  drawn = [
+    attributes.get('class') for name, attributes in page.tags
+    if name == 'figure'
+  ]  # fmt: skip
+  assert drawn == ['drawn', 'drawn', None]  # curves, confusion; photographs
+  text = (workdir / 'report' / 'index.html').read_text()
+  assert 'figure.drawn img { filter: invert' in text
+  assert 'background-attachment: local' in text and '← scroll →' in text
 
 
 def test_a_run_that_goes_on_has_no_page(tmp_path):

@@ -25,9 +25,9 @@ def test_cores_beside_the_devices(config, monkeypatch, cores, text):
       'vocabulary': vocabulary.Vocabulary(('a', 'b')), '__len__': lambda _: 9,
     },
   )()  # fmt: skip
-  lines = []
+  lines, records = [], []
   summary.log_run_info(
-    lines.append,
+    types.SimpleNamespace(note=lines.append, start=records.append),
     config,
     types.SimpleNamespace(size=4, devices=devices),
     types.SimpleNamespace(params={'w': np.zeros(3)}),
@@ -39,6 +39,10 @@ def test_cores_beside_the_devices(config, monkeypatch, cores, text):
     'caution  without a training image: 1 of 2 classes, a',
   ]
   assert 'a batch of 64 images' in lines[-2]
+  assert records == [{
+    'data': config.data.source, 'training_images': 9, 'validation_images': 9,
+    'classes': '2 classes',
+  }]  # fmt: skip
   assert f'devices  4 x NVIDIA H100, 64 images a step, {text}' in lines
 
 
@@ -107,9 +111,9 @@ def test_numbers_of_the_first_lines_are_words_of_a_language(config):
       'vocabulary': vocabulary.Vocabulary(('bag',)), '__len__': lambda _: 2000,
     },
   )()  # fmt: skip
-  lines = []
+  lines, records = [], []
   summary.log_run_info(
-    lines.append,
+    types.SimpleNamespace(note=lines.append, start=records.append),
     config,
     types.SimpleNamespace(
       size=1,

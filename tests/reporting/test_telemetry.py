@@ -6,6 +6,7 @@ import math
 import os
 import pty
 import struct
+import sys
 import time
 
 import pytest
@@ -374,3 +375,37 @@ def test_the_result_is_the_last_line_of_a_run_that_has_ended(tmp_path):
   longer.train(20, {'loss': 0.25}, 0.0)
   longer.close()
   assert telemetry.result(str(tmp_path)) == {}
+
+
+@pytest.mark.parametrize(
+  'argv, command',
+  [
+    (['/home/a/main.py', '--x=a b'], "python main.py '--x=a b'"),
+    (['/a/anp_jax/__main__.py', '--x'], 'python -m anp_jax --x'),
+    (['/usr/bin/anp-train', '--x'], 'anp-train --x'),
+    (['anp-train', '--p=s3://me:secret@host/b'], 'anp-train --p=s3://host/b'),
+  ],
+)
+def test_a_run_records_its_command(tmp_path, monkeypatch, argv, command):
+  monkeypatch.setattr(sys, 'argv', argv)
+  run = _telemetry(tmp_path)
+  run.start({'data': 'x'})
+  run.close()
+  (line,) = telemetry.starts(str(tmp_path))
+  assert (line['command'], line['data'], line['step']) == (command, 'x', 0)
+  assert abs(line['time'] - time.time()) < 60
+  assert telemetry.read(str(tmp_path)) == []
+
+
+def test_each_command_that_resumes_is_recorded_once(tmp_path):
+  """Also where one died before a step; and none of a run that has ended."""
+  for step in (0, 0, 10, 10, 20, 1000):
+    run = _telemetry(tmp_path, start_step=step)
+    run.start({'data': str(step)})
+    if step < 1000:
+      run.train(step + 10, {'loss': 0.5}, 0.0)
+    run.close()
+    if step == 20:
+      telemetry.write_result(str(tmp_path), {'step': 1000})
+  assert [r['step'] for r in telemetry.starts(str(tmp_path))] == [0, 10, 20]
+  assert telemetry.result(str(tmp_path))['step'] == 1000

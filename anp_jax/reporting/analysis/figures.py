@@ -12,7 +12,7 @@ _FAR = 5  # from the smallest class to the largest; beyond it the axis is log
 
 
 def confusion(path: str, part: results_lib.Part) -> None:
-  """Draws how often what is (rows) is called what (columns).
+  """Draws how often a true name (rows) is predicted as which (columns).
 
   Rows add up to 100 % with what is not shown. Of more than MOST names those
   with the most wrong examples are shown, and names that are taken for each
@@ -33,7 +33,7 @@ def confusion(path: str, part: results_lib.Part) -> None:
   with drawing.figure(path, max(side, 3) + longest + 1.6, max(side, 3)
                       + longest + 0.9, 110) as figure:  # fmt: skip
     axis = figure.subplots()
-    title = f'{part.plural.capitalize()}: what they are called'
+    title = f'{part.plural.capitalize()}: true and predicted'
     if k < len(part.names):
       title += (
         f'\nthe {k} of {len(part.names)} with the most errors, those that are '
@@ -48,7 +48,7 @@ def confusion(path: str, part: results_lib.Part) -> None:
     axis.tick_params(length=0)
     axis.grid(False)
     axis.set_xlabel('predicted')
-    axis.set_ylabel('is')
+    axis.set_ylabel('true')
     if k <= _NUMBERED:
       for row, column in np.argwhere(counts > 0):
         share = shares[row, column]
@@ -169,7 +169,7 @@ def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
       _size_axis(axis, x)
       axis.set_xlabel('training images of the class')
       axis.legend()
-    axis.set_ylabel('images named right')
+    axis.set_ylabel('accuracy')
     axis.set_ylim(-0.03, 1.03)
 
 

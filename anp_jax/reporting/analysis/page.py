@@ -32,6 +32,9 @@ _FIGURES = (
   ('sizes', 'Accuracy by class size'),
 )
 
+# Figures of photographs, whose colours are not to be changed.
+PHOTOGRAPHS = {'Most confused pairs'}
+
 
 def load(folder: str) -> dict:
   """What `files.write` returned; {} where there is no complete evaluation."""
@@ -64,6 +67,12 @@ def figures(files: dict) -> list[tuple[str, str]]:
   return [(title, files[what]) for what, title in _FIGURES if what in files]
 
 
+def confusions(rows: list) -> str:
+  """A table of the first of the (true, predicted, count) rows."""
+  cells = [(a, b, str(n)) for a, b, n in rows[:_EACH]]
+  return markdown.table([('true', 'predicted', 'count'), *cells])
+
+
 def text(evaluation: dict, results) -> str:
   """The text of the page.
 
@@ -86,10 +95,7 @@ def text(evaluation: dict, results) -> str:
     'confidence and accuracy over 15 bins of equal width (Guo et al., 2017).',
   ]  # fmt: skip
   if evaluation['confusions']:
-    blocks += ['## Most confused', markdown.table([
-      ('class', 'called', 'times'),
-      *((a, b, str(n)) for a, b, n in evaluation['confusions'][:_EACH]),
-    ])]  # fmt: skip
+    blocks += ['## Most confused', confusions(evaluation['confusions'])]
   blocks += _best_and_worst(results)
   drawings = figures(evaluation['files'])
   if 'examples' in evaluation['files']:  # other pages show them one by one

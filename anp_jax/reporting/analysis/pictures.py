@@ -17,7 +17,19 @@ _EXAMPLES = 12  # right ones, and as many wrong ones
 _SMALL, _LARGE = 72, 112  # pixels of an image on the sheet: at least, at most
 _BETWEEN = 12  # pixels between the confused ones and those of the other name
 _NAME = 24  # letters of a name above images
-_RIGHT, _WRONG_NAME = '✓ {}', '✗ called {}'  # told apart without their colours
+_RIGHT, _WRONG_NAME = (
+  '✓ {}',
+  '✗ predicted {}',
+)  # told apart without their colours
+
+_PAIRS_TITLE = [
+  'Most confused pairs',
+  'left: images of the true class; right: of the class predicted for them',
+]
+_EXAMPLES_TITLE = [
+  'Classified correctly (✓), and wrongly (✗) where the network was surest',
+  'blue: the true class, predicted; black: the true class; orange: predicted',
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,15 +126,13 @@ def pairs(path: str, results, choice: Choice, images: dict) -> None:
   side = size * -(-_SMALL // size) if size < _SMALL else min(size, _LARGE)
   pitch = side + drawing.ContactSheet.GAP
   row = (_WRONG + _OTHERS) * pitch + _BETWEEN, drawing.ContactSheet.LINE + side
-  sheet = drawing.ContactSheet(
-    ['Most confused pairs'], len(choice.pairs), 1, row
-  )
+  sheet = drawing.ContactSheet(_PAIRS_TITLE, len(choice.pairs), 1, row)
   for i, (label, predicted, times, confused, examples) in enumerate(
     choice.pairs
   ):
     left, upper = sheet.corner(i)
     pair = names[label], names[predicted]
-    called = f'{{}}, called {{}}: {times:,} of {totals[label]:,}'
+    called = f'{{}}, predicted {{}}: {times:,} of {totals[label]:,}'
     second = left + _WRONG * pitch + _BETWEEN
     for x, form, words, count, color, indices in (
       (left, called, pair, _WRONG, drawing.INK, confused),
@@ -154,7 +164,7 @@ def sheet(path: str, results, choice: Choice, images: dict) -> None:
   columns = _EXAMPLES // 2
   first_wrong = -(-len(choice.right) // columns) * columns
   contact_sheet = drawing.ContactSheet(
-    ['Named right (✓), and wrong (✗) where the network was surest'],
+    _EXAMPLES_TITLE,
     first_wrong + len(choice.wrong), columns, (side, 2 * line + side),
   )  # fmt: skip
   places = [*enumerate(choice.right), *enumerate(choice.wrong, first_wrong)]

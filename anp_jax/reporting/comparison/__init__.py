@@ -18,6 +18,10 @@ _LETTERS = 40  # of a cell there
 _CAUTION = (
   'the runs name different classes: their scores do not say which is better'
 )
+_APART = (
+  '† the runs were trained on different images: the rates do not say which run '
+  'is faster'
+)
 _SWATCH = 2  # pixels of a dash whose length is 1
 
 
@@ -52,6 +56,8 @@ def write(paths: list[str], output: str) -> str:
   ]
   if any(row.best for row in results):
     blocks.append('* the best of the runs')
+  if any(row.label.endswith(tables.APART) for row in results):
+    blocks.append(_APART)
   return '\n\n'.join(blocks)
 
 
@@ -66,6 +72,9 @@ def _page(runs, differences, results, caution):
     caution=caution,
     results=results,
     has_best=any(row.best for row in results),
+    footnote=(
+      _APART if any(r.label.endswith(tables.APART) for r in results) else ''
+    ),
     differences=differences,
     curves=html.data_uri(png, 'png') if png else '',
     runs=[

@@ -11,6 +11,8 @@ from anp_jax.training import metric_labels
 
 NONE = '-'
 _FACTS = 'network', 'parameters', 'devices'
+_DATA = 'data.source', 'data.path', 'data.lists', 'data.train_split'
+SPEED, APART = 'images/s (median)', ' †'  # of a speed that is not compared
 _FINISHED = {True: 'yes', False: 'no', None: NONE}
 
 
@@ -48,7 +50,7 @@ def results(runs: list[runs_lib.Run]) -> list[Row]:
   """Returns the scores of the runs, their length, speed and size.
 
   The best of the runs are marked where their scores differ, unless they name
-  different classes.
+  different classes; nor is the fastest of runs of different data.
   """
   rows = []
   for name, label in metrics(runs):
@@ -101,6 +103,12 @@ def have_same_classes(runs: list[runs_lib.Run]) -> bool:
   return all(run.classes == runs[0].classes for run in runs)
 
 
+def have_same_data(runs: list[runs_lib.Run]) -> bool:
+  """Returns whether all runs were trained on the same images."""
+  data = [[run.config.get(key) for key in _DATA] for run in runs]
+  return have_same_classes(runs) and all(d == data[0] for d in data)
+
+
 def _score_row(label, name, lines):
   cells = (
     metric_labels.format_value(name, line[name]) if line else NONE
@@ -113,7 +121,9 @@ def _score_row(label, name, lines):
 def _speed_row(runs):
   rates = [tables.images_per_second(run.train) for run in runs]
   cells = tuple(_text(rate, ',.0f') for rate in rates)
-  return Row('images/s (median)', cells, _best(rates))
+  if not have_same_data(runs):
+    return Row(SPEED + APART, cells)
+  return Row(SPEED, cells, _best(rates))
 
 
 def _best(values, lowest=False):

@@ -3,6 +3,8 @@
 import json
 import os
 
+from anp_jax.data import vocabulary
+from anp_jax.reporting.analysis import page as evaluation_page
 from anp_jax.reporting.run_page import curves
 from anp_jax.reporting.run_page import html
 from anp_jax.reporting.run_page import tables
@@ -34,10 +36,6 @@ def write(
   folder = os.path.join(workdir, _FOLDER)
   os.makedirs(folder, exist_ok=True)
   curves.plot(os.path.join(folder, _CURVES), train, validation)
-  files.write_atomic(
-    os.path.join(folder, 'report.md'),
-    _page(_name(workdir), scores, rows, config_text),
-  )
   values = {
     'config': config_text,
     'summary': _pairs(summary),
@@ -69,7 +67,7 @@ def facts(workdir: str) -> dict[str, str]:
 
 
 def rewrite(workdir: str, evaluation: str) -> bool:
-  """Writes index.html once more, with an evaluation.
+  """Writes index.html and report.md once more, with an evaluation.
 
   Args:
     workdir: of the run.
@@ -85,11 +83,19 @@ def rewrite(workdir: str, evaluation: str) -> bool:
   except FileNotFoundError:
     return False
   train, validation = tables.load(workdir)
+  name, scores = _name(workdir), tables.scores(train, validation)
+  facts = _facts(workdir, train, validation)
+  run = tables.run(workdir) + values['summary']
+  files.write_atomic(
+    os.path.join(folder, 'report.md'),
+    _page(name, scores, run + facts, values['config'], evaluation),
+  )
   text = html.page(
-    _name(workdir),
+    name,
     {
-      'scores': tables.scores(train, validation),
-      'facts': _facts(workdir, train, validation) + values['summary'],
+      'scores': scores,
+      'run': run,
+      'facts': facts,
       'hardware': values['hardware'],
     },
     values['config'],
@@ -116,7 +122,7 @@ def _name(workdir):
   return os.path.basename(os.path.abspath(workdir))
 
 
-def _page(name, scores, facts, config_text):
+def _page(name, scores, facts, config_text, evaluation):
   """The text of report.md."""
   fence = '```'
   blocks = [f'# {name}']
@@ -126,7 +132,25 @@ def _page(name, scores, facts, config_text):
     blocks.append(markdown.table([('run', ''), *facts]))
   blocks += [
     '![Loss, accuracy, learning rate and images/s over the epochs](curves.png)',
+    *_evaluation(evaluation),
     '## Config',
     f'{fence}\n{config_text.rstrip()}\n{fence}',
   ]
   return '\n\n'.join(blocks) + '\n'
+
+
+def _evaluation(folder):
+  """The blocks of report.md about an evaluation; none without one."""
+  result = evaluation_page.load(folder) if folder else {}
+  if not result:
+    return []
+  images = vocabulary.counted(result['scores']['examples'], 'image')
+  data = markdown.escape(result['data'])
+  blocks = [
+    '## Evaluation',
+    f'{data}: {images}, checkpoint of step {result["step"]}.',
+    markdown.table([('', ''), *evaluation_page.lines(result['scores'])]),
+  ]
+  if result['confusions']:
+    blocks.append(evaluation_page.confusions(result['confusions']))
+  return blocks

@@ -18,6 +18,10 @@ _COLORS = {
 _FOLDER = os.path.dirname(__file__)
 _LARGE = 300_000  # bytes of a figure beyond which it is stored as JPEG
 _THUMBNAIL = 128  # pixels
+_WRONG = (
+  'Those that the network is surest of, at most one per true and predicted '
+  'class.'
+)
 _CONFUSED = 8  # pairs in the table
 
 
@@ -29,8 +33,9 @@ def page(
 
   Args:
     name: of the run.
-    tables: rows of texts by name: 'scores', the first row its head; 'facts' of
-      speed and network; 'hardware'. An empty one is left out.
+    tables: rows of texts by name: 'scores', the first row its head; 'run', what
+      was trained on what; 'facts' of its time and speed; 'hardware'. An empty
+      one is left out.
     config_text: the resolved config.
     curves: path of a PNG.
     times: seconds by what they were spent on.
@@ -47,6 +52,7 @@ def page(
   is_there = {
     'Scores': True,
     'Curves': values['curves'],
+    'Run': tables['run'],
     'Time': values['times'] or tables['facts'],
     'Evaluation': values['evaluation'],
     'Examples': values['examples'],
@@ -129,6 +135,7 @@ def _evaluation(result, folder):
         'uri': _figure_uri(os.path.join(folder, file)),
         # Matrices stand side by side, what is wide by itself.
         'is_wide': 'confusion_' not in file,
+        'is_drawn': title not in evaluation_page.PHOTOGRAPHS,
       }
       for title, file in evaluation_page.figures(result['files'])
     ],
@@ -140,7 +147,7 @@ def _examples(result, folder):
   groups = []
   for is_right, title, note in (
     (True, 'Right', 'From all over the set.'),
-    (False, 'Wrong', 'Those that the network is surest of, one of a kind.'),
+    (False, 'Wrong', _WRONG),
   ):
     examples = []
     for example in result['examples']:

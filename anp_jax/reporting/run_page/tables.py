@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import time
 
 from anp_jax.reporting import telemetry
 from anp_jax.training import metric_labels
@@ -89,6 +90,28 @@ def images_per_second(train: list[dict]) -> float | None:
   return statistics.median(rates) if rates else None
 
 
+def run(workdir: str) -> list[tuple]:
+  """What was trained on, when and by which command, as (name, text) rows."""
+  starts = telemetry.starts(workdir)
+  if not starts:  # of an earlier version
+    return []
+  first, last = starts[0], starts[-1]
+  end = max(r.get('time', 0) for r in [*starts, *telemetry.read(workdir)])
+  images = (
+    f'{last["training_images"]:,} for training, '
+    f'{last["validation_images"]:,} for validation'
+  )
+  rows = [
+    ('trained on', last['data']), ('images', images),
+    ('classes', last['classes']), ('started', _date(first['time'])),
+    ('last step', _date(end)),
+    ('command', last['command']),
+  ]  # fmt: skip
+  if len(starts) > 1:
+    rows.insert(4, ('resumed', f'{len(starts) - 1} x'))
+  return rows
+
+
 def changes(workdir: str) -> list[tuple]:
   """Keys of the config that --change made new, as (name, text) rows."""
   return [
@@ -136,6 +159,10 @@ def best_line(name: str, lines: list[dict]) -> dict:
 def last_line(name: str, lines: list[dict]) -> dict:
   """Returns the last line that has a metric; {} if none has it."""
   return next((r for r in reversed(lines) if name in r), {})
+
+
+def _date(seconds):
+  return time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(seconds))
 
 
 def _value(name, line):

@@ -300,7 +300,7 @@ class Chief:
     total, server = self._total, setup.optimizers[0]
     note(f'workdir  {self._workdir}')
     summary.log_run_info(
-      note, self._config, setup.mesh, self._program.abstract_state,
+      self._telemetry, self._config, setup.mesh, self._program.abstract_state,
       (setup.source, self._eval_source),
       workdir_lib.class_sizes(self._workdir, len(setup.source.vocabulary)),
     )  # fmt: skip

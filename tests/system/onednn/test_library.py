@@ -356,7 +356,8 @@ def _head(config, platform_name='cpu'):
   )()
   lines = []
   summary.log_run_info(
-    lines.append, config, mesh,
+    types.SimpleNamespace(note=lines.append, start=lambda _: None), config,
+    mesh,
     types.SimpleNamespace(params={'w': np.zeros(3)}), (source, source),
   )  # fmt: skip
   return [line for line in lines if line.startswith('library')]
