@@ -1,0 +1,49 @@
+"""Tests of ranking: the best steps by sorting all of them."""
+
+import hypothesis
+from hypothesis import strategies as st
+import pytest
+
+from anp_jax.checkpoint import ranking
+
+_VALUES = st.lists(
+  st.floats(-100, 100, allow_nan=False), min_size=1, max_size=30, unique=True
+)
+
+
+def _kept(best, steps):
+  """Which of the steps a ranking holds, told from outside of it."""
+  return {step for step in steps if step in best._keys}
+
+
+@pytest.mark.parametrize('metric, is_best_first', [('loss', 1), ('top1', -1)])
+@hypothesis.given(values=_VALUES, size=st.integers(1, 5))
+def test_the_best_are_kept_in_any_order(metric, is_best_first, values, size):
+  """Also where the best comes first, last, or in the middle."""
+  best = ranking.BestSteps(metric, size)
+  for step, value in enumerate(values):
+    ranked = sorted(values[:step], key=lambda v: is_best_first * v)
+    bar = ranked[size - 1] if len(ranked) >= size else None
+    expected = bar is None or is_best_first * (bar - value) > 0
+    assert best.accepts(value) == expected
+    best.add(step, value)
+  order = sorted(range(len(values)), key=lambda i: is_best_first * values[i])
+  assert _kept(best, range(len(values))) == set(order[:size])
+
+
+def test_a_step_whose_checkpoint_is_gone_makes_room():
+  best = ranking.BestSteps('loss', 2)
+  for step, loss in enumerate((1.0, 2.0, 3.0)):
+    best.add(step, loss)
+  assert _kept(best, range(3)) == {0, 1} and not best.accepts(2.5)
+  best.keep_only({1})
+  assert best.accepts(2.5)
+  best.add(3, 2.5)
+  assert _kept(best, range(4)) == {1, 3} and best.accepts(2.25)
+
+
+@pytest.mark.parametrize(
+  'metric, mode', [('loss', 'min'), ('anp_top1', 'max'), ('x', 'max')]
+)
+def test_which_values_are_the_best(metric, mode):
+  assert ranking.best_mode(metric) == mode
