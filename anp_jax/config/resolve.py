@@ -14,6 +14,7 @@ from anp_jax.config import keys as keys_lib
 from anp_jax.config import rules
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import table
+from anp_jax.config import trust
 
 _NAME = 'strategy.name'
 
@@ -38,10 +39,12 @@ def known_keys(*names: str) -> dict[str, keys_lib.Key]:
 def strategy_keys(name: str) -> dict[str, keys_lib.Key]:
   """Returns the keys that one strategy alone adds.
 
+  A class that may not be imported, see `trust`, adds none.
+
   Raises:
     ConfigError: if there is no such strategy, with the nearest.
   """
-  leaves = strategy_lib.by_name(name).default_config()
+  leaves = strategy_lib.declared(name).default_config()
   return {f'strategy.{leaf}': key for leaf, key in leaves.items()}
 
 
@@ -133,6 +136,7 @@ def from_flat(saved: dict):
   A key that it lacks has its default, and one that there is no more is left
   out; values are not checked, since its paths may be those of another machine.
   """
+  trust.note_read(saved)
   values = {key: _tuples(value) for key, value in saved.items()}
   return _frozen(_completed(aliases.renamed(values)))
 
@@ -142,6 +146,7 @@ def completed(saved: dict) -> dict:
 
   Keys that there are no more stay; keys that do not apply do not.
   """
+  trust.note_read(saved)
   values = aliases.renamed(saved)
   keys = known_keys(_strategy_name(values))
   removed = {k: v for k, v in values.items() if k not in keys}
@@ -205,7 +210,7 @@ def _applicable(values):
   effective = {key: values.get(key, k.default) for key, k in keys.items()}
   models = [effective] + [
     effective | aliases.renamed(texts)
-    for texts in strategy_lib.by_name(name).alternatives(effective)
+    for texts in strategy_lib.declared(name).alternatives(effective)
   ]
   return {
     key: k for key, k in keys.items() if any(k.applies(m) for m in models)

@@ -11,6 +11,7 @@ from anp_jax.config import resume
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import table
 
+FILE = 'config.json'
 # Like a strategy, it stands above this folder: it is imported if needed.
 _PUBLISHED = 'anp_jax.checkpoint.weights.published'
 
@@ -21,7 +22,7 @@ def read(workdir: str | None) -> dict:
   Raises:
     ConfigError: if it cannot be read.
   """
-  path = os.path.join(workdir or '', 'config.json')
+  path = os.path.join(workdir or '', FILE)
   if not os.path.isfile(path):
     return {}
   try:
@@ -50,7 +51,7 @@ def nearest_run(path: str) -> str:
     path: of what is no run; runs of the same folder are looked at.
   """
   folder, name = os.path.split(os.path.normpath(path))
-  runs = glob.glob(os.path.join(glob.escape(folder), '*', 'config.json'))
+  runs = glob.glob(os.path.join(glob.escape(folder), '*', FILE))
   names = [os.path.basename(os.path.dirname(run)) for run in runs]
   return errors.nearest(name, names)
 

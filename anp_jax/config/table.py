@@ -263,7 +263,7 @@ _STRATEGY = {
   'name': Key(
     'sync', 'how training is spread over devices; see docs/strategies.md',
     f'one of {", ".join(strategy_lib.BUILT_IN)} or {CLASS}',
-    lambda _, name: strategy_lib.by_name(name),
+    lambda _, name: strategy_lib.declared(name),
   ),
   'reduce_dtype': text(
     'float32', 'of the gradient sums between devices',

@@ -1,5 +1,7 @@
 """Which keys a config has, by the values of others."""
 
+import sys
+
 import pytest
 
 from anp_jax import config as config_lib
@@ -229,10 +231,7 @@ def test_a_strategy_may_have_keys_that_depend_on_its_own(monkeypatch):
       }
 
   monkeypatch.setitem(strategy.BUILT_IN, 'own', f'{__name__}:Own')
-  monkeypatch.setattr(
-    strategy, 'by_name',
-    lambda name, real=strategy.by_name: Own() if name == 'own' else real(name),
-  )  # fmt: skip
+  monkeypatch.setattr(sys.modules[__name__], 'Own', Own, raising=False)
   load, chosen = command_line.load, {'strategy.name': 'own'}
   assert 'size' not in load(_TINY, chosen).strategy
   assert load(_TINY, {**chosen, 'strategy.kind': 'b'}).strategy.size == 3

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.config import trust
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.server import log as log_lib
 from anp_jax.runtimes.server import strategy
@@ -157,7 +158,11 @@ def main(argv: list[str]) -> int:
   """Returns the exit status: 0 the same bits, 1 other bits, 2 bad input."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('workdir', help='of the run, or its ' + log_lib.NAME)
-  path = parser.parse_args(argv).workdir
+  trust.add_flag(parser)
+  flags = parser.parse_args(argv)
+  if flags.trust:
+    trust.allow_all()
+  path = flags.workdir
   workdir = os.path.dirname(path) if path.endswith('.jsonl') else path
   try:
     return _compare(workdir)
@@ -179,7 +184,9 @@ def _compare(workdir):
   # The gradient's program is that of a worker, on as many devices.
   jax.config.update('jax_num_cpu_devices', devices.pop())
   jax.config.update('jax_platforms', 'cpu')
-  config = config_lib.from_flat(workdir_lib.saved_config(workdir))
+  file = os.path.join(workdir, workdir_lib.CONFIG_FILE)
+  saved_config = trust.from_file(workdir_lib.saved_config(workdir), file)
+  config = config_lib.from_flat(saved_config)
   version, saved = _newest(workdir)
   state = replay(config, records, version)
   leaves = {
