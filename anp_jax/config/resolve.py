@@ -78,9 +78,7 @@ def resolved(config, typed: dict[str, str] | None = None):
   for key in dict.fromkeys(d.only_if[0] for d in keys.values() if d.only_if):
     keys[key].validate(key, values.get(key, keys[key].default))
   for key in typed:
-    # A default asks for nothing, whatever it belongs to.
-    if values[key] != keys[key].default:
-      _check_applies(key, values)
+    _check_applies(key, values)
   values = _completed(values)
   for key, declared in _applicable(values).items():
     declared.validate(key, values[key])
