@@ -6,6 +6,7 @@ import os
 import re
 import sys
 
+import anp_jax
 from anp_jax.config import errors
 
 
@@ -33,6 +34,10 @@ class Parser(argparse.ArgumentParser):
       allow_abbrev=False,
       **texts,
     )
+    self.add_argument(
+      '--version', action='version', version=f'anp_jax {anp_jax.__version__}',
+      help='the version of the package',
+    )  # fmt: skip
 
   def parse(
     self, arguments: list[str], keys: Iterable[str] = ()

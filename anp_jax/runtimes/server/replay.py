@@ -7,7 +7,6 @@ them in the logged order, and compares the weights with the
 workdir's newest checkpoint: bit for bit, on a CPU of the kind that trained.
 """
 
-import argparse
 import os
 import sys
 
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
 from anp_jax.config import trust
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.server import log as log_lib
@@ -156,15 +156,18 @@ def _last_reads(updates):
 
 def main(argv: list[str]) -> int:
   """Returns the exit status: 0 the same bits, 1 other bits, 2 bad input."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argument_parser.Parser(
+    prog='python -m anp_jax.runtimes.server.replay',
+    description=__doc__.splitlines()[0],
+  )
   parser.add_argument('workdir', help='of the run, or its ' + log_lib.NAME)
   trust.add_flag(parser)
-  flags = parser.parse_args(argv)
-  if flags.trust:
-    trust.allow_all()
-  path = flags.workdir
-  workdir = os.path.dirname(path) if path.endswith('.jsonl') else path
   try:
+    flags = parser.parse(argv)
+    if flags.trust:
+      trust.allow_all()
+    path = flags.workdir
+    workdir = os.path.dirname(path) if path.endswith('.jsonl') else path
     return _compare(workdir)
   except config_lib.ConfigError as e:
     print(f'error: {e}', file=sys.stderr)
