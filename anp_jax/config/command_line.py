@@ -1,7 +1,6 @@
 """From what a person types to a config that is valid."""
 
 import argparse
-import importlib.util
 import os
 import re
 import sys
@@ -359,16 +358,4 @@ def _recipe(spec):
   """The config that a recipe returns, as it is."""
   path, _, variant = spec.partition(':')
   path = recipes.find(aliases.recipe(path))
-  module_spec = importlib.util.spec_from_file_location('anp_config', path)
-  module = importlib.util.module_from_spec(module_spec)
-  try:
-    module_spec.loader.exec_module(module)
-    config = module.get_config(variant)
-  except errors.ConfigError:
-    raise
-  except Exception as e:  # whatever the user's file raises
-    text = str(e).splitlines()[0] if str(e) else ''
-    raise errors.ConfigError(f'{path}: {type(e).__name__}: {text}') from e
-  if not isinstance(config, ml_collections.ConfigDict):
-    raise errors.ConfigError(f'{path}: get_config must return a ConfigDict')
-  return config
+  return recipes.read(path, variant)
