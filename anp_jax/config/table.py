@@ -114,7 +114,7 @@ _DROPS_PATHS = 'model.name', (*networks.CONVNEXTS, *networks.EFFICIENTNETS)
 _MODEL = {
   'name': text(
     'resnet50', 'network; a class of your own is called (images, train)',
-    networks.MODELS, '.*:.*', CLASS,
+    networks.MODELS, r'\w+(\.\w+)*:\w+(\.\w+)*', CLASS,
   ),
   'head': text(
     'joint', 'how outputs name pairs; see training/heads.py',

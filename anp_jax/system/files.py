@@ -101,9 +101,21 @@ def read_json(path: str, default=None):
   """The value in a file of JSON; the default if there is no such file."""
   try:
     with open(path, encoding='utf-8') as file:
-      return json.load(file)
+      return loads(file.read())
   except FileNotFoundError:
     return default
+
+
+def loads(text: str | bytes):
+  """The value of a text of JSON.
+
+  Raises:
+    ValueError: if it is no JSON, or nested too deeply to be read.
+  """
+  try:
+    return json.loads(text)
+  except RecursionError:
+    raise ValueError('it is nested too deeply') from None
 
 
 def read_json_object(path: str) -> dict:
@@ -142,7 +154,7 @@ def read_json_lines(path: str) -> list[dict]:
   records = []
   for line in lines:
     try:
-      record = json.loads(line)
+      record = loads(line)
     except ValueError:
       continue
     if isinstance(record, dict):

@@ -7,7 +7,6 @@ be prepared is read by `processors`.
 
 import contextlib
 import dataclasses
-import json
 import os
 
 import safetensors
@@ -219,7 +218,7 @@ def read_labels(path: str) -> tuple[str, ...]:
     return tuple(names)
   try:
     with open(path, encoding='utf-8') as f:
-      value = json.load(f)
+      value = files.loads(f.read())
   except (OSError, ValueError) as e:
     raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
   if isinstance(value, dict):
@@ -273,8 +272,9 @@ def _names(saved_config, classes):
   names = _by_id(saved_config.get('id2label') or {})
   timm_names = saved_config.get('label_names')
   if not names and isinstance(timm_names, list):
-    texts = saved_config.get('label_descriptions') or {}
-    names = [texts.get(name, name) for name in timm_names]
+    texts = saved_config.get('label_descriptions')
+    texts = texts if isinstance(texts, dict) else {}
+    names = [str(texts.get(str(n), n)) for n in timm_names]
   # What transformers writes where nobody said.
   if len(names) != classes or names[0] == 'LABEL_0':
     return ()
@@ -283,8 +283,10 @@ def _names(saved_config, classes):
 
 def _by_id(value):
   """Names by id, 0 and so on, as a list; [] for anything else."""
+  if isinstance(value, list):
+    value = dict(enumerate(value))
   names = []
-  for i in range(len(value)):
+  for i in range(len(value) if isinstance(value, dict) else 0):
     name = value.get(str(i), value.get(i))
     # Keras' has (id in WordNet, name).
     name = name[-1] if isinstance(name, list) and name else name
