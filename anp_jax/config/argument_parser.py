@@ -10,6 +10,23 @@ import anp_jax
 from anp_jax.config import errors
 
 
+def expanded(text: str) -> str:
+  """Returns a path with ~ and $VARIABLE replaced, which a shell may have left.
+
+  It leaves --workdir=~/runs as it is, and all between single quotes. A path
+  that exists as it was typed stays.
+  """
+  if '\0' in text or os.path.lexists(text):
+    return text
+  return os.path.expanduser(os.path.expandvars(text))
+
+
+def _expanded(value):
+  if isinstance(value, list):
+    return [_expanded(v) for v in value]
+  return expanded(value) if isinstance(value, str) else value
+
+
 class Parser(argparse.ArgumentParser):
   """The parser of a command: a bad argument is one line, a ConfigError."""
 
@@ -59,6 +76,10 @@ class Parser(argparse.ArgumentParser):
       ]  # fmt: skip
       if not unknown:
         raise
+    for action in self._actions:
+      if hasattr(flags, action.dest):
+        value = getattr(flags, action.dest)
+        setattr(flags, action.dest, _expanded(value))
     if unknown:
       name = unknown[0].partition('=')[0]
       # Typed without its group, or with nothing but it.

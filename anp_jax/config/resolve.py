@@ -5,6 +5,7 @@ config only then.
 """
 
 import json
+import os
 
 import ml_collections
 
@@ -74,7 +75,7 @@ def resolved(config, typed: dict[str, str] | None = None):
       )
   for key, text in typed.items():
     _check_known(key, keys)
-    values[key] = keys[key].parse(key, text)
+    values[key] = keys[key].parse(key, _expanded(text, keys[key]))
   for key in dict.fromkeys(d.only_if[0] for d in keys.values() if d.only_if):
     keys[key].validate(key, values.get(key, keys[key].default))
   for key in typed:
@@ -185,6 +186,18 @@ def variant(name: str, variants: dict) -> dict:
       f'{errors.nearest(name, variants)}'
     )
   return variants.get(name, {})
+
+
+def _expanded(text, declared):
+  """What was typed, with ~ and $VARIABLE of a path replaced.
+
+  A ~ stays where its key is compared when a run is resumed: whoever opens the
+  path replaces it.
+  """
+  if not isinstance(declared.default, str) or '\0' in text:
+    return text
+  text = os.path.expandvars(text)
+  return os.path.expanduser(text) if declared.resumable else text
 
 
 def _keys_of(values, typed):

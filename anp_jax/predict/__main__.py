@@ -190,8 +190,7 @@ def _run(flags, progress):
   )
   for line in [*notes, *table.notes]:
     progress.line.note(line)
-  with contextlib.suppress(OSError):  # a home that cannot be written to
-    compile_cache.enable(trained.config)
+  compile_cache.enable(trained.config)
   top = min(flags.top, len(trained.vocabulary))
   network = network_lib.Network(trained, top, flags.batch_size)
   if '-' not in flags.paths:

@@ -14,6 +14,7 @@ from absl import logging
 # Errors of one entry, not of the disk or of this process.
 MISSING = {errno.ENOENT, errno.ENOTDIR}
 UNREADABLE = {errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+_LFS = b'version https://git-lfs.github.com/spec/'
 NO_FILE = (-1, -1)  # the state of what is no file
 
 
@@ -90,6 +91,15 @@ def lock(path: str) -> Iterator[bool]:
       yield False
     else:
       yield True
+
+
+def is_lfs_pointer(path: str) -> bool:
+  """Whether Git LFS left its pointer in the place of a file."""
+  try:
+    with open(path, 'rb') as file:
+      return file.read(len(_LFS)) == _LFS
+  except OSError:
+    return False
 
 
 def write_json(path: str, value) -> None:

@@ -21,6 +21,7 @@ from anp_jax.system import files
 
 FILE = 'model.safetensors'  # in a folder
 NORMALISATION = ('data.mean', 'data.std')
+_WRAPPERS = ('module.', '_orig_mod.')
 _PICKLES = ('.pt', '.pth', '.bin', '.ckpt', '.pkl')
 
 
@@ -106,6 +107,35 @@ def architecture(path: str) -> dict:
   )
 
 
+class _Unwrapped:
+  """A file of weights, by the names of tensors without PyTorch's wrappers.
+
+  Data parallel and compiled modules save each name below module. or _orig_mod.
+  """
+
+  def __init__(self, file):
+    self._file, self._prefix = file, ''
+    names = list(file.keys())
+    while any(names):
+      wrapper = next(
+        (w for w in _WRAPPERS if all(n.startswith(w) for n in names)), ''
+      )
+      if not wrapper:
+        break
+      self._prefix += wrapper
+      names = [name.removeprefix(wrapper) for name in names]
+    self._names = names
+
+  def keys(self):
+    return self._names
+
+  def get_slice(self, name):
+    return self._file.get_slice(self._prefix + name)
+
+  def get_tensor(self, name):
+    return self._file.get_tensor(self._prefix + name)
+
+
 @contextlib.contextmanager
 def open_file(path: str):
   """Opens a .safetensors file in a `with` block.
@@ -115,8 +145,13 @@ def open_file(path: str):
   """
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
-      yield file
+      yield _Unwrapped(file)
   except (safetensors.SafetensorError, OSError) as e:
+    if files.is_lfs_pointer(path):
+      raise config_lib.ConfigError(
+        f'config.init.from={path!r} is a Git LFS pointer, not the file itself; '
+        'fetch it: git lfs pull'
+      ) from e
     raise config_lib.ConfigError(
       f'config.init.from={path!r} cannot be read: {errors.first_line(e)}'
     ) from e
