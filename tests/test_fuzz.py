@@ -347,5 +347,8 @@ def test_a_batch_beyond_all_counts_is_not_a_finished_run():
   for text in ('1' + '0' * 30, '1e30'):
     status, line = _typed(f'--config={_TINY}', f'--config.batch_size={text}')
     assert status == 2 and 'config.batch_size=1' in line
+  for count, expected in ((2**24, 0), (2**24 + 1, 2)):
+    typed = f'--config.batch_size={count}'
+    assert _typed(f'--config={_TINY}', typed)[0] == expected
   assert config_lib.steps('1 epochs', 10**12, 64) == 1
   assert config_lib.steps('0 epochs', 10**12, 64) == 0

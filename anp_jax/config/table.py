@@ -78,6 +78,7 @@ def _is_head_weights(weights):
 
 
 _DEVICES = 'a count of devices, or -1 for all that remain'
+_MOST_IMAGES = 2**24  # of a batch: its pixels are in memory
 _ALL = {
   'seed': integer(
     0, 'of the weights, the order of the data and all augmentation',
@@ -85,10 +86,11 @@ _ALL = {
   ),
   'duration': duration('10 epochs', 'of the whole run', resumable=True),
   'batch_size': integer(
-    64, 'images a step over all devices; 0: per device x devices', at_least=0
+    64, 'images a step over all devices; 0: per device x devices', at_least=0,
+    at_most=_MOST_IMAGES,
   ),
   'batch_size_per_device': integer(
-    32, 'images; used when batch_size is 0', at_least=0
+    32, 'images; used when batch_size is 0', at_least=0, at_most=_MOST_IMAGES
   ),
   'accumulate': integer(
     1, 'micro-batches a device computes one after another', above=0
