@@ -76,10 +76,6 @@ class Parser(argparse.ArgumentParser):
       ]  # fmt: skip
       if not unknown:
         raise
-    for action in self._actions:
-      if hasattr(flags, action.dest):
-        value = getattr(flags, action.dest)
-        setattr(flags, action.dest, _expanded(value))
     if unknown:
       name = unknown[0].partition('=')[0]
       # Typed without its group, or with nothing but it.
@@ -91,6 +87,8 @@ class Parser(argparse.ArgumentParser):
       raise errors.ConfigError(
         f'unknown argument {unknown[0]!r}{errors.nearest(name, options)}'
       )
+    for name, value in vars(flags).items():
+      setattr(flags, name, _expanded(value))
     return flags
 
   def error(self, message):
