@@ -90,6 +90,7 @@ soak: $(READY)  ## Kill runs over and over; variants of slow tests.
 	  tests/system/test_interrupts.py $(PYTEST_ARGS)
 	ANP_STEPS=200 $(VENV_PYTHON) -m pytest -q -m 'soak or slow' \
 	  tests/parallel/test_invariant.py $(PYTEST_ARGS)
+	ANP_FUZZ=2000 $(VENV_PYTHON) -m pytest -q tests/test_fuzz.py $(PYTEST_ARGS)
 	$(VENV_PYTHON) -m pytest -q -m soak $(PYTEST_ARGS)
 
 lint: $(READY)  ## Check style and format.

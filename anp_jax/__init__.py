@@ -1,1 +1,3 @@
 """anp_jax: image classifiers trained on clusters with JAX."""
+
+__version__ = '0.1.0'

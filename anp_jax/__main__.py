@@ -17,6 +17,7 @@ import sys
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.config import exits
 from anp_jax.config import urls
 from anp_jax.system import compute_dtype
 from anp_jax.system import mirror
@@ -50,7 +51,7 @@ def main(argv: list[str], mode: str = '') -> int:
     )
     config, workdir = command_line.from_flags(flags, overrides, place.count)
   except config_lib.ConfigError as e:
-    print(urls.named(f'error: {e}').replace('\n', ' '), file=sys.stderr)
+    print(exits.error_line(e), file=sys.stderr)
     return 2
 
   interrupts.set_line(

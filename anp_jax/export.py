@@ -25,6 +25,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import exits
 from anp_jax.config import outputs
+from anp_jax.config import trust
 from anp_jax.config import urls
 
 # Those that have a backend in JAX itself; --platforms takes rocm as well.
@@ -105,6 +106,8 @@ def _sizes(folder, names):
 
 def _parse(arguments):
   flags = _parser().parse(arguments)
+  if flags.trust:
+    trust.allow_all()
   for name in ('checkpoint', 'output'):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name}=DIR is missing')
@@ -138,6 +141,7 @@ def _parser():
     '--platforms', default=_PLATFORMS, metavar='LIST',
     help='that the program is for (default: %(default)s)',
   )  # fmt: skip
+  trust.add_flag(parser)
   return parser
 
 

@@ -11,6 +11,7 @@ from anp_jax import run as run_lib
 from anp_jax.cluster import preemption
 from anp_jax.config import emulation_keys
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import trust
 from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import run as analysis
 from anp_jax.system import compute_dtype
@@ -45,6 +46,8 @@ def run(
     NotFinite: if a step gave a number that is not finite.
     eval_loop.Damaged: if too many examples cannot be read.
   """
+  # What a run's files name was checked where they were read.
+  trust.allow(config_lib.flat(config))
   workdir = mirror.fetch(workdir)
   if mode == 'train':
     weights_and_biases.check(config)

@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+import anp_jax
 from anp_jax import __main__ as train_command
 from anp_jax import commands
 from anp_jax.config import argument_parser
@@ -26,6 +27,11 @@ _CALLS = {  # the module of each command, and what its function is given
   'study': ('anp_jax.study.__main__', {}),
   'plan': ('anp_jax.plan.__main__', {}),
 }
+# Their main functions take what follows the command's name.
+_WITHOUT_NAME = (
+  'anp_jax.study.__main__', 'anp_jax.plan.__main__',
+  'anp_jax.portability.__main__', 'anp_jax.runtimes.server.replay',
+)  # fmt: skip
 # Studies save what runs, and a planner ends by itself.
 _WITHOUT = 'study', 'plan'
 
@@ -78,6 +84,24 @@ def test_help_names_the_command_as_it_was_typed(monkeypatch, typed, lines):
     assert line in text
   if 'bin' in typed:
     assert 'python -m anp_jax.show ' not in text
+
+
+@pytest.mark.parametrize(
+  'module', [*sorted({m for m, _ in _CALLS.values()}),
+             'anp_jax.portability.__main__', 'anp_jax.runtimes.server.replay']
+)  # fmt: skip
+@pytest.mark.parametrize('before', [[], ['--config=configs/lenet.py']])
+def test_each_command_tells_its_version(module, before, capsys):
+  main = importlib.import_module(module).main
+  arguments = [*before, '--version']
+  if module not in _WITHOUT_NAME:
+    arguments.insert(0, 'command')
+  with pytest.raises(SystemExit) as end:
+    main(arguments)
+  assert not end.value.code
+  out, err = capsys.readouterr()
+  assert (out, err) == (f'anp_jax {anp_jax.__version__}\n', '')
+  assert tuple(map(int, anp_jax.__version__.split('.'))) >= (0, 1, 0)
 
 
 def test_anp_evaluate_only_evaluates(monkeypatch, capsys, tmp_path):

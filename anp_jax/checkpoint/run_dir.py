@@ -53,9 +53,9 @@ def labels(workdir: str) -> vocabulary_lib.Vocabulary:
   """
   path = os.path.join(workdir, LABELS_FILE)
   try:
-    with open(path) as f:
-      return vocabulary_lib.from_json(json.load(f))
-  except (OSError, ValueError, TypeError, KeyError) as e:
+    with open(path, encoding='utf-8') as f:
+      return vocabulary_lib.from_json(files.loads(f.read()))
+  except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
     raise config_lib.ConfigError(
       f'cannot read the names of the classes from {path}: {e}'
     ) from e

@@ -23,6 +23,7 @@ from anp_jax.checkpoint import manager
 from anp_jax.checkpoint import ranking
 from anp_jax.checkpoint import run_dir
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import trust
 from anp_jax.config import urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -77,7 +78,8 @@ def load(path: str, which: str = 'newest') -> Trained:
     which: of a workdir: 'newest', 'best' or a step.
 
   Raises:
-    ConfigError: if there is no checkpoint, or it cannot be read whole.
+    ConfigError: if there is no checkpoint, it cannot be read whole, or it
+      names a class that may not be imported, see `trust`.
   """
   folder = find(path, which)
   try:
@@ -88,7 +90,7 @@ def load(path: str, which: str = 'newest') -> Trained:
     raise config_lib.ConfigError(
       f'{folder} cannot be read whole: {errors.typed_line(e)}'
     ) from e
-  config = config_lib.from_flat(meta['config'])
+  config = config_lib.from_flat(trust.from_file(meta['config'], folder))
   source = state['average'] or state
   trees = {'params': source['params'], 'stats': source['stats']}
   if strategy_lib.find(config).has_group_weights:

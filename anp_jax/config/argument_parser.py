@@ -6,7 +6,25 @@ import os
 import re
 import sys
 
+import anp_jax
 from anp_jax.config import errors
+
+
+def expanded(text: str) -> str:
+  """Returns a path with ~ and $VARIABLE replaced, which a shell may have left.
+
+  It leaves --workdir=~/runs as it is, and all between single quotes. A path
+  that exists as it was typed stays.
+  """
+  if '\0' in text or os.path.lexists(text):
+    return text
+  return os.path.expanduser(os.path.expandvars(text))
+
+
+def _expanded(value):
+  if isinstance(value, list):
+    return [_expanded(v) for v in value]
+  return expanded(value) if isinstance(value, str) else value
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +51,10 @@ class Parser(argparse.ArgumentParser):
       allow_abbrev=False,
       **texts,
     )
+    self.add_argument(
+      '--version', action='version', version=f'anp_jax {anp_jax.__version__}',
+      help='the version of the package',
+    )  # fmt: skip
 
   def parse(
     self, arguments: list[str], keys: Iterable[str] = ()
@@ -65,6 +87,8 @@ class Parser(argparse.ArgumentParser):
       raise errors.ConfigError(
         f'unknown argument {unknown[0]!r}{errors.nearest(name, options)}'
       )
+    for name, value in vars(flags).items():
+      setattr(flags, name, _expanded(value))
     return flags
 
   def error(self, message):

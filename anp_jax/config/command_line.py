@@ -1,7 +1,6 @@
 """From what a person types to a config that is valid."""
 
 import argparse
-import importlib.util
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from anp_jax.config import recipes
 from anp_jax.config import resolve
 from anp_jax.config import saved_run
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import trust
 from anp_jax.config import urls
 
 _MODES = ('train', 'evaluate', *strategy_lib.TRIALS)
@@ -76,6 +76,7 @@ def main_flags(
     help='what is new in a run that is resumed, such as '
     'optimizer.learning_rate,schedule',
   )  # fmt: skip
+  trust.add_flag(parser)
   _add_process_flags(parser)
   flags = parser.parse(arguments, resolve.known_keys())
   if flags.help is not None:
@@ -93,6 +94,8 @@ def main_flags(
       f'--mode={flags.mode}: expected one of {", ".join(_MODES)}'
       f'{errors.nearest(flags.mode, _MODES)}'
     )
+  if flags.trust:
+    trust.allow_all()
   return flags
 
 
@@ -192,6 +195,9 @@ def _wanted_config(flags, overrides, run):
   if flags.mode != 'evaluate':
     raise errors.ConfigError('--config=FILE[:VARIANT] is missing; see configs/')
   if run:
+    file = os.path.join(flags.workdir, saved_run.FILE)
+    trust.allow(overrides)
+    run = trust.from_file(run | overrides, file)
     return resolve.resolved(resolve.from_flat(run), overrides)
   if overrides.get('init.from'):
     return resolve.resolved(resolve.base(), overrides)
@@ -298,7 +304,9 @@ def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:
   Raises:
     ConfigError: in one line that names the file or key at fault.
   """
-  return resolve.resolved(_recipe(spec), overrides)
+  recipe = _recipe(spec)
+  trust.allow(resolve.flat(recipe) | overrides)
+  return resolve.resolved(recipe, overrides)
 
 
 def applying(spec: str, overrides: dict[str, str]) -> dict[str, str]:
@@ -310,16 +318,4 @@ def _recipe(spec):
   """The config that a recipe returns, as it is."""
   path, _, variant = spec.partition(':')
   path = recipes.find(aliases.recipe(path))
-  module_spec = importlib.util.spec_from_file_location('anp_config', path)
-  module = importlib.util.module_from_spec(module_spec)
-  try:
-    module_spec.loader.exec_module(module)
-    config = module.get_config(variant)
-  except errors.ConfigError:
-    raise
-  except Exception as e:  # whatever the user's file raises
-    text = str(e).splitlines()[0] if str(e) else ''
-    raise errors.ConfigError(f'{path}: {type(e).__name__}: {text}') from e
-  if not isinstance(config, ml_collections.ConfigDict):
-    raise errors.ConfigError(f'{path}: get_config must return a ConfigDict')
-  return config
+  return recipes.read(path, variant)

@@ -7,6 +7,7 @@ import re
 from anp_jax.config import errors
 
 _POSITIVE = re.compile(r'0*[1-9][0-9]{0,8}')
+_MOST_STEPS = 1e15  # a float counts them exactly
 _UNITS = ('steps', 'epochs', 'examples')
 _WINDOW = re.compile(r'([0-9]{1,18}):([0-9]{1,18})')
 _DURATION = re.compile(r'\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z]+)\s*')
@@ -34,8 +35,13 @@ def steps(text: str, batch_size: int, examples: int) -> int:
     )
   number = float(match[1])
   images = {'steps': batch_size, 'epochs': examples, 'examples': 1}[unit]
+  count = number * images / batch_size
+  if count > _MOST_STEPS:
+    raise errors.ConfigError(
+      f'{text!r} is {count:.3g} steps: expected {_MOST_STEPS:.0e} at most'
+    )
   # Rounded first: 0.1 x 30 must not become 4 steps by its last bit.
-  return math.ceil(round(number * images / batch_size, 6))
+  return max(math.ceil(round(count, 6)), int(number > 0))
 
 
 def milestones(text: str, batch_size: int, examples: int) -> list[int]:

@@ -8,6 +8,16 @@ import sys
 from anp_jax.config import errors
 from anp_jax.config import urls
 
+_LONGEST = 4000
+
+
+def error_line(error: Exception) -> str:
+  """The line of an error for people, without what a terminal would obey."""
+  text = urls.named(f'error: {error}').replace('\n', ' ')
+  if len(text) > _LONGEST:  # a file was typed in the place of its name, say
+    text = f'{text[:_LONGEST]}... ({len(text):,} letters)'
+  return ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
 
 def with_status(interrupted: str = 'interrupted') -> Callable:
   """Makes a function of arguments end like a command, without an exception.
@@ -30,7 +40,7 @@ def with_status(interrupted: str = 'interrupted') -> Callable:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
       except (errors.ConfigError, OSError) as e:
-        print(urls.named(f'error: {e}').replace('\n', ' '), file=sys.stderr)
+        print(error_line(e), file=sys.stderr)
         return 2
       except KeyboardInterrupt:  # of a program that calls this one
         print(f'\n{interrupted}', file=sys.stderr)

@@ -20,6 +20,10 @@ _KINDS = {
   bool: 'True or False', int: 'a whole number', float: 'a number',
   str: 'a text',
 }  # fmt: skip
+# The ways in which ast.literal_eval refuses a text.
+_NO_LITERAL = ValueError, TypeError, SyntaxError, MemoryError, RecursionError
+_LARGEST = 2**53
+_SHOWN = 200  # letters
 # What `Key.only_if` may have in place of names.
 _PATTERNS = {'?*': 'a path', '[!0]*': 'a number above 0'}
 
@@ -65,12 +69,23 @@ class Key:
     Raises:
       ConfigError: naming the key, the value and what was expected.
     """
+    self.validate_kind(name, value)
+    if self.check:
+      self.check(name, value)
+
+  def validate_kind(self, name: str, value) -> None:
+    """Refuses a value of another type, NaN, and what is too large.
+
+    For the arguments and errors see `validate`.
+    """
     kind = type(self.default)
     good = type(value) is kind or (kind is float and type(value) is int)
     if not good or (type(value) is float and not math.isfinite(value)):
       raise self._type_error(name, value)
-    if self.check:
-      self.check(name, value)
+    if _is_too_large(value):
+      raise errors.ConfigError(
+        f'config.{name}={_shown(value)}: expected whole numbers below 2**53'
+      )
 
   def parse(self, name: str, text: str):
     """Returns the value that was typed as `text`.
@@ -84,11 +99,13 @@ class Key:
     try:
       literal = text.strip().capitalize() if kind is bool else text
       value = ast.literal_eval(literal)
-    except (ValueError, SyntaxError):
+    except _NO_LITERAL:
       raise self._type_error(name, text) from None
     if kind is tuple and isinstance(value, list):
       value = tuple(value)
-    return float(value) if kind is float and type(value) is int else value
+    if kind is float and type(value) is int and not _is_too_large(value):
+      return float(value)
+    return value
 
   def applies(self, values: dict[str, Any]) -> bool:
     """Returns whether the key has a meaning with these values of others."""
@@ -106,7 +123,25 @@ class Key:
 
   def _type_error(self, name, value):
     words = _KINDS.get(type(self.default), f'a tuple like {self.default!r}')
-    return errors.ConfigError(f'config.{name}={value!r}: expected {words}')
+    return errors.ConfigError(
+      f'config.{name}={_shown(value)}: expected {words}'
+    )
+
+
+def _is_too_large(value):
+  """Whether there is a whole number that no float has exactly."""
+  if isinstance(value, tuple | list):
+    return any(map(_is_too_large, value))
+  return isinstance(value, int) and abs(value) > _LARGEST
+
+
+def _shown(value):
+  """A value for an error line, which stays short."""
+  try:
+    text = repr(value)
+  except ValueError:  # Python writes no number of more than 4300 digits
+    text = 'a number of thousands of digits'
+  return text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'
 
 
 @dataclasses.dataclass(frozen=True)

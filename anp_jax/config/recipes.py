@@ -4,12 +4,18 @@ A wheel holds configs/ as `anp_jax.recipes`. The name configs/NAME.py means the
 shipped recipe wherever no file of that path is in the working directory.
 """
 
+import importlib.util
 import os
 import pathlib
+import sys
+
+import ml_collections
 
 from anp_jax.config import errors
 
 _FOLDER = 'configs'
+_RUN_FILE = 'config.json'  # in its workdir
+_MODULE = 'anp_config'
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -34,10 +40,74 @@ def find(path: str) -> str:
   file = shipped() / name
   if folder == _FOLDER and file.is_file():
     return str(file)
+  if os.path.isfile(os.path.join(path, _RUN_FILE)):
+    raise _run_error(path, path)
   nearby = _names(os.path.dirname(path))
   names = nearby + [n for n in _shipped_names() if n not in nearby]
   raise errors.ConfigError(
     f'--config: no file {path!r}{errors.nearest(path, names)}'
+  )
+
+
+def read(path: str, variant: str) -> ml_collections.ConfigDict:
+  """Returns the config that a recipe's `get_config(variant)` gives, as it is.
+
+  The folder of the recipe is on Python's path meanwhile, so that it may import
+  helpers from there.
+
+  Args:
+    path: of the file, from `find`.
+    variant: that is asked for; '': the plain recipe.
+
+  Raises:
+    ConfigError: for a file that is no recipe, or whatever goes wrong in it.
+  """
+  _check_python(path)
+  spec = importlib.util.spec_from_file_location(_MODULE, path)
+  module = importlib.util.module_from_spec(spec)
+  folder = os.path.dirname(os.path.abspath(path))
+  sys.path.insert(0, folder)
+  sys.modules[_MODULE] = module  # dataclasses look their module up there
+  try:
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, 'get_config', None)):
+      raise errors.ConfigError(
+        f'--config={path}: it has no get_config; expected a recipe, with '
+        f"get_config(variant='') that returns a config; see {_FOLDER}/"
+      )
+    config = module.get_config(variant)
+  except errors.ConfigError:
+    raise
+  except Exception as e:  # whatever the user's file raises
+    text = str(e).splitlines()[0] if str(e) else ''
+    raise errors.ConfigError(f'{path}: {type(e).__name__}: {text}') from e
+  finally:
+    sys.modules.pop(_MODULE, None)
+    if folder in sys.path:
+      sys.path.remove(folder)
+  if not isinstance(config, ml_collections.ConfigDict):
+    raise errors.ConfigError(f'{path}: get_config must return a ConfigDict')
+  return config
+
+
+def _check_python(path):
+  """Refuses a file that is no Python, and says what to type for a run's."""
+  if path.endswith('.py'):
+    return
+  folder, name = os.path.split(path)
+  if name == _RUN_FILE:
+    raise _run_error(path, folder or '.')
+  raise errors.ConfigError(
+    f'--config={path} is no recipe: expected a Python file (.py), as in '
+    f'{_FOLDER}/'
+  )
+
+
+def _run_error(path, workdir):
+  return errors.ConfigError(
+    f'--config={path} is of a run, expected a recipe (.py): '
+    f'--workdir={workdir} --mode=evaluate evaluates the run; to resume it, '
+    'type the command that it was started with'
   )
 
 

@@ -5,6 +5,7 @@ config only then.
 """
 
 import json
+import os
 
 import ml_collections
 
@@ -14,6 +15,7 @@ from anp_jax.config import keys as keys_lib
 from anp_jax.config import rules
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import table
+from anp_jax.config import trust
 
 _NAME = 'strategy.name'
 
@@ -38,10 +40,12 @@ def known_keys(*names: str) -> dict[str, keys_lib.Key]:
 def strategy_keys(name: str) -> dict[str, keys_lib.Key]:
   """Returns the keys that one strategy alone adds.
 
+  A class that may not be imported, see `trust`, adds none.
+
   Raises:
     ConfigError: if there is no such strategy, with the nearest.
   """
-  leaves = strategy_lib.by_name(name).default_config()
+  leaves = strategy_lib.declared(name).default_config()
   return {f'strategy.{leaf}': key for leaf, key in leaves.items()}
 
 
@@ -71,13 +75,11 @@ def resolved(config, typed: dict[str, str] | None = None):
       )
   for key, text in typed.items():
     _check_known(key, keys)
-    values[key] = keys[key].parse(key, text)
+    values[key] = keys[key].parse(key, _expanded(text, keys[key]))
   for key in dict.fromkeys(d.only_if[0] for d in keys.values() if d.only_if):
     keys[key].validate(key, values.get(key, keys[key].default))
   for key in typed:
-    # A default asks for nothing, whatever it belongs to.
-    if values[key] != keys[key].default:
-      _check_applies(key, values)
+    _check_applies(key, values)
   values = _completed(values)
   for key, declared in _applicable(values).items():
     declared.validate(key, values[key])
@@ -133,6 +135,7 @@ def from_flat(saved: dict):
   A key that it lacks has its default, and one that there is no more is left
   out; values are not checked, since its paths may be those of another machine.
   """
+  trust.note_read(saved)
   values = {key: _tuples(value) for key, value in saved.items()}
   return _frozen(_completed(aliases.renamed(values)))
 
@@ -142,6 +145,7 @@ def completed(saved: dict) -> dict:
 
   Keys that there are no more stay; keys that do not apply do not.
   """
+  trust.note_read(saved)
   values = aliases.renamed(saved)
   keys = known_keys(_strategy_name(values))
   removed = {k: v for k, v in values.items() if k not in keys}
@@ -184,6 +188,18 @@ def variant(name: str, variants: dict) -> dict:
   return variants.get(name, {})
 
 
+def _expanded(text, declared):
+  """What was typed, with ~ and $VARIABLE of a path replaced.
+
+  A ~ stays where its key is compared when a run is resumed: whoever opens the
+  path replaces it.
+  """
+  if not isinstance(declared.default, str) or '\0' in text:
+    return text
+  text = os.path.expandvars(text)
+  return os.path.expanduser(text) if declared.resumable else text
+
+
 def _keys_of(values, typed):
   """All keys, with those of the strategy that is typed and of the recipe's."""
   names = dict.fromkeys(
@@ -205,7 +221,7 @@ def _applicable(values):
   effective = {key: values.get(key, k.default) for key, k in keys.items()}
   models = [effective] + [
     effective | aliases.renamed(texts)
-    for texts in strategy_lib.by_name(name).alternatives(effective)
+    for texts in strategy_lib.declared(name).alternatives(effective)
   ]
   return {
     key: k for key, k in keys.items() if any(k.applies(m) for m in models)

@@ -116,7 +116,7 @@ def check_multipliers(key: str, pairs) -> None:
 def _check_pattern(key, pattern):
   try:
     re.compile(pattern)
-  except (re.error, TypeError):
+  except (re.error, TypeError, OverflowError, RecursionError):
     raise errors.ConfigError(
       f'config.{key}: {pattern!r} is not a regular expression'
     ) from None

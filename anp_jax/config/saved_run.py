@@ -11,6 +11,12 @@ from anp_jax.config import resume
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import table
 
+FILE = 'config.json'
+_STRATEGY = 'strategy.name'
+# What a broken file raises.
+_UNREADABLE = (
+  OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError,
+)  # fmt: skip
 # Like a strategy, it stands above this folder: it is imported if needed.
 _PUBLISHED = 'anp_jax.checkpoint.weights.published'
 
@@ -21,16 +27,25 @@ def read(workdir: str | None) -> dict:
   Raises:
     ConfigError: if it cannot be read.
   """
-  path = os.path.join(workdir or '', 'config.json')
+  path = os.path.join(workdir or '', FILE)
   if not os.path.isfile(path):
     return {}
   try:
-    with open(path) as f:
+    with open(path, encoding='utf-8') as f:
       run = json.load(f)
-    resolve.from_flat(run)
-  except (OSError, ValueError, TypeError, AttributeError) as e:
+    if not isinstance(run, dict):
+      raise errors.ConfigError('expected an object')
+    _check_values(resolve.completed(run))
+  except _UNREADABLE as e:
     raise errors.ConfigError(f'cannot read {path}: {e}') from e
   return run
+
+
+def _check_values(run):
+  """Refuses values of kinds that no config has; paths may be elsewhere."""
+  keys = resolve.known_keys(run[_STRATEGY])
+  for key, value in resolve.flat(resolve.from_flat(run)).items():
+    keys[key].validate_kind(key, value)
 
 
 def check(workdir: str | None) -> None:
@@ -50,7 +65,7 @@ def nearest_run(path: str) -> str:
     path: of what is no run; runs of the same folder are looked at.
   """
   folder, name = os.path.split(os.path.normpath(path))
-  runs = glob.glob(os.path.join(glob.escape(folder), '*', 'config.json'))
+  runs = glob.glob(os.path.join(glob.escape(folder), '*', FILE))
   names = [os.path.basename(os.path.dirname(run)) for run in runs]
   return errors.nearest(name, names)
 

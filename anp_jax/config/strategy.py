@@ -13,6 +13,7 @@ from typing import Any
 from typing import Protocol
 
 from anp_jax.config import errors
+from anp_jax.config import trust
 
 if TYPE_CHECKING:
   from collections.abc import Callable
@@ -28,6 +29,7 @@ BUILT_IN = {
   'channel_split': 'anp_jax.runtimes.channel_split:ChannelSplit',
   'relay': 'anp_jax.runtimes.relay.strategy:Relay',
 }
+_KEY = 'strategy.name'
 # Modes that make steps of a run, and keep no state.
 TRIALS = 'benchmark', 'range_test'
 
@@ -288,22 +290,48 @@ def find(config) -> Strategy:
   return by_name(config.strategy.name)
 
 
-@functools.cache
 def by_name(name: str) -> Strategy:
   """The strategy of a name, or of 'package.module:Class'.
 
   Raises:
-    ConfigError: if there is none, with the nearest name.
+    ConfigError: if there is none, with the nearest name, or if a class of the
+      user's may not be imported; see `trust`.
   """
-  module, colon, attribute = BUILT_IN.get(name, name).partition(':')
-  if not colon:
+  _check_form(name)
+  return _imported(name)
+
+
+def declared(name: str) -> Strategy:
+  """The strategy of a name; of one that may not be imported, the defaults.
+
+  It is for those who only look at the config of a run, whose class is not
+  called.
+
+  Raises:
+    ConfigError: as `by_name`, but for what may not be imported.
+  """
+  _check_form(name)
+  return _NotImported() if trust.is_refused(name) else _imported(name)
+
+
+class _NotImported(Strategy):
+  """A strategy of a user's whose class was not imported."""
+
+  name = ''
+
+
+def _check_form(name):
+  """Refuses what is neither a name nor package.module:Class."""
+  if name not in BUILT_IN and not trust.is_class_name(name):
     raise errors.ConfigError(
-      f'config.strategy.name={name!r}: expected one of {", ".join(BUILT_IN)} '
+      f'config.{_KEY}={name!r}: expected one of {", ".join(BUILT_IN)} '
       f'or package.module:Class{errors.nearest(name, BUILT_IN)}'
     )
-  try:
+
+
+@functools.cache
+def _imported(name):
+  if name in BUILT_IN:
+    module, _, attribute = BUILT_IN[name].partition(':')
     return getattr(importlib.import_module(module), attribute)()
-  except (ImportError, AttributeError) as e:
-    raise errors.ConfigError(
-      f'config.strategy.name={name!r}: {e}; expected package.module:Class'
-    ) from e
+  return trust.made(_KEY, name, Strategy)

@@ -78,6 +78,7 @@ def _is_head_weights(weights):
 
 
 _DEVICES = 'a count of devices, or -1 for all that remain'
+_MOST_IMAGES = 2**24  # of a batch: its pixels are in memory
 _ALL = {
   'seed': integer(
     0, 'of the weights, the order of the data and all augmentation',
@@ -85,10 +86,11 @@ _ALL = {
   ),
   'duration': duration('10 epochs', 'of the whole run', resumable=True),
   'batch_size': integer(
-    64, 'images a step over all devices; 0: per device x devices', at_least=0
+    64, 'images a step over all devices; 0: per device x devices', at_least=0,
+    at_most=_MOST_IMAGES,
   ),
   'batch_size_per_device': integer(
-    32, 'images; used when batch_size is 0', at_least=0
+    32, 'images; used when batch_size is 0', at_least=0, at_most=_MOST_IMAGES
   ),
   'accumulate': integer(
     1, 'micro-batches a device computes one after another', above=0
@@ -114,7 +116,7 @@ _DROPS_PATHS = 'model.name', (*networks.CONVNEXTS, *networks.EFFICIENTNETS)
 _MODEL = {
   'name': text(
     'resnet50', 'network; a class of your own is called (images, train)',
-    networks.MODELS, '.*:.*', CLASS,
+    networks.MODELS, r'\w+(\.\w+)*:\w+(\.\w+)*', CLASS,
   ),
   'head': text(
     'joint', 'how outputs name pairs; see training/heads.py',
@@ -263,7 +265,7 @@ _STRATEGY = {
   'name': Key(
     'sync', 'how training is spread over devices; see docs/strategies.md',
     f'one of {", ".join(strategy_lib.BUILT_IN)} or {CLASS}',
-    lambda _, name: strategy_lib.by_name(name),
+    lambda _, name: strategy_lib.declared(name),
   ),
   'reduce_dtype': text(
     'float32', 'of the gradient sums between devices',

@@ -137,10 +137,18 @@ class Vocabulary:
 
 
 def from_json(value: dict) -> Vocabulary:
-  """The vocabulary that `to_json` gave as `value`."""
-  return Vocabulary(
-    tuple(value['classes']), tuple(value['adjectives']), tuple(value['nouns'])
-  )
+  """The vocabulary that `to_json` gave as `value`.
+
+  Raises:
+    ValueError: for lists of anything but names.
+  """
+  lists = [value[name] for name in ('classes', 'adjectives', 'nouns')]
+  for names in lists:
+    if not isinstance(names, list) or not all(
+      isinstance(name, str) for name in names
+    ):
+      raise ValueError('expected lists of names')
+  return Vocabulary(*map(tuple, lists))
 
 
 def from_spec(spec: str, pairs: str = 'auto') -> Vocabulary:

@@ -1,12 +1,12 @@
 """Networks in Flax and the layers they are built from."""
 
-import importlib
 import inspect
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
 from anp_jax.config import networks
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import trust
 from anp_jax.models.layers import onednn
 from anp_jax.system import cores
 from anp_jax.system.onednn import library
@@ -144,20 +144,14 @@ def _network(config, num_classes, platform, axis_name):
 
 
 def _user_module(name, arguments):
-  path, _, attribute = name.partition(':')
-  key = f'config.model.name={name!r}'
-  try:
-    module = importlib.import_module(path)
-  except ImportError as e:
-    raise config_lib.ConfigError(f'{key}: {e}') from e
-  if not hasattr(module, attribute):
-    classes = [n for n, v in vars(module).items() if inspect.isclass(v)]
-    raise config_lib.ConfigError(
-      f'{key}: {path} has no {attribute!r}'
-      f'{config_lib.nearest(attribute, classes)}'
-    )
-  build = getattr(module, attribute)
-  fields = inspect.signature(build).parameters
-  if 'num_classes' not in fields:
-    raise config_lib.ConfigError(f'{key}: it needs a field num_classes')
-  return build(**{k: v for k, v in arguments.items() if k in fields})
+  from flax import linen as nn
+
+  def fields(network):
+    names = inspect.signature(network).parameters
+    if 'num_classes' not in names:
+      raise config_lib.ConfigError(
+        f'config.model.name={name!r}: it needs a field num_classes'
+      )
+    return {k: v for k, v in arguments.items() if k in names}
+
+  return trust.made('model.name', name, nn.Module, fields)

@@ -27,6 +27,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import argument_parser
 from anp_jax.config import exits
 from anp_jax.config import outputs
+from anp_jax.config import trust
 from anp_jax.config import urls
 from anp_jax.system import cores
 from anp_jax.system import xla_flags
@@ -85,6 +86,8 @@ def named(network, batches: Iterable) -> Iterator[tuple]:
 
 def _parse(arguments):
   flags = _parser().parse(arguments)
+  if flags.trust:
+    trust.allow_all()
   if not flags.checkpoint:
     raise config_lib.ConfigError(
       '--checkpoint=PATH is missing: the workdir of a run, or published weights'
@@ -183,6 +186,7 @@ def _parser():
     '--threads', type=int, default=0, metavar='N',
     help='that read and decode (default: as many as cores)',
   )  # fmt: skip
+  trust.add_flag(parser)
   return parser
 
 
@@ -201,8 +205,7 @@ def _run(flags, progress):
   )
   for line in [*notes, *table.notes]:
     progress.line.note(line)
-  with contextlib.suppress(OSError):  # a home that cannot be written to
-    compile_cache.enable(trained.config)
+  compile_cache.enable(trained.config)
   top = min(flags.top, len(trained.vocabulary))
   network = network_lib.Network(trained, top, flags.batch_size)
   if '-' not in flags.paths:

@@ -98,6 +98,7 @@ def log_run_info(
     f'model    {config.model.name}, {size}, {config.model.dtype}{head}',
     f'data     {config.data.source}: {len(train):,} training and '
     f'{len(validation):,} validation images, {classes}',
+    f'strategy {config.strategy.name}',
     f'devices  {devices}, {config.batch_size} images a step, {cores}',
     *_computing(config, mesh),
     f'scores   {_scored_weights(config)}',
@@ -206,6 +207,7 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
   """Writes the run's page and prints its tables."""
   facts = {
     'network': config.model.name,
+    'strategy': config.strategy.name,
     'parameters': f'{_count(abstract_state.params):,}',
     'devices': f'{mesh.size} x {mesh.devices.flat[0].device_kind}',
     'scores': _scored_weights(config),

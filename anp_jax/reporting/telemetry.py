@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import shlex
@@ -384,8 +385,32 @@ def _records(workdir):
   """The lines of metrics.jsonl that are whole."""
   return [
     r for r in files.read_json_lines(os.path.join(workdir, METRICS))
-    if {'kind', 'step'} <= r.keys()
+    if _is_whole(r)
   ]  # fmt: skip
+
+
+def _is_whole(record):
+  """Whether a line has what a line of its kind has, numbers of steps too."""
+  kind, step = record.get('kind'), record.get('step')
+  if not isinstance(kind, str) or not _is_number(step) or step < 0:
+    return False
+  if kind == _RESULT:
+    return True
+  if kind == _CHANGE:
+    return {'key', 'old', 'new'} <= record.keys()
+  if kind == _TIME:
+    seconds = record.get('seconds')
+    is_named = isinstance(record.get('what'), str)
+    return is_named and _is_number(seconds) and 0 <= seconds < math.inf
+  times = (record.get(name, 0) for name in ('epoch', 'seconds'))
+  return all(_is_number(v) for k, v in record.items() if k != 'kind') and all(
+    0 <= time < math.inf for time in times
+  )
+
+
+def _is_number(value):
+  # Whole numbers that are no float would overflow where curves are drawn.
+  return type(value) is float or (type(value) is int and abs(value) <= 2**53)
 
 
 def _fitted(fields, width):

@@ -6,7 +6,9 @@ import ctypes
 import hashlib
 import os
 import platform
+import tempfile
 
+from absl import logging
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -20,7 +22,8 @@ def enable(config) -> str:
     config: the run's config; compile_cache.dir '' leaves the cache off.
 
   Returns:
-    The folder in use, or ''.
+    The folder in use, or '': also where none can be written to, as on a node
+    whose home is read-only. The run goes on without.
   """
   folder = config.compile_cache.dir
   if folder == 'auto':
@@ -35,7 +38,13 @@ def enable(config) -> str:
     jax.config.update('jax_enable_compilation_cache', False)
     return ''
   folder = os.path.expanduser(folder)
-  os.makedirs(folder, exist_ok=True)
+  if problem := _problem(folder):
+    logging.warning(
+      'compiled programs are not kept: %s: %s; config.compile_cache.dir names '
+      'another folder', folder, problem,
+    )  # fmt: skip
+    jax.config.update('jax_enable_compilation_cache', False)
+    return ''
   settings = {
     'jax_compilation_cache_dir': folder,
     'jax_compilation_cache_max_size': int(
@@ -48,6 +57,16 @@ def enable(config) -> str:
   for name, value in settings.items():
     jax.config.update(name, value)
   return folder
+
+
+def _problem(folder):
+  """Why nothing can be kept in a folder, which is made if missing; or ''."""
+  try:
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):  # a read-only file system, say
+      return ''
+  except OSError as e:
+    return e.strerror or str(e)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from absl import logging
 # Errors of one entry, not of the disk or of this process.
 MISSING = {errno.ENOENT, errno.ENOTDIR}
 UNREADABLE = {errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+_LFS = b'version https://git-lfs.github.com/spec/'
 NO_FILE = (-1, -1)  # the state of what is no file
 
 
@@ -92,6 +93,15 @@ def lock(path: str) -> Iterator[bool]:
       yield True
 
 
+def is_lfs_pointer(path: str) -> bool:
+  """Whether Git LFS left its pointer in the place of a file."""
+  try:
+    with open(path, 'rb') as file:
+      return file.read(len(_LFS)) == _LFS
+  except OSError:
+    return False
+
+
 def write_json(path: str, value) -> None:
   """Writes a value as indented JSON; see `write_atomic`."""
   write_atomic(path, json.dumps(value, indent=1) + '\n')
@@ -101,9 +111,21 @@ def read_json(path: str, default=None):
   """The value in a file of JSON; the default if there is no such file."""
   try:
     with open(path, encoding='utf-8') as file:
-      return json.load(file)
+      return loads(file.read())
   except FileNotFoundError:
     return default
+
+
+def loads(text: str | bytes):
+  """The value of a text of JSON.
+
+  Raises:
+    ValueError: if it is no JSON, or nested too deeply to be read.
+  """
+  try:
+    return json.loads(text)
+  except RecursionError:
+    raise ValueError('it is nested too deeply') from None
 
 
 def read_json_object(path: str) -> dict:
@@ -142,7 +164,7 @@ def read_json_lines(path: str) -> list[dict]:
   records = []
   for line in lines:
     try:
-      record = json.loads(line)
+      record = loads(line)
     except ValueError:
       continue
     if isinstance(record, dict):

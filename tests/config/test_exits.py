@@ -32,6 +32,23 @@ def test_a_command_returns_its_status(outcome, status, line, capsys):
   assert capsys.readouterr() == ('', line)
 
 
+@pytest.mark.parametrize(
+  'text, line',
+  [
+    ('a\nb', 'a b'), ('a\rb', 'a\\rb'), ('\x1b[2J', '\\x1b[2J'),
+    ('\u2028', '\\u2028'), ('\ud800', '\\ud800'), ('grün 猫', 'grün 猫'),
+    ('x' * 10**5, f'{"x" * 3993}... (100,007 letters)'),
+  ],
+)  # fmt: skip
+def test_an_error_is_one_line_that_no_terminal_obeys(text, line, capsys):
+  @exits.with_status()
+  def main(arguments):
+    raise config_lib.ConfigError(text)
+
+  assert main([]) == 2
+  assert capsys.readouterr().err == f'error: {line}\n'
+
+
 def test_what_is_no_users_error_is_raised():
   @exits.with_status()
   def main(arguments):

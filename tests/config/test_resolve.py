@@ -1,5 +1,7 @@
 """Which keys a config has, by the values of others."""
 
+import sys
+
 import pytest
 
 from anp_jax import config as config_lib
@@ -190,11 +192,37 @@ def test_networks_of_the_registry_are_the_configs():
     assert models.has_batch_norm(config) == ('norm_group' in config.model)
 
 
-def test_a_default_may_be_typed_whatever_it_belongs_to():
-  """An old script may type --config.data.lists= for other data."""
-  load = command_line.load
-  typed = {'data.lists': '', 'strategy.period': '8'}
-  assert load(_TINY, typed) == load(_TINY, {})
+@pytest.mark.parametrize(
+  'typed, line',
+  [
+    ({'strategy.mode': 'async', 'strategy.servers': '1'},
+     'config.strategy.mode belongs to strategy.name=server, not sync'),
+    ({'strategy.mode': 'bounded'},
+     'config.strategy.mode belongs to strategy.name=server, not sync'),
+    ({'strategy.period': '8'}, 'belongs to strategy.name=local'),
+    ({'strategy.lanes': '2'}, 'strategy.in_flight belongs to'),
+    ({'data.lists': ''}, 'config.data.lists belongs to data.source=folder'),
+    ({'optimizer.name': 'lars', 'optimizer.eps': '1e-8'},
+     'config.optimizer.eps belongs to optimizer.name=rmsprop'),
+    ({'schedule.power': '1'}, 'schedule.power belongs to schedule.name='),
+  ],
+)  # fmt: skip
+def test_what_is_typed_applies_or_is_refused_though_it_is_the_default(
+  typed, line
+):
+  with pytest.raises(config_lib.ConfigError, match=line):
+    command_line.load(_TINY, typed)
+
+
+def test_every_key_that_does_not_apply_is_refused_at_its_default():
+  recipe = builders.config()
+  applying = config_lib.flat(recipe)
+  inapplicable = config_lib.known_keys().keys() - applying.keys()
+  assert len(inapplicable) > 60
+  for key in inapplicable:
+    default = config_lib.known_keys()[key].default
+    with pytest.raises(config_lib.ConfigError, match=f'{key} belongs to '):
+      config_lib.resolved(recipe, {key: str(default)})
 
 
 def test_of_many_keys_those_that_apply_are_taken():
@@ -229,10 +257,7 @@ def test_a_strategy_may_have_keys_that_depend_on_its_own(monkeypatch):
       }
 
   monkeypatch.setitem(strategy.BUILT_IN, 'own', f'{__name__}:Own')
-  monkeypatch.setattr(
-    strategy, 'by_name',
-    lambda name, real=strategy.by_name: Own() if name == 'own' else real(name),
-  )  # fmt: skip
+  monkeypatch.setattr(sys.modules[__name__], 'Own', Own, raising=False)
   load, chosen = command_line.load, {'strategy.name': 'own'}
   assert 'size' not in load(_TINY, chosen).strategy
   assert load(_TINY, {**chosen, 'strategy.kind': 'b'}).strategy.size == 3

@@ -51,7 +51,7 @@ def test_paths_of_this_machine_stay_what_they_are(tmp_path):
     (['--workdir=gs://'], ["--workdir='gs://'", 'gs://BUCKET/FOLDER']),
     (
       ['--config.data.path=s4://b/set', '--config.data.source=arrays'],
-      ["config.data.path='s4://b/set'", "did you mean 's3'"],
+      ["config.data.path='s4://b/set'", 's3://BUCKET/FOLDER'],
     ),
     (['--config.data.dir=http://b/sets'], ["config.data.dir='http://b/sets'"]),
   ],

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+from flax import linen as nn
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
@@ -314,6 +315,9 @@ def test_a_users_module_is_found_from_the_folder_a_run_starts_in(
     ('no_such_package:Net', "No module named 'no_such_package'"),
     ('tests.user_network:SmalNet', "no 'SmalNet'.*did you mean 'SmallNet'"),
     ('tests.models.test_models:WithoutClasses', 'needs a field num_classes'),
+    ('tests.models.test_models:NoNetwork', 'inherits from flax.*Module'),
+    ('os:_exit', 'inherits from flax.*Module'),
+    ('tests.user_network:', 'expected package.module:Class'),
   ],
 )
 def test_what_cannot_be_made_is_said_in_one_line(config, name, message):
@@ -324,8 +328,14 @@ def test_what_cannot_be_made_is_said_in_one_line(config, name, message):
   assert '\n' not in str(error.value)
 
 
-class WithoutClasses:
+class WithoutClasses(nn.Module):
   """What a user may point at by mistake."""
 
-  def __init__(self, features: int):
-    self.features = features
+  features: int
+
+
+class NoNetwork:
+  """What is called by nobody."""
+
+  def __init__(self, num_classes: int):
+    raise AssertionError(num_classes)

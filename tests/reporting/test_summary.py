@@ -44,6 +44,7 @@ def test_cores_beside_the_devices(config, monkeypatch, cores, text):
     'classes': '2 classes',
   }]  # fmt: skip
   assert f'devices  4 x NVIDIA H100, 64 images a step, {text}' in lines
+  assert 'strategy sync' in lines
 
 
 def _cautions(config, names, batch_size, examples, sizes=None):
@@ -156,8 +157,17 @@ def test_the_report_names_the_network(config, tmp_path, monkeypatch, capsys):
   text = capsys.readouterr().out
   assert re.search(r'^network +lenet$', text, re.M)
   assert re.search(r'^parameters +1,234,000$', text, re.M)
+  assert re.search(r'^strategy +sync$', text, re.M)
+  assert re.search(
+    r'^\| strategy +\| sync +\|$',
+    (tmp_path / 'report' / 'report.md').read_text(), re.M,
+  )  # fmt: skip
   page = (tmp_path / 'report' / 'index.html').read_text()
-  for name, value in (('network', 'lenet'), ('parameters', '1,234,000')):
+  for name, value in (
+    ('network', 'lenet'),
+    ('strategy', 'sync'),
+    ('parameters', '1,234,000'),
+  ):
     assert f'<th>{name}</th><td>{value}</td>' in page
   result = telemetry.result(str(tmp_path))
   assert (result['parameters'], result['devices']) == (1_234_000, 1)

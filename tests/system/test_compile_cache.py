@@ -1,11 +1,13 @@
 """Tests of compile_cache: hits in a second process, a bound on the size."""
 
 import ctypes
+import errno
 import os
 import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from anp_jax.system import compile_cache
@@ -129,3 +131,37 @@ def test_freed_memory_goes_back_to_the_system():
   compile_cache.release_memory()
   assert before - resident() > 100e6
   libc.free(ctypes.c_void_p(blocks[-1]))
+
+
+@pytest.mark.parametrize('place', ['{file}/cache', '/proc/no/cache'])
+def test_where_nothing_can_be_kept_a_run_goes_on(
+  place, tmp_path, config, caplog
+):
+  """What a read-only home is; root may write wherever there is a folder."""
+  (tmp_path / 'file').write_text('')
+  config.compile_cache.dir = place.format(file=tmp_path / 'file')
+  before = jax.config.jax_enable_compilation_cache
+  try:
+    with caplog.at_level('WARNING'):
+      assert compile_cache.enable(config) == ''
+    assert not jax.config.jax_enable_compilation_cache
+  finally:
+    jax.config.update('jax_enable_compilation_cache', before)
+  (record,) = caplog.records
+  text = record.getMessage()
+  assert config.compile_cache.dir in text and '\n' not in text
+  assert 'config.compile_cache.dir names another folder' in text
+
+
+def test_a_folder_that_exists_but_is_read_only(tmp_path, config, monkeypatch):
+  config.compile_cache.dir = str(tmp_path)
+
+  def refuse(dir):
+    raise OSError(errno.EROFS, 'Read-only file system', dir)
+
+  monkeypatch.setattr(compile_cache.tempfile, 'TemporaryFile', refuse)
+  before = jax.config.jax_enable_compilation_cache
+  try:
+    assert compile_cache.enable(config) == ''
+  finally:
+    jax.config.update('jax_enable_compilation_cache', before)

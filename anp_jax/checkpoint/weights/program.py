@@ -1,5 +1,6 @@
 """A trained network as one program that runs with JAX alone."""
 
+import contextlib
 import functools
 import os
 
@@ -18,6 +19,11 @@ NAME = 'model.stablehlo'
 FILES = (NAME, 'labels.json', 'preprocessing.json')
 # Platforms of jax.export, and what each is to the layers.
 PLATFORMS = {'cpu': 'cpu', 'cuda': 'gpu', 'rocm': 'gpu', 'tpu': 'tpu'}
+# Settings of JAX under which no path of a source file is in a program.
+_PATHLESS = {
+  'jax_include_full_tracebacks_in_locations': False,
+  'jax_hlo_source_file_canonicalization_regex': '.*',
+}
 _SQUARE = (
   'the central square, of round(shorter side x image_size / resize) pixels a '
   'side (halves to the even number), its corner rounded down; it is resized '
@@ -124,7 +130,24 @@ def exported(trained, platforms: tuple[str, ...]) -> export.Exported:
 
   (batch,) = export.symbolic_shape('b')
   images = jax.ShapeDtypeStruct((batch, side, side, 3), np.uint8)
-  return export.export(program, platforms=platforms)(images)
+  with _without_paths():
+    return export.export(program, platforms=platforms)(images)
+
+
+@contextlib.contextmanager
+def _without_paths():
+  """A context in which programs tell no folder of this machine.
+
+  What JAX traces it marks with the files and lines that it came from.
+  """
+  before = {name: getattr(jax.config, name) for name in _PATHLESS}
+  try:
+    for name, value in _PATHLESS.items():
+      jax.config.update(name, value)
+    yield
+  finally:
+    for name, value in before.items():
+      jax.config.update(name, value)
 
 
 def labels(vocabulary) -> dict:

@@ -7,7 +7,6 @@ be prepared is read by `processors`.
 
 import contextlib
 import dataclasses
-import json
 import os
 
 import safetensors
@@ -22,6 +21,7 @@ from anp_jax.system import files
 
 FILE = 'model.safetensors'  # in a folder
 NORMALISATION = ('data.mean', 'data.std')
+_WRAPPERS = ('module.', '_orig_mod.')
 _PICKLES = ('.pt', '.pth', '.bin', '.ckpt', '.pkl')
 
 
@@ -107,6 +107,35 @@ def architecture(path: str) -> dict:
   )
 
 
+class _Unwrapped:
+  """A file of weights, by the names of tensors without PyTorch's wrappers.
+
+  Data parallel and compiled modules save each name below module. or _orig_mod.
+  """
+
+  def __init__(self, file):
+    self._file, self._prefix = file, ''
+    names = list(file.keys())
+    while any(names):
+      wrapper = next(
+        (w for w in _WRAPPERS if all(n.startswith(w) for n in names)), ''
+      )
+      if not wrapper:
+        break
+      self._prefix += wrapper
+      names = [name.removeprefix(wrapper) for name in names]
+    self._names = names
+
+  def keys(self):
+    return self._names
+
+  def get_slice(self, name):
+    return self._file.get_slice(self._prefix + name)
+
+  def get_tensor(self, name):
+    return self._file.get_tensor(self._prefix + name)
+
+
 @contextlib.contextmanager
 def open_file(path: str):
   """Opens a .safetensors file in a `with` block.
@@ -116,8 +145,13 @@ def open_file(path: str):
   """
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
-      yield file
+      yield _Unwrapped(file)
   except (safetensors.SafetensorError, OSError) as e:
+    if files.is_lfs_pointer(path):
+      raise config_lib.ConfigError(
+        f'config.init.from={path!r} is a Git LFS pointer, not the file itself; '
+        'fetch it: git lfs pull'
+      ) from e
     raise config_lib.ConfigError(
       f'config.init.from={path!r} cannot be read: {errors.first_line(e)}'
     ) from e
@@ -219,7 +253,7 @@ def read_labels(path: str) -> tuple[str, ...]:
     return tuple(names)
   try:
     with open(path, encoding='utf-8') as f:
-      value = json.load(f)
+      value = files.loads(f.read())
   except (OSError, ValueError) as e:
     raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
   if isinstance(value, dict):
@@ -273,8 +307,9 @@ def _names(saved_config, classes):
   names = _by_id(saved_config.get('id2label') or {})
   timm_names = saved_config.get('label_names')
   if not names and isinstance(timm_names, list):
-    texts = saved_config.get('label_descriptions') or {}
-    names = [texts.get(name, name) for name in timm_names]
+    texts = saved_config.get('label_descriptions')
+    texts = texts if isinstance(texts, dict) else {}
+    names = [str(texts.get(str(n), n)) for n in timm_names]
   # What transformers writes where nobody said.
   if len(names) != classes or names[0] == 'LABEL_0':
     return ()
@@ -283,8 +318,10 @@ def _names(saved_config, classes):
 
 def _by_id(value):
   """Names by id, 0 and so on, as a list; [] for anything else."""
+  if isinstance(value, list):
+    value = dict(enumerate(value))
   names = []
-  for i in range(len(value)):
+  for i in range(len(value) if isinstance(value, dict) else 0):
     name = value.get(str(i), value.get(i))
     # Keras' has (id in WordNet, name).
     name = name[-1] if isinstance(name, list) and name else name

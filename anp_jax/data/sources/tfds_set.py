@@ -1,5 +1,7 @@
 """Sets that tensorflow-datasets has prepared, read without TensorFlow."""
 
+import glob
+import json
 import os
 import shlex
 
@@ -10,6 +12,8 @@ from anp_jax.data import vocabulary
 from anp_jax.data.sources import shards
 from anp_jax.data.sources import source as source_lib
 
+# Of features.json: what tfds imports.
+_CLASS_KEYS = {'pythonClassName', 'python_class_name', 'type'}
 _CHUNK = 256  # records that a pass over all of them holds at a time
 
 
@@ -99,14 +103,18 @@ def open_builder(name: str, directory: str):
     directory: of data sets.
 
   Raises:
-    ConfigError: if there is none, with the command that makes it.
+    ConfigError: if there is none, with the command that makes it, or if its
+      features are classes that are not of tfds.
   """
   from tensorflow_datasets import core
   from tensorflow_datasets.core import read_only_builder
 
   try:
+    _check_features(directory, name)
     return read_only_builder.builder_from_files(name, data_dir=directory)
-  except (core.DatasetNotFoundError, ValueError) as e:
+  except config_lib.ConfigError:
+    raise
+  except (core.DatasetNotFoundError, RecursionError, ValueError) as e:
     place = shlex.quote(directory)
     group, _, set_name = name.partition('/')
     if group == 'anp_folder':
@@ -123,6 +131,29 @@ def open_builder(name: str, directory: str):
       f'{directory} holds no prepared set {name!r}'
       f'{config_lib.nearest(set_name, names)}; prepare it with: {command}'
     ) from e
+
+
+def _check_features(directory, name):
+  """Refuses features that are no classes of tfds, which it would import."""
+  folder = os.path.join(directory, name.partition(':')[0])
+  pattern = os.path.join(glob.escape(folder), '**', 'features.json')
+  for path in glob.glob(pattern, recursive=True):
+    with open(path, encoding='utf-8') as f:
+      pending = [json.load(f)]
+    while pending:
+      value = pending.pop()
+      pending += value.values() if isinstance(value, dict) else ()
+      pending += value if isinstance(value, list) else ()
+      keys = value.keys() if isinstance(value, dict) else ()
+      for key in _CLASS_KEYS.intersection(keys):
+        kind = value[key]
+        # Of older files, "type" is a class; of newer ones a word.
+        is_class = key != 'type' or (isinstance(kind, str) and '.' in kind)
+        if is_class and not str(kind).startswith('tensorflow_datasets.'):
+          raise config_lib.ConfigError(
+            f'{path}: {key}={kind!r}: expected a class of tensorflow_datasets; '
+            'no code of a data set is imported'
+          )
 
 
 def _records(builder, split_info):

@@ -1,9 +1,9 @@
 """The page of an evaluation as Markdown, and what other pages show of it."""
 
-import json
 import os
 
 from anp_jax.data import vocabulary
+from anp_jax.system import files
 from anp_jax.system import markdown
 from anp_jax.training import metric_labels
 
@@ -38,12 +38,7 @@ PHOTOGRAPHS = {'Most confused pairs'}
 
 def load(folder: str) -> dict:
   """What `files.write` returned; {} where there is no complete evaluation."""
-  path = os.path.join(folder, SCORES)
-  try:
-    with open(path) as f:
-      return json.load(f)
-  except (OSError, ValueError):
-    return {}
+  return files.read_json_object(os.path.join(folder, SCORES))
 
 
 def lines(scores: dict) -> list[tuple[str, str]]:

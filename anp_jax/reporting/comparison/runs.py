@@ -112,7 +112,9 @@ def _load(name, workdir):
   saved = saved_run.read(workdir)
   config = config_lib.completed(saved)
   classes = files.read_json_object(os.path.join(workdir, _LABELS))
-  if strategy_lib.find(config_lib.from_flat(saved)).keeps_models_apart:
+  # A comparison imports nothing that a run's files name.
+  strategy = strategy_lib.declared(config['strategy.name'])
+  if strategy.keeps_models_apart:
     return [
       Run(
         path=folder,
@@ -150,7 +152,7 @@ def _is_finished(workdir, facts):
 def _models(workdir, config):
   """(folder, config) of each model of a workdir."""
   keys = config_lib.known_keys(config['strategy.name'])
-  strategy = strategy_lib.by_name(config['strategy.name'])
+  strategy = strategy_lib.declared(config['strategy.name'])
   for index, texts in enumerate(strategy.alternatives(config)):
     values = {config_lib.renamed_key(k): text for k, text in texts.items()}
     changes = {k: keys[k].parse(k, v) for k, v in values.items() if k in keys}

@@ -1,6 +1,5 @@
 """The page of a run: curves, scores, speed, config, from metrics.jsonl."""
 
-import json
 import os
 
 from anp_jax.data import vocabulary
@@ -78,8 +77,8 @@ def rewrite(workdir: str, evaluation: str) -> bool:
   """
   folder = os.path.join(workdir, _FOLDER)
   try:
-    with open(os.path.join(folder, _FACTS)) as f:
-      values = json.load(f)
+    with open(os.path.join(folder, _FACTS), encoding='utf-8') as f:
+      values = files.loads(f.read())
   except FileNotFoundError:
     return False
   train, validation = tables.load(workdir)

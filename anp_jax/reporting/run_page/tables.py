@@ -170,7 +170,11 @@ def _value(name, line):
 
 
 def _where(line):
-  return f'epoch {line["epoch"]:.4g}, step {line["step"]}' if line else '-'
+  return (
+    f'epoch {line.get("epoch", math.nan):.4g}, step {line["step"]}'
+    if line
+    else '-'
+  )
 
 
 def _finite(names, lines, choose):

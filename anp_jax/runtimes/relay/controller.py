@@ -162,6 +162,7 @@ class RingController:
     ring = self._ring
     for text in (
       f'workdir  {ring.workdir}',
+      f'strategy {ring.config.strategy.name}',
       f'ring     {len(ring.candidates)} models, {ring.stations} stations, '
       f'{ring.rungs.laps} laps',
       f'parts    {", ".join(map(str, ring.sizes))} of {len(ring.source)} '

@@ -7,7 +7,6 @@ them in the logged order, and compares the weights with the
 workdir's newest checkpoint: bit for bit, on a CPU of the kind that trained.
 """
 
-import argparse
 import os
 import sys
 
@@ -15,6 +14,8 @@ import jax
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
+from anp_jax.config import trust
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.server import log as log_lib
 from anp_jax.runtimes.server import strategy
@@ -155,11 +156,18 @@ def _last_reads(updates):
 
 def main(argv: list[str]) -> int:
   """Returns the exit status: 0 the same bits, 1 other bits, 2 bad input."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argument_parser.Parser(
+    prog='python -m anp_jax.runtimes.server.replay',
+    description=__doc__.splitlines()[0],
+  )
   parser.add_argument('workdir', help='of the run, or its ' + log_lib.NAME)
-  path = parser.parse_args(argv).workdir
-  workdir = os.path.dirname(path) if path.endswith('.jsonl') else path
+  trust.add_flag(parser)
   try:
+    flags = parser.parse(argv)
+    if flags.trust:
+      trust.allow_all()
+    path = flags.workdir
+    workdir = os.path.dirname(path) if path.endswith('.jsonl') else path
     return _compare(workdir)
   except config_lib.ConfigError as e:
     print(f'error: {e}', file=sys.stderr)
@@ -179,7 +187,9 @@ def _compare(workdir):
   # The gradient's program is that of a worker, on as many devices.
   jax.config.update('jax_num_cpu_devices', devices.pop())
   jax.config.update('jax_platforms', 'cpu')
-  config = config_lib.from_flat(workdir_lib.saved_config(workdir))
+  file = os.path.join(workdir, workdir_lib.CONFIG_FILE)
+  saved_config = trust.from_file(workdir_lib.saved_config(workdir), file)
+  config = config_lib.from_flat(saved_config)
   version, saved = _newest(workdir)
   state = replay(config, records, version)
   leaves = {

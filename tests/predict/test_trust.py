@@ -1,0 +1,203 @@
+"""Looking at somebody's run does not execute their code."""
+
+import json
+import sys
+
+import jax
+import pytest
+
+from anp_jax import __main__ as main
+from anp_jax import compare
+from anp_jax import config as config_lib
+from anp_jax import export
+from anp_jax import train
+from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.config import command_line
+from anp_jax.config import saved_run
+from anp_jax.config import strategy
+from anp_jax.config import trust
+from anp_jax.data.sources import tfds_set
+from anp_jax.predict import __main__ as predict
+from tests import builders
+
+pytestmark = pytest.mark.usefixtures('quick_compiles', 'stranger')
+
+_NAME = 'payload_of_theirs:Net'
+_SOURCE = """
+import pathlib
+from tests import sign_sgd
+from tests import user_network
+
+with (pathlib.Path(__file__).parent / 'was_run').open('a') as f:
+  f.write('.')
+
+
+class Net(user_network.PlainNet):
+  pass
+
+
+class Spread(sign_sgd.SignSgd):
+  name = 'payload_of_theirs:Spread'
+"""
+_KEYS = {
+  'model.name': _NAME, 'data.source': 'digits', 'duration': '2 steps',
+  'data.image_size': '16', 'data.resize': '18', 'batch_size': '8',
+  'log.tensorboard': 'False',
+}  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def foreign_run(tmp_path_factory):
+  """A run of a network of its maker's: (workdir, what its import makes)."""
+  root = tmp_path_factory.mktemp('foreign')
+  (root / 'payload_of_theirs.py').write_text(_SOURCE)
+  sys.path.insert(0, str(root))
+  config = command_line.load('configs/resnet_anp.py:tiny', _KEYS)
+  before = jax.devices
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax, 'devices', lambda: before()[:1])
+    train.run(config, str(root / 'run'))
+  yield root / 'run', root / 'was_run'
+  sys.path.remove(str(root))
+
+
+@pytest.fixture
+def stranger(foreign_run):
+  """What a fresh process is: nothing is imported or allowed."""
+  foreign_run[1].unlink(missing_ok=True)
+  sys.modules.pop('payload_of_theirs', None)
+  strategy._imported.cache_clear()
+  trust.forget()
+  yield
+  trust.forget()
+
+
+def _evaluate(workdir):
+  return main.main(['main.py', f'--workdir={workdir}', '--mode=evaluate'])
+
+
+def _predict(workdir):
+  return predict.main(['p', f'--checkpoint={workdir}', str(workdir)])
+
+
+def _export(workdir):
+  command = ['e', f'--checkpoint={workdir}', f'--output={workdir}/exported']
+  return export.main(command)
+
+
+@pytest.mark.parametrize('look', [_evaluate, _predict, _export])
+def test_nothing_is_imported_that_a_run_names(look, foreign_run, capsys):
+  workdir, was_run = foreign_run
+  assert look(workdir) == 2
+  line = builders.error_line(capsys)
+  assert _NAME in line and '--trust' in line
+  assert str(workdir) in line
+  assert not was_run.exists()
+
+
+@pytest.mark.parametrize(
+  'saved',
+  [
+    {'model.name': _NAME},
+    {'strategy.name': 'payload_of_theirs:Spread'},
+    {'strategy.name': 'relay', 'strategy.models': [f'model.name={_NAME}']},
+    {'strategy.name': 'relay',
+     'strategy.models': [f'seed=1; model.name = {_NAME} ;seed=3']},
+  ],
+)  # fmt: skip
+def test_each_key_that_names_a_class(saved, foreign_run, tmp_path, capsys):
+  config = json.loads((foreign_run[0] / 'config.json').read_text()) | saved
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  assert _evaluate(tmp_path) == 2
+  line = builders.error_line(capsys)
+  assert 'payload_of_theirs' in line and '--trust' in line
+  assert f'{tmp_path}/config.json' in line
+  assert compare.main(['c', str(tmp_path), f'--output={tmp_path}/c.html']) == 0
+  assert not foreign_run[1].exists()
+
+
+def test_the_inner_guards_alone(foreign_run, monkeypatch):
+  """A reader that forgets to ask still imports nothing."""
+  monkeypatch.setattr(trust, 'from_file', lambda saved, _: saved)
+  trained = trained_lib.load(str(foreign_run[0]))
+  with pytest.raises(config_lib.ConfigError, match='--trust'):
+    trained.model('cpu')
+  saved = config_lib.flat(trained.config) | {
+    'strategy.name': 'payload_of_theirs:Spread'
+  }
+  config = config_lib.from_flat(saved)
+  with pytest.raises(config_lib.ConfigError, match='--trust'):
+    strategy.find(config)
+  with pytest.raises(config_lib.ConfigError, match='--trust'):
+    config_lib.resolved(config)
+  assert not foreign_run[1].exists()
+
+
+def test_what_is_typed_again_is_imported(foreign_run):
+  flags = command_line.main_flags(
+    [f'--workdir={foreign_run[0]}', '--mode=evaluate'], ''
+  )
+  command_line.from_flags(flags, {'model.name': _NAME})
+  trained_lib.load(str(foreign_run[0])).model('cpu')
+  assert foreign_run[1].read_text() == '.'
+
+
+def test_what_is_trusted_is_imported(foreign_run):
+  command_line.main_flags(['--workdir=x', '--trust'], '')
+  trained_lib.load(str(foreign_run[0])).model('cpu')
+  assert foreign_run[1].read_text() == '.'
+
+
+@pytest.mark.parametrize('module', [predict, export])
+def test_the_flag_of_other_commands(module, foreign_run):
+  arguments = [
+    f'--checkpoint={foreign_run[0]}', '--trust',
+    f'--output={foreign_run[0]}/new',
+  ]  # fmt: skip
+  module._parse(arguments + ['photo.jpg'] * (module is predict))
+  trained_lib.load(str(foreign_run[0])).model('cpu')
+  assert foreign_run[1].read_text() == '.'
+
+
+@pytest.mark.parametrize('setting', ['auto', ''])
+def test_compiled_programs_of_a_run_are_not_used(
+  setting, foreign_run, tmp_path
+):
+  saved = saved_run.read(str(foreign_run[0])) | {'model.name': 'lenet'}
+  cache = {'compile_cache.dir': str(tmp_path)}
+  read = trust.from_file(saved | cache, 'config.json')
+  assert read['compile_cache.dir'] == 'auto'
+  read = trust.from_file(saved | {'compile_cache.dir': setting}, 'config.json')
+  assert read['compile_cache.dir'] == setting
+  trust.allow_all()
+  assert trust.from_file(saved | cache, 'c') == saved | cache
+
+
+@pytest.mark.parametrize(
+  'spelling, key',
+  [
+    ('pythonClassName', 'pythonClassName'),
+    ('python\\u0043lassName', 'pythonClassName'),  # what JSON says as well
+    ('python_class_name', 'python_class_name'),
+    ('type', 'type'),
+  ],
+)
+def test_features_of_a_prepared_set_are_not_imported(
+  spelling, key, foreign_run, tmp_path
+):
+  folder = tmp_path / 'photos' / '1.0.0'
+  folder.mkdir(parents=True)
+  info = {'name': 'photos', 'version': '1.0.0', 'fileFormat': 'array_record'}
+  (folder / 'dataset_info.json').write_text(json.dumps(info))
+  features = f'{{"features": {{"x": [{{"{spelling}": "{_NAME}"}}]}}}}'
+  features = features.replace(':Net', '.Net')
+  assert key in str(json.loads(features))
+  (folder / 'features.json').write_text(features)
+  line = f'{key}=.*tensorflow_datasets'
+  with pytest.raises(config_lib.ConfigError, match=line):
+    tfds_set.open_builder('photos', str(tmp_path))
+  top = f'{{"{spelling}": "payload_of_theirs.Net", "content": ""}}'
+  (folder / 'features.json').write_text(top)
+  with pytest.raises(config_lib.ConfigError, match=line):
+    tfds_set.open_builder('photos:1.0.0', str(tmp_path))
+  assert not foreign_run[1].exists()
