@@ -45,6 +45,8 @@ class Listing:
     name: what messages call the split.
     left_out: a line about files of the tree that are in no split; '': none.
     storage: of the files, where these are within others; None: on disk.
+    confined_to: the folder that a file must lie in, links followed, where a
+      list gives the paths; '': links of a tree lead anywhere.
   """
 
   root: str
@@ -54,6 +56,7 @@ class Listing:
   name: str
   left_out: str = ''
   storage: stored_images.Storage | None = None
+  confined_to: str = ''
 
 
 class ImageFolder(source_lib.Source):
@@ -68,16 +71,19 @@ class ImageFolder(source_lib.Source):
     self._root = listing.root
     self._files = listing.files
     self._labels = listing.labels
+    self._confined_to = listing.confined_to
 
   def __len__(self):
     return len(self._files)
 
   def read(self, indices):
     """Returns the bytes of files by index, and labels."""
-    files = []
-    for i in indices:
-      with open(self.example_name(i), 'rb') as f:
-        files.append(f.read())
+    files = [
+      stored_images.read_file(
+        os.path.join(self._root, self._files[i]), self._confined_to
+      )
+      for i in indices
+    ]
     return files, self._labels[indices]
 
   def labels(self):
@@ -132,7 +138,7 @@ def find(
     file, files, labels, vocabulary = split_file.read(
       root, split, vocabulary, other_splits
     )
-    return Listing(root, files, labels, vocabulary, file)
+    return Listing(root, files, labels, vocabulary, file, confined_to=root)
   return _from_tree(root, split, vocabulary, other_splits, suffixes)
 
 
