@@ -14,6 +14,7 @@ import os
 
 import numpy as np
 
+from anp_jax.data.sources import folder_names
 from anp_jax.data.sources import image_folder
 from anp_jax.data.sources import skipped_files
 from anp_jax.data.sources import stored_images
@@ -134,7 +135,9 @@ def _walk(folder, skipped):
   faults = []
   suffixes = image_folder.SUFFIXES + image_folder.convertible()
   for place, folders, names in os.walk(folder, onerror=faults.append):
-    folders[:] = sorted(name for name in folders if not name.startswith('.'))
+    folders[:] = sorted(
+      name for name in folders if not folder_names.is_foreign(name)
+    )
     for name in sorted(names):
       # macOS leaves a hidden ._NAME.jpg, no image, next to each file it copies.
       if name.startswith('.'):

@@ -264,3 +264,15 @@ def test_a_lack_of_memory_is_no_damage(monkeypatch):
   monkeypatch.setattr('PIL.ImageFile.ImageFile.load', fail)
   with pytest.raises(MemoryError):
     images.decode_shrunk(_PNG, 32, 100)
+
+
+def test_one_frame_of_a_gif_is_decoded():
+  """TensorFlow would decode all: a file of a megabyte may fill the memory."""
+  file = decode_pillow.for_tensorflow(_WHOLE['gif of many frames'], 100)
+  assert file.startswith(b'BM')
+  assert len(file) == 54 + (3 * _WIDTH + 3) // 4 * 4 * _HEIGHT
+
+
+def test_photographs_go_to_tensorflow_as_they_are():
+  for name in ('jpeg', 'jpeg progressive', 'jpeg cmyk', 'png', 'png P'):
+    assert decode_pillow.for_tensorflow(_WHOLE[name], 100) is _WHOLE[name]

@@ -12,6 +12,7 @@ import numpy as np
 
 from anp_jax.data.sources import source as source_lib
 from anp_jax.system import files as files_lib
+from anp_jax.system import untrusted_text
 
 # TensorFlow's readers count bytes in 32 bits.
 _MAX_BYTES = 2**31 - 1
@@ -126,4 +127,6 @@ class StoredImages(source_lib.Source):
 
   def example_name(self, index):
     """Returns the path of the image, which goes on within a file."""
-    return f'{self._listing.root}/{self._listing.files[index]}'
+    return untrusted_text.printable(
+      f'{self._listing.root}/{self._listing.files[index]}'
+    )
