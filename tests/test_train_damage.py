@@ -62,7 +62,9 @@ def test_a_run_goes_on_without_a_broken_file(tmp_path, photographs, caplog):
 
 def test_too_many_broken_files_end_a_run(tmp_path, photographs, capsys):
   photographs.data.max_damaged = 0.0
-  (tmp_path / 'photographs' / 'train' / 'class_c').mkdir()
+  root = tmp_path / 'photographs' / 'validation'
+  (root / 'class_c').mkdir()
+  (root / 'class_a' / '002.png').rename(root / 'class_c' / '002.png')
   _broken(photographs, 'train', [3])
   with pytest.raises(eval_loop.Damaged) as e:
     train.run(photographs, str(tmp_path / 'run'))

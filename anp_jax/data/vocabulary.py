@@ -215,6 +215,59 @@ def from_lists(
   return Vocabulary(names, *orders).with_pairs(pairs)
 
 
+def from_names(names, place: str, pairs: str = 'auto') -> Vocabulary:
+  """The vocabulary of names that a set has, in their order as texts.
+
+  Where most names are pairs, all must be, as in a list.
+
+  Args:
+    names: of the classes, in any order.
+    place: what messages call the set.
+    pairs: config.data.pairs.
+
+  Raises:
+    ConfigError: naming the first that is no pair among pairs.
+  """
+  names = tuple(sorted(names))
+  likely = tuple(filter(_is_pair, names))
+  odd = next((name for name in names if not _is_pair(name)), '')
+  is_mixed = odd and 2 * len(likely) > len(names) and _factors_recur(likely)
+  if pairs == 'auto' and is_mixed:
+    raise config_lib.ConfigError(
+      f'{place}: the class {odd!r} is not an adjective_noun pair (one '
+      f'underscore, text on both sides), but {len(likely)} of {len(names)} '
+      'are: rename or remove it; if none is meant to be a pair: '
+      'config.data.pairs=no'
+    )
+  return Vocabulary(names)
+
+
+def look_alikes(names) -> list[tuple[str, str]]:
+  """Pairs of names that differ by case or Unicode form only."""
+  first_of, result = {}, []
+  for name in names:
+    first = first_of.setdefault(_form(name), name)
+    if first != name:
+      result.append((first, name))
+  return result
+
+
+def nearest(name: str, names) -> str:
+  """The end of an error line: a name that may be meant; '' without one."""
+  for other in names:
+    if _form(other) == _form(name) and other != name:
+      return (
+        f'; {ascii(name)} and {ascii(other)} differ by case or Unicode form '
+        'only'
+      )
+  return config_lib.nearest(name, names)
+
+
+def has_control(text: str) -> bool:
+  """Whether a text has control characters, which a terminal would obey."""
+  return any(unicodedata.category(c) == 'Cc' for c in text)
+
+
 def plural(noun: str) -> str:
   """The plural of a noun, such as 'classes'."""
   return noun + ('es' if noun.endswith('s') else 's')
@@ -258,6 +311,10 @@ def read_lines(path: str) -> list[str]:
   return lines
 
 
+def _form(name):
+  return unicodedata.normalize('NFKC', name).casefold()
+
+
 def _is_pair(name):
   adjective, _, noun = name.partition('_')
   return bool(adjective and noun) and '_' not in noun
@@ -288,7 +345,7 @@ def _fault(name):
     return 'the line is empty; it would shift the ids of those below'
   if name in ('.', '..') or '/' in name or len(name.encode()) > 255:
     return f'{name[:80]!r} cannot be the name of a folder'
-  if any(unicodedata.category(c) == 'Cc' for c in name):
+  if has_control(name):
     return f'{name[:80]!r} holds a control character'
   return ''
 

@@ -11,12 +11,13 @@ from concurrent import futures
 import dataclasses
 import itertools
 import os
-import stat
 
 import numpy as np
 
+from anp_jax.data.sources import folder_names
 from anp_jax.data.sources import image_folder
 from anp_jax.data.sources import skipped_files
+from anp_jax.data.sources import stored_images
 
 STDIN = '-'
 
@@ -134,7 +135,9 @@ def _walk(folder, skipped):
   faults = []
   suffixes = image_folder.SUFFIXES + image_folder.convertible()
   for place, folders, names in os.walk(folder, onerror=faults.append):
-    folders[:] = sorted(name for name in folders if not name.startswith('.'))
+    folders[:] = sorted(
+      name for name in folders if not folder_names.is_foreign(name)
+    )
     for name in sorted(names):
       # macOS leaves a hidden ._NAME.jpg, no image, next to each file it copies.
       if name.startswith('.'):
@@ -159,12 +162,10 @@ def _read(path, fault, read):
   if fault:
     return None, fault
   try:
-    # A pipe that nobody writes to would be waited for without end.
-    if not stat.S_ISREG(os.stat(path).st_mode):
-      return None, 'neither a file nor a folder'
-    with open(path, 'rb') as f:
-      data = f.read()
-    return read(data), ''
+    return read(stored_images.read_file(path)), ''
+  except stored_images.UnusableError as e:
+    text = str(e)
+    return None, 'neither a file nor a folder' if text == 'no file' else text
   except (OSError, ValueError, MemoryError) as e:
     return None, _reason(e)
 

@@ -5,6 +5,7 @@ import time
 from typing import TextIO
 
 from anp_jax.system import progress
+from anp_jax.system import untrusted_text
 
 
 class NamingProgress(progress.Progress):
@@ -32,7 +33,8 @@ class NamingProgress(progress.Progress):
   def add_batch(self, named: int, unreadable: list[tuple[str, str]]) -> None:
     """Counts a batch: how many files were named, (file, reason) of the rest."""
     for file, reason in unreadable:
-      self.line.note(f'unreadable: {file}: {reason}')
+      text = f'unreadable: {file}: {reason}'
+      self.line.note(untrusted_text.printable(text))
     self.add(named + len(unreadable), len(unreadable))
     if not self._has_compiled:  # the first batch is no part of the rate
       self._has_compiled = True

@@ -12,6 +12,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import lexicons
 from anp_jax.predict import network
+from anp_jax.system import untrusted_text
 
 _PARTS = ('adjective', 'noun')
 _EMOTIONS = 3  # the strongest, of 24
@@ -176,7 +177,9 @@ class _Line:
 
 def _csv(values):
   line = _Line()
-  csv.writer(line, lineterminator='\n').writerow(values)
+  csv.writer(line, lineterminator='\n').writerow(
+    map(untrusted_text.csv_cell, values)
+  )
   return line.text.encode(errors='surrogateescape')
 
 

@@ -64,7 +64,7 @@ def test_arrays_with_names(tmp_path, config, name):
     ({'train_images': np.zeros((7, 5, 4), np.uint8)}, ['(7, 5, 4)']),
     ({'train_images': np.zeros((7, 3, 5, 4), np.uint8)}, ['(7, 3, 5, 4)']),
     ({'train_labels': np.zeros(6, int)}, ['train_labels', '(6,)', '7 whole']),
-    ({'train_labels': np.zeros(7)}, ['train_labels', 'float64']),
+    ({'train_labels': np.full(7, 0.5)}, ['train_labels', 'float64']),
     ({'train_labels': np.zeros((7, 1), int)}, ['train_labels', '(7, 1)']),
     ({'train_labels': np.arange(-1, 6)}, ['-1 to 5', '0 to 5']),
     ({'class_names': np.array(['a', 'b'])}, ['0 to 11', '0 to 1']),

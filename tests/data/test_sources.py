@@ -57,7 +57,7 @@ def test_classes_are_pairs_where_the_config_says_so(tmp_path, config):
     vocabulary.adjectives == vocabulary.nouns == () and len(vocabulary) == 4
   )
   # Of folders whose parts recur.
-  (tmp_path / 'train' / 'old_cat').mkdir()
+  _tree(tmp_path, ['train/old_cat/c.jpg'])
   config.data.lists = ''
   assert not opening.source(config, 'folder', tmp_path).vocabulary.is_anp
   config.data.pairs = 'auto'

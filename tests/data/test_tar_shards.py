@@ -13,6 +13,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
+from anp_jax.data.sources import open_files
 from anp_jax.data.sources import table_cache
 from anp_jax.data.sources import tar_index
 from anp_jax.data.sources import tar_shards
@@ -234,7 +235,7 @@ def test_a_storage_reads_in_another_process(tmp_path, config):
 def test_many_shards_do_not_take_all_files_of_a_process(
   tmp_path, config, monkeypatch
 ):
-  monkeypatch.setattr(tar_shards, '_MOST_OPEN', 2)
+  monkeypatch.setattr(open_files, '_MOST', 2)
   _shards(tmp_path, counts=(1,) * 5)
   before = len(os.listdir('/proc/self/fd'))
   source = _open(config, f'{tmp_path}/{{split}}-*.tar')

@@ -28,6 +28,8 @@ _MAGIC = (
 # A marker in the compressed data of a scan, which stuffing and restarts do not
 # end.
 _MARKER = re.compile(rb'\xff[^\x00\xd0-\xd7\xff]')
+# Baseline, extended and progressive, with Huffman codes.
+_PROCESSES = (0xC0, 0xC1, 0xC2)
 _TRAINING_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP')
 _HEIF_BRANDS = (
   b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1',
@@ -112,6 +114,11 @@ def size(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_size(data):
+  return struct.unpack_from('>HH', data, _jpeg_frame(data) + 5)
+
+
+def _jpeg_frame(data):
+  """The position of the marker of a JPEG's frame."""
   position = 2
   while True:
     # Decoders pass over stray bytes before a marker.
@@ -122,7 +129,7 @@ def _jpeg_size(data):
     if marker in (0x00, 0xFF):  # stuffing, or fill bytes before a marker
       position += 1
     elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-      return struct.unpack_from('>HH', data, position + 5)
+      return position
     elif marker == 0x01 or 0xD0 <= marker <= 0xD8:  # markers without a length
       position += 2
     else:
@@ -147,6 +154,42 @@ def check(data: bytes) -> tuple[str, str]:
     return checker(data)
   except (IndexError, struct.error):
     return 'truncated', 'ends within a header'
+
+
+def check_whole(data: bytes) -> None:
+  """Raises ValueError for a truncated or corrupt file, as `check` tells it."""
+  if sniff(data) not in _TRAINING_FORMATS:
+    return  # Pillow notices
+  fault, reason = check(data)
+  if fault in ('corrupt', 'truncated'):
+    raise ValueError(f'{fault}: {reason}')
+
+
+def is_read_by_tensorflow(data: bytes) -> bool:
+  """Whether TensorFlow reads a file as Pillow does, to the bit if it is whole.
+
+  These are 8-bit JPEGs with Huffman codes, and PNGs of up to 8 bits. A GIF is
+  none: TensorFlow decodes all its frames to use the first.
+
+  Raises:
+    ValueError: if the file is damaged in a way that would be costly to notice
+      later.
+  """
+  name = sniff(data)
+  if name == 'PNG' and len(data) > 24 and data[24] <= 8:
+    check_whole(data)
+    return True
+  if name != 'JPEG':
+    return False
+  try:
+    start = _jpeg_frame(data)
+    process, precision = data[start + 1], data[start + 4]
+    components = data[start + 9]
+  except IndexError:
+    raise ValueError('ends before the size of its picture') from None
+  if process == 0xC2:
+    check_whole(data)  # hundreds of scans may follow
+  return process in _PROCESSES and precision == 8 and components in (1, 3, 4)
 
 
 def gif_colors(data: bytes) -> int:
@@ -181,8 +224,7 @@ def _jpeg(data):
     return 'corrupt', f'{scans} scans'
   if not frame or not scans:
     return 'truncated', 'ends before the picture'
-  # Baseline, extended and progressive, with Huffman codes.
-  if frame not in (0xC0, 0xC1, 0xC2) or precision != 8:
+  if frame not in _PROCESSES or precision != 8:
     return 'format', f'JPEG process {frame - 0xC0} of {precision} bits'
   return '', ''
 

@@ -3,9 +3,13 @@
 Every program that decodes with Pillow opens files here.
 """
 
+from collections.abc import Iterator
+import contextlib
 import functools
+import importlib
 import importlib.util
 import io
+import warnings
 
 import numpy as np
 from PIL import Image
@@ -21,26 +25,83 @@ HEIF_SUFFIXES = ('.heic', '.heif', '.hif')
 Image.MAX_IMAGE_PIXELS = None
 
 
+# Modules that Pillow does not load by itself. Loaded by name: when Pillow
+# searches, a lack of descriptors reads as an unknown format.
+_PLUGINS = {
+  'AVIF': 'PIL.AvifImagePlugin',
+  'JPEG2000': 'PIL.Jpeg2KImagePlugin',
+  'TIFF': 'PIL.TiffImagePlugin',
+  'WEBP': 'PIL.WebPImagePlugin',
+}
+
+
 def open_image(
-  data: bytes, max_megapixels: float, formats: tuple[str, ...] | None = None
+  data: bytes, max_megapixels: float, must_be_whole: bool = True
 ) -> Image.Image:
   """Opens an image: its header is read, its pixels are not decoded yet.
+
+  The format is the one that `image_format.sniff` tells. Pillow tries no other:
+  some formats, such as EPS, would start programs.
 
   Args:
     data: the file.
     max_megapixels: million pixels that it may have.
-    formats: Pillow's names of the formats to try; None: all.
+    must_be_whole: whether a file that ends early, or is damaged in a way that
+      Pillow forgives and training does not, is refused.
 
   Raises:
     TooLarge: if it has more pixels.
+    ValueError: if it is not whole.
     Exception: whatever Pillow raises for a file that is no image.
   """
-  if has_heif():
+  name = image_format.sniff(data)
+  if not name:
+    raise Image.UnidentifiedImageError
+  if name == 'HEIF' and has_heif():
     _register_heif()
-  image = Image.open(io.BytesIO(data), formats=formats)
+  if name in _PLUGINS:
+    importlib.import_module(_PLUGINS[name])
+  image = Image.open(io.BytesIO(data), formats=(name,))
   width, height = image.size
   image_format.check_pixels(height, width, max_megapixels)
+  if must_be_whole:
+    image_format.check_whole(data)
   return image
+
+
+@contextlib.contextmanager
+def reading(data: bytes, max_megapixels: float) -> Iterator[Image.Image]:
+  """Yields an opened image; decoding it fails with one line.
+
+  Args:
+    data: the file.
+    max_megapixels: million pixels that it may have.
+
+  Raises:
+    ValueError: for what is no whole image.
+    OSError: with an errno, for what is no fault of the file's.
+    MemoryError: likewise.
+  """
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')
+      with open_image(data, max_megapixels) as image:
+        yield image
+  except Image.UnidentifiedImageError:
+    # Its text has an address of memory.
+    text = 'not an image of a format that is read'
+    if image_format.sniff(data) == 'HEIF' and not has_heif():
+      text = 'HEIC, which takes pillow-heif (pip install pillow-heif)'
+    raise ValueError(text) from None
+  except MemoryError:
+    raise
+  except Exception as e:  # whatever a decoder raises
+    if isinstance(e, OSError) and e.errno is not None:
+      raise  # of the machine: a decoder's has none
+    text = ' '.join(str(e).split()) or type(e).__name__
+    if 'out of memory' in text:
+      raise MemoryError(text) from e
+    raise ValueError(text) from e
 
 
 def decode_shrunk(
@@ -49,7 +110,7 @@ def decode_shrunk(
   """Decodes an image file, its shorter side brought down to a length.
 
   Args:
-    file: of any format that Pillow reads.
+    file: of any format that `image_format.sniff` knows.
     shorter: pixels; a smaller image keeps its size.
     max_megapixels: million pixels that the file may have.
 
@@ -57,9 +118,9 @@ def decode_shrunk(
     (height, width, 3) uint8.
 
   Raises:
-    TooLarge: if it has more pixels.
+    ValueError: if it has more pixels, or is no whole image.
   """
-  with open_image(file, max_megapixels) as image:
+  with reading(file, max_megapixels) as image:
     return shrink(image, shorter)
 
 

@@ -6,6 +6,7 @@ weight 0, so that batches keep their shape and batch-norm groups their size.
 
 from collections.abc import Iterator
 import errno
+import os
 import threading
 
 from absl import logging
@@ -24,6 +25,14 @@ _OF_THE_FILE = (
   errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES,
   errno.EPERM, errno.ENAMETOOLONG,
 )  # fmt: skip
+# Of the machine. Libraries tell them as texts, in errors of no particular kind.
+_OF_THE_MACHINE = tuple(
+  os.strerror(number)
+  for number in (
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN,
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN,
+  )
+)  # fmt: skip
 
 
 def is_transient(error: Exception) -> bool:
@@ -31,9 +40,12 @@ def is_transient(error: Exception) -> bool:
 
   Decoders raise OSError too, but without an errno.
   """
-  if isinstance(error, OSError):
-    return error.errno is not None and error.errno not in _OF_THE_FILE
-  return isinstance(error, MemoryError)
+  if isinstance(error, OSError) and error.errno is not None:
+    return error.errno not in _OF_THE_FILE
+  text = str(error)
+  return isinstance(error, MemoryError) or any(
+    reason in text for reason in _OF_THE_MACHINE
+  )
 
 
 def too_many_error(

@@ -16,6 +16,7 @@ import numpy as np
 from anp_jax.data.image_files import image_format
 from anp_jax.data.input import augment
 from anp_jax.data.input import batch_reader
+from anp_jax.data.input import decode_pillow
 from anp_jax.data.input import tensorflow_cpu
 
 _MOST_READERS = 8  # each holds the files of a batch
@@ -94,9 +95,12 @@ class _Graph:
   def decode(self, file: bytes, position: int) -> np.ndarray:
     """Decodes one example by the same operations; raises ValueError."""
     tf = self._tf
+    file = decode_pillow.for_tensorflow(file, self._max_megapixels)
     (view,) = self._views(np.array([position]), [file])
     try:
       return self._cut(tf.constant(file), tf.constant(view)).numpy()
+    except tf.errors.ResourceExhaustedError as e:  # no fault of the file's
+      raise MemoryError(e.message) from None
     except tf.errors.OpError as e:
       # Without the names of TensorFlow's own operations.
       text = re.sub(r'\{\{.*?\}\} ?| ?\[Op:.*', '', e.message)
@@ -119,9 +123,11 @@ class _Graph:
   def _read(self, step):
     rows = self._reader.read(step)
     self._labels_by_step[step] = rows.labels, rows.weights
-    return np.array(rows.images, object), self._views(
-      rows.positions, rows.images
-    )
+    files = [
+      decode_pillow.for_tensorflow(file, self._max_megapixels)
+      for file in rows.images
+    ]
+    return np.array(files, object), self._views(rows.positions, files)
 
   def _views(self, positions, files):
     """(n, 9) int32: box, columns around, decoder, whether to shrink, flip."""

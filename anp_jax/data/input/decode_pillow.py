@@ -6,7 +6,7 @@ follows are TensorFlow's float32 operations in their order, in NumPy.
 
 from collections.abc import Callable
 from collections.abc import Iterator
-import warnings
+import io
 
 import numpy as np
 from PIL import Image
@@ -50,8 +50,8 @@ def eval_decoder(
     return _eval_crop(config, np.asarray(images.transposed(image, transpose)))
 
   def decode_file(file):
-    is_jpeg = image_format.is_jpeg(file)
-    return _with_image(file, d.max_megapixels, lambda im: decode(im, is_jpeg))
+    with images.reading(file, d.max_megapixels) as image:
+      return decode(image, image_format.is_jpeg(file))
 
   return decode_file
 
@@ -87,10 +87,30 @@ def batches(
 
 def decode_file(file: bytes, max_megapixels: float) -> np.ndarray:
   """An image file as (height, width, 3) uint8; ValueError for what is none."""
-  is_jpeg = image_format.is_jpeg(file)
-  return np.asarray(
-    _with_image(file, max_megapixels, lambda image: _rgb(image, is_jpeg))
-  )
+  with images.reading(file, max_megapixels) as image:
+    return np.asarray(_rgb(image, image_format.is_jpeg(file)))
+
+
+def for_tensorflow(file: bytes, max_megapixels: float) -> bytes:
+  """A file that TensorFlow decodes to the pixels that Pillow makes of `file`.
+
+  Args:
+    file: of any format that is read.
+    max_megapixels: million pixels that it may have.
+
+  Returns:
+    The file itself; or its pixels as an uncompressed BMP, where TensorFlow
+    would refuse the file or make others of it.
+
+  Raises:
+    ValueError: for what is no whole image.
+  """
+  if image_format.is_read_by_tensorflow(file):
+    return file
+  result = io.BytesIO()
+  with images.reading(file, max_megapixels) as image:
+    _rgb(image, image_format.is_jpeg(file)).save(result, 'BMP')
+  return result.getvalue()
 
 
 def crop(
@@ -115,26 +135,6 @@ def crop(
       Image.fromarray(image).resize((side, side), Image.Resampling.BILINEAR)
     )
   return image[:, ::-1] if flip else image
-
-
-def _with_image(file, max_megapixels, decode):
-  """The result of decode(opened image); one-line ValueError where it fails."""
-  try:
-    with warnings.catch_warnings():
-      warnings.simplefilter('ignore')
-      with images.open_image(file, max_megapixels) as image:
-        return decode(image)
-  except Image.UnidentifiedImageError:
-    # Its text has an address of memory.
-    text = 'not an image that Pillow knows'
-    if image_format.sniff(file) == 'HEIF' and not images.has_heif():
-      text = 'HEIC, which takes pillow-heif (pip install pillow-heif)'
-    raise ValueError(text) from None
-  except MemoryError:  # no fault of the file's
-    raise
-  except Exception as e:  # whatever a decoder raises
-    text = ' '.join(str(e).split()) or type(e).__name__
-    raise ValueError(text) from e
 
 
 def _eval_view(config, image, is_jpeg, transpose):

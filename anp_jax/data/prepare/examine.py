@@ -89,14 +89,14 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
   if fault == 'corrupt':
     return corrupt(name, reason)
   try:
-    image = _decode(data, name, max_megapixels)
+    image = _decode(data, max_megapixels)
   except image_format.TooLarge as e:
     reason = str(e).removeprefix('large: ')  # the kind says so
     return Finding(name, e.height, e.width, '', ('large',), reason)
   except Exception as e:  # whatever Pillow makes of damaged fields
     fault, reason = 'truncated', _text(e)
     try:
-      image = _decode(data, name, max_megapixels, tolerant=True)
+      image = _decode(data, max_megapixels, tolerant=True)
     except Exception:
       return corrupt(name, reason)
   if image.mode not in _MODES:
@@ -131,9 +131,9 @@ def convert(data: bytes) -> bytes:
   name = image_format.sniff(data)
   try:
     try:
-      image = _decode(data, name, math.inf)
+      image = _decode(data, math.inf)
     except Exception:
-      image = _decode(data, name, math.inf, tolerant=True)
+      image = _decode(data, math.inf, tolerant=True)
     turn = orientation.transpose(image)
     pixels = colours.rgb(image)
   except Exception as e:
@@ -166,14 +166,13 @@ def _kinds(image, size, name, fault, file_name):
   return tuple(kind for kind in KINDS if holds.get(kind))
 
 
-def _decode(data, name, max_megapixels, tolerant=False):
+def _decode(data, max_megapixels, tolerant=False):
   """All pixels of the first frame; tolerant: those before the damage."""
   before = ImageFile.LOAD_TRUNCATED_IMAGES
   ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
   try:
     with _quietly():
-      # No other format: some would start programs, or take anything.
-      image = images.open_image(data, max_megapixels, (name,))
+      image = images.open_image(data, max_megapixels, must_be_whole=False)
       image.load()
   finally:
     ImageFile.LOAD_TRUNCATED_IMAGES = before

@@ -84,7 +84,9 @@ def _listing(flags, splits, i):
   listing = dataclasses.replace(
     listing, vocabulary=classes, files=tuple(listing.files),
     storage=listing.storage
-    or disk_files.DiskFiles(listing.root, listing.files),
+    or disk_files.DiskFiles(
+      listing.root, listing.files, listing.confined_to
+    ),
   )  # fmt: skip
   if is_all and is_tree:
     root = os.path.expanduser(flags.source)

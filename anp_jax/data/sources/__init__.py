@@ -8,9 +8,11 @@ import types
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
+from anp_jax.data import vocabulary
 from anp_jax.data.sources import arrays
 from anp_jax.data.sources import cache
 from anp_jax.data.sources import digits
+from anp_jax.data.sources import image_folder
 from anp_jax.data.sources import listings
 from anp_jax.data.sources import store_copy
 from anp_jax.data.sources import subset
@@ -41,6 +43,11 @@ def open_source(config, training: bool) -> Source:
   source = open_split(config, split, other_split)
   if not len(source):
     raise config_lib.ConfigError(f'{source.name} has no examples')
+  for pair in vocabulary.look_alikes(source.vocabulary.names):
+    image_folder.warn_once(
+      'the classes %s and %s differ by case or Unicode form only: one class?',
+      *map(ascii, pair),
+    )
   source.vocabulary = source.vocabulary.with_pairs(d.pairs)
   if training:
     source = subset.wrap(source, config)

@@ -8,6 +8,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
+from anp_jax.data.sources import class_texts
 from anp_jax.data.sources import raw_files
 from anp_jax.data.sources import source as source_lib
 
@@ -90,6 +91,7 @@ def _numpy(path, split):
       f'{path}: {split}_images is {images.dtype}{images.shape}, expected '
       'uint8 (n, height, width, 3)'
     )
+  labels = _whole(labels)
   if labels.shape != images.shape[:1] or labels.dtype.kind not in 'iu':
     raise config_lib.ConfigError(
       f'{path}: {split}_labels is {labels.dtype}{labels.shape}, expected '
@@ -97,13 +99,22 @@ def _numpy(path, split):
     )
   names = _array(path, 'class_names', optional=True)
   if names is None:
-    used = _array(path, 'train_labels')
+    used = _whole(_array(path, 'train_labels'))
     count = int(used.max()) + 1 if len(used) else 0
+    class_texts.check_ids(f'{path}: train_labels', count - 1, len({*used}))
     names = [f'class{i:0{len(str(count - 1))}}' for i in range(count)]
   else:
     names = _texts(path, names)
   raw_files.check_labels(f'{path}: {split}', labels, len(names))
   return images, np.asarray(labels, np.int32), tuple(str(n) for n in names)
+
+
+def _whole(labels):
+  """Labels as whole numbers where they are floats without a fraction."""
+  is_float = labels.dtype.kind == 'f' and np.isfinite(labels).all()
+  if is_float and not (labels % 1).any():
+    return labels.astype(np.int64)
+  return labels
 
 
 def _texts(path, names):

@@ -7,6 +7,7 @@ its class, or its name. They are numbers if all of them are.
 from collections.abc import Callable
 from collections.abc import Iterable
 import os
+import re
 
 import numpy as np
 
@@ -15,14 +16,34 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import image_folder
 
 CLASSES_FILE = 'classes.txt'
-_MAX_DIGITS = 9
+# Whole numbers from 0, also as a table of floats has them: 3.0.
+_NUMBER = re.compile(r'([0-9]{1,9})(?:\.0*)?')
+_NEGATIVE = re.compile(r'-[0-9]+(?:\.0*)?')
+_MAX_UNUSED = 10_000  # numbers up to here may be classes without an example
 
 
 def are_numbers(texts: Iterable[str]) -> bool:
   """Whether all texts are the numbers of classes; so is no text at all."""
-  return all(
-    t.isdecimal() and t.isascii() and len(t) <= _MAX_DIGITS for t in texts
-  )
+  return all(map(_NUMBER.fullmatch, texts))
+
+
+def check_ids(place: str, highest: int, classes: int) -> None:
+  """Refuses numbers that are other ids than those of classes.
+
+  Args:
+    place: what messages call the set.
+    highest: of the numbers, from 0 on.
+    classes: how many different numbers there are.
+
+  Raises:
+    ConfigError: where almost none of the numbers up to the highest is used.
+  """
+  if highest >= max(_MAX_UNUSED, 10 * classes):
+    raise config_lib.ConfigError(
+      f'{place} has {vocabulary_lib.counted(classes, "class")} among '
+      f'{highest + 1:,} numbers; is it an id? Expected numbers from 0 on, or '
+      f'names; {CLASSES_FILE} would give each number its name'
+    )
 
 
 def vocabulary(
@@ -48,9 +69,17 @@ def vocabulary(
   file = os.path.join(folder, CLASSES_FILE)
   if os.path.exists(file):
     return vocabulary_lib.from_lists(file, pairs=pairs)
+  negative = min(filter(_NEGATIVE.fullmatch, texts), default='')
+  if negative and are_numbers(t for t in texts if not _NEGATIVE.fullmatch(t)):
+    raise config_lib.ConfigError(
+      f'{folder or "."} has an example of class {negative}, expected 0 on; '
+      f'leave out examples without a class, or name all classes in {file}'
+    )
   if not are_numbers(texts):
-    return vocabulary_lib.Vocabulary(tuple(sorted(texts)))
-  count = 1 + max(map(int, texts), default=-1)
+    return vocabulary_lib.from_names(texts, folder or '.', pairs)
+  numbers = {_number(text) for text in texts}
+  count = 1 + max(numbers, default=-1)
+  check_ids(folder or '.', count - 1, len(numbers))
   width = len(str(max(count - 1, 0)))
   return vocabulary_lib.Vocabulary(
     tuple(f'class{i:0{width}}' for i in range(count))
@@ -86,6 +115,12 @@ def labels(
   for i, text in enumerate(texts):
     firsts.setdefault(text, i)
     inverse.append(numbers.setdefault(text, len(numbers)))
+  for text, i in firsts.items():
+    if vocabulary_lib.has_control(text):
+      raise config_lib.ConfigError(
+        f'{place(i)}: class {text[:40]!r} has a control character, expected '
+        'a name or a number as text'
+      )
   if not are_names and are_numbers(firsts):
     ids = _by_number(firsts, classes, place)
   else:
@@ -96,11 +131,15 @@ def labels(
 def _by_number(firsts, classes, place):
   """The class of each text that is a number."""
   for text, i in firsts.items():
-    if int(text) >= len(classes):
+    if _number(text) >= len(classes):
       raise config_lib.ConfigError(
         f'{place(i)}: class {text}, expected 0 to {len(classes) - 1}'
       )
-  return [int(text) for text in firsts]
+  return [_number(text) for text in firsts]
+
+
+def _number(text):
+  return int(_NUMBER.fullmatch(text)[1])
 
 
 def _by_name(firsts, classes, place, listed):
@@ -111,7 +150,7 @@ def _by_name(firsts, classes, place, listed):
     raise config_lib.ConfigError(
       f'{place(firsts[missing[0]])}: class {missing[0][:80]!r} is none of the '
       f'{len(classes)} {"listed " * listed}classes'
-      f'{config_lib.nearest(missing[0], classes.names)}'
+      f'{vocabulary_lib.nearest(missing[0], classes.names)}'
     )
   if missing:
     image_folder.warn_once(

@@ -61,8 +61,9 @@ class ArrowRows(stored_images.Storage):
       return value.as_buffer().to_pybytes()
     if not path:
       raise stored_images.UnusableError('there is no image in the row')
-    with open_image(os.path.join(self._folder, path)) as file:
-      return file.read()
+    return stored_images.read_file(
+      os.path.join(self._folder, path), self._folder or '.'
+    )
 
   def state(self, index):
     """Returns the size and time of the set's files, together."""
@@ -162,11 +163,6 @@ def full_path(source: str, path: str) -> str:
   return os.path.join(
     os.path.expanduser(path), os.path.expanduser(source.removeprefix('hf:'))
   )
-
-
-def open_image(path: str):
-  """Opens an image that a set only names."""
-  return open(path, 'rb')
 
 
 class _Names(Sequence):

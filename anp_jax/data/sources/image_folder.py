@@ -11,10 +11,12 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.image_files import images
+from anp_jax.data.sources import folder_names
 from anp_jax.data.sources import skipped_files
 from anp_jax.data.sources import source as source_lib
 from anp_jax.data.sources import split_file
 from anp_jax.data.sources import stored_images
+from anp_jax.system import untrusted_text
 
 SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
 # Those that training cannot decode, and `prepare` turns into others.
@@ -24,9 +26,9 @@ _TRAIN_SHARE = 0.8
 _ALL = '.'  # the split that is all of a tree without splits
 # Names that folders of splits go by, in any case; one row is one split.
 _SPLITS = (
-  ('train', 'training'),
-  ('validation', 'valid', 'val'),
-  ('test', 'testing'),
+  ('train', 'training', 'training_set', 'train_set'),
+  ('validation', 'valid', 'val', 'validation_set', 'valid_set', 'val_set'),
+  ('test', 'testing', 'test_set', 'testing_set'),
 )
 # These need no class folders of their own, whose absence is told then.
 _PLAIN_SPLITS = ('train', 'validation', 'val', 'test')
@@ -45,6 +47,8 @@ class Listing:
     name: what messages call the split.
     left_out: a line about files of the tree that are in no split; '': none.
     storage: of the files, where these are within others; None: on disk.
+    confined_to: the folder that a file must lie in, links followed, where a
+      list gives the paths; '': links of a tree lead anywhere.
   """
 
   root: str
@@ -54,6 +58,7 @@ class Listing:
   name: str
   left_out: str = ''
   storage: stored_images.Storage | None = None
+  confined_to: str = ''
 
 
 class ImageFolder(source_lib.Source):
@@ -68,16 +73,19 @@ class ImageFolder(source_lib.Source):
     self._root = listing.root
     self._files = listing.files
     self._labels = listing.labels
+    self._confined_to = listing.confined_to
 
   def __len__(self):
     return len(self._files)
 
   def read(self, indices):
     """Returns the bytes of files by index, and labels."""
-    files = []
-    for i in indices:
-      with open(self.example_name(i), 'rb') as f:
-        files.append(f.read())
+    files = [
+      stored_images.read_file(
+        os.path.join(self._root, self._files[i]), self._confined_to
+      )
+      for i in indices
+    ]
     return files, self._labels[indices]
 
   def labels(self):
@@ -85,8 +93,10 @@ class ImageFolder(source_lib.Source):
     return self._labels
 
   def example_name(self, index):
-    """Returns the file's path."""
-    return os.path.join(self._root, self._files[index])
+    """Returns the file's path, for people to read."""
+    return untrusted_text.printable(
+      os.path.join(self._root, self._files[index])
+    )
 
 
 def convertible() -> tuple[str, ...]:
@@ -132,13 +142,13 @@ def find(
     file, files, labels, vocabulary = split_file.read(
       root, split, vocabulary, other_splits
     )
-    return Listing(root, files, labels, vocabulary, file)
-  return _from_tree(root, split, vocabulary, other_splits, suffixes)
+    return Listing(root, files, labels, vocabulary, file, confined_to=root)
+  return _from_tree(root, split, vocabulary, other_splits, suffixes, pairs)
 
 
-def _from_tree(root, split, vocabulary, other_splits, suffixes):
+def _from_tree(root, split, vocabulary, other_splits, suffixes, pairs):
   base, is_divided = _base(root, split)
-  folders = _class_folders(base)
+  folders = folder_names.class_folders(base)
   left_out = skipped_files.SkippedFiles()
   for file in _images(base):
     left_out.add(file, _OUTSIDE)
@@ -146,15 +156,21 @@ def _from_tree(root, split, vocabulary, other_splits, suffixes):
     raise config_lib.ConfigError(
       f'{base} has no class folders' + _shape(root, base, suffixes, left_out)
     )
+  chosen = set(vocabulary.names) if vocabulary else folders
+  files_of = {
+    name: _class_files(base, name, suffixes, left_out)
+    for name in folders
+    if name in chosen
+  }
   if vocabulary is None:
-    vocabulary = _vocabulary_of_folders(root, folders, other_splits)
-  _check_listed(base, folders, vocabulary)
-  present = set(folders)
+    vocabulary = _vocabulary_of_folders(
+      root, base, files_of, other_splits, pairs
+    )
+  else:
+    _check_listed(base, folders, vocabulary)
   files, labels, total = [], [], 0
   for label, name in enumerate(vocabulary.names):
-    if name not in present:
-      continue
-    for file in _class_files(base, name, suffixes, left_out):
+    for file in files_of.get(name, ()):
       total += 1
       inside = f'{name}/{file}'
       if is_divided or (_in_train(inside) == (split == 'train')):
@@ -177,14 +193,28 @@ def _from_tree(root, split, vocabulary, other_splits, suffixes):
   )  # fmt: skip
 
 
-def _vocabulary_of_folders(root, folders, other_splits):
-  """The classes that this split or another of the run has folders of."""
-  names = set(folders)
-  for split in other_splits:
-    folder = '' if split.endswith('.txt') else _split_folder(root, split)
-    if folder:
-      names.update(_class_folders(folder))
-  return vocabulary_lib.Vocabulary(tuple(sorted(names)))
+def _vocabulary_of_folders(root, base, files_of, other_splits, pairs):
+  """The classes that this split or another of the run has images of."""
+  siblings = [
+    _split_folder(root, s) for s in other_splits if not s.endswith('.txt')
+  ]
+  bases_of = {name: [base] for name in files_of}
+  for folder in filter(None, siblings):
+    for name in folder_names.class_folders(folder):
+      bases_of.setdefault(name, []).append(folder)
+  empty = [
+    name
+    for name, bases in bases_of.items()
+    if not files_of.get(name)
+    and not any(next(_images(f'{b}/{name}', below=True), '') for b in bases)
+  ]
+  names = set(bases_of).difference(empty) or set(bases_of)
+  if empty and len(empty) < len(bases_of):
+    warn_once(
+      '%s: no file can be an image in %d of %d folders, which are no classes: '
+      '%s', root, len(empty), len(bases_of), ', '.join(sorted(empty)[:8]),
+    )  # fmt: skip
+  return vocabulary_lib.from_names(names, root, pairs)
 
 
 def _check_listed(base, folders, vocabulary):
@@ -194,7 +224,7 @@ def _check_listed(base, folders, vocabulary):
     raise config_lib.ConfigError(
       f'{base} has none of the {len(vocabulary)} listed classes: its first '
       f'folder is {folders[0]!r}, the first class {vocabulary.names[0]!r}'
-      f'{config_lib.nearest(folders[0], vocabulary.names)}'
+      f'{vocabulary_lib.nearest(folders[0], vocabulary.names)}'
     )
   if unlisted:
     warn_once(
@@ -207,9 +237,15 @@ def _shape(root, base, suffixes, left_out):
   """The difference of a tree without images from the expected tree."""
   text = f'; left out {left_out.text(hints(suffixes))}' if left_out else ''
   text += f'; expected {root}/CLASS/IMAGE or {root}/SPLIT/CLASS/IMAGE'
-  first = next(_images(base, below=True), '').split(os.sep)
-  if base == root and len(first) == 3:
-    text += f'; is config.data.path={os.path.join(root, first[0])} meant?'
+  deep = {
+    path[0]
+    for path in (p.split(os.sep) for p in _images(base, below=True))
+    if len(path) == 3
+  }
+  proposed = folder_names.training_first(sorted(deep))
+  if base == root and proposed:
+    path = os.path.join(root, proposed[0])
+    text += f'; is config.data.path={path} meant?'
   return text
 
 
@@ -225,7 +261,9 @@ def hints(suffixes: tuple[str, ...]) -> dict[str, str]:
 def split_folders(root: str) -> list[str]:
   """Names of the folders in a tree that go by the name of a split."""
   usual = [name for names in _SPLITS for name in names]
-  folders = [f for f in _class_folders(root) if _is_split(root, f, usual)]
+  folders = [
+    f for f in folder_names.class_folders(root) if _is_split(root, f, usual)
+  ]
   return sorted(folders, key=lambda f: usual.index(f.casefold()))
 
 
@@ -236,8 +274,10 @@ def _split_folder(root, split):
   name = split.casefold()
   usual = next((names for names in _SPLITS if name in names), ())
   folders = [
-    f for f in _class_folders(root) if _is_split(root, f, (name, *usual))
-  ]  # fmt: skip
+    f
+    for f in folder_names.class_folders(root)
+    if _is_split(root, f, (name, *usual))
+  ]
   same = [f for f in folders if f.casefold() == name]
   folders = same or folders
   if len(folders) > 1:
@@ -278,7 +318,8 @@ def check_half(root: str, split: str) -> None:
 def _is_split(root, folder, names):
   """Whether a folder goes by one of these names, and is not a class's."""
   return folder.casefold() in names and (
-    folder in _PLAIN_SPLITS or bool(_class_folders(os.path.join(root, folder)))
+    folder in _PLAIN_SPLITS
+    or bool(folder_names.class_folders(os.path.join(root, folder)))
   )
 
 
@@ -316,23 +357,11 @@ def _base(root, split):
   return root, False
 
 
-def _class_folders(folder):
-  # Hidden ones are of other programs, such as .ipynb_checkpoints.
-  try:
-    return sorted(
-      e.name
-      for e in os.scandir(folder)
-      if e.is_dir() and not e.name.startswith('.')
-    )
-  except OSError as e:
-    raise config_lib.ConfigError(f'{folder}: {e.strerror}') from e
-
-
 def _class_files(base, name, suffixes, left_out):
   """Names of a class's files; counts what else its folder has."""
   files = []
   folder = os.path.join(base, name)
-  for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+  for entry in sorted(folder_names.entries(folder), key=lambda e: e.name):
     # macOS leaves a hidden ._NAME.jpg, no image, for each file it copies.
     if entry.name.startswith('.'):
       continue
@@ -340,6 +369,8 @@ def _class_files(base, name, suffixes, left_out):
     if entry.name.lower().endswith(suffixes):
       files.append(entry.name)
     elif entry.is_dir():
+      if folder_names.is_foreign(entry.name):
+        continue
       for file in _images(entry.path, below=True):
         left_out.add(os.path.join(name, entry.name, file), _DEEPER)
     else:
@@ -351,7 +382,9 @@ def _images(folder, below=False):
   """Yields the image files in a folder, or also below it, by suffix."""
   suffixes = SUFFIXES + CONVERTIBLE + images.HEIF_SUFFIXES
   for place, folders, names in os.walk(folder):
-    folders[:] = sorted(f for f in folders if below and not f.startswith('.'))
+    folders[:] = sorted(
+      f for f in folders if below and not folder_names.is_foreign(f)
+    )
     for name in sorted(names):
       if name.lower().endswith(suffixes) and not name.startswith('.'):
         yield os.path.relpath(os.path.join(place, name), folder)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from anp_jax import config as config_lib
 from anp_jax.data.sources import class_texts
 from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import stored_images
 
 SUFFIXES = ('.csv', '.parquet')
 # Names that a column goes by, in any case.
@@ -54,7 +55,7 @@ def find(d, split: str, other_split: str = '') -> image_folder.Listing:
   _check_root(file, root, [rows[i] for i in chosen])
   return image_folder.Listing(
     root, names, labels[chosen], classes,
-    f'{file}: {split}' if split else file,
+    f'{file}: {split}' if split else file, confined_to=root,
   )  # fmt: skip
 
 
@@ -175,9 +176,15 @@ def _in_split(file, rows, split):
 
 
 def _check_root(file, root, rows):
-  """Refuses a root that none of three files is below."""
+  """Refuses a path that leaves the root, and a root without three files."""
   if not rows:
     return
+  for row in rows:
+    if not stored_images.is_inside(row[0], root):
+      raise config_lib.ConfigError(
+        f'{file}:{row[3]}: {row[0]!r} lies outside of {root}; config.data.path '
+        'names a folder that all paths lie in'
+      )
   some = (rows[0], rows[len(rows) // 2], rows[-1])
   if not any(os.path.exists(os.path.join(root, row[0])) for row in some):
     raise config_lib.ConfigError(

@@ -28,7 +28,7 @@ def map_labels(
       raise config_lib.ConfigError(
         f'{source.name} has the class {name!r}, which is none of the '
         f'{len(vocabulary)} that the run was trained to name'
-        f'{config_lib.nearest(name, vocabulary.names)}'
+        f'{vocabulary_lib.nearest(name, vocabulary.names)}'
       )
   return _MappedLabels(source, vocabulary, [ids[name] for name in names])
 

@@ -6,6 +6,7 @@ import struct
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.data.sources import open_files
 
 
 class TfRecords:
@@ -41,7 +42,7 @@ class ArrayRecords:
     """Opens shards by their paths and the number of records of each."""
     self._paths = paths
     self._ends = np.cumsum(counts)
-    self._readers = [None] * len(paths)
+    self._reader = open_files.OpenFiles(self._open)
 
   def __getitems__(self, indices: list[int]) -> list[bytes]:
     """Records of the given indices."""
@@ -56,21 +57,16 @@ class ArrayRecords:
         result[place] = record
     return result.tolist()
 
-  def _reader(self, shard):
-    # Two threads may open the same shard; either reader will do.
-    reader = self._readers[shard]
-    if reader is None:
-      from array_record.python import array_record_module
+  def _open(self, shard):
+    from array_record.python import array_record_module
 
-      # In random order what lies behind a record is of no use: 32 KB of
-      # buffer make the reading of small ones take 1.6 times as long.
-      reader = array_record_module.ArrayRecordReader(
-        self._paths[shard],
-        options='readahead_buffer_size:0',
-        file_reader_buffer_size=4096,
-      )
-      self._readers[shard] = reader
-    return reader
+    # In random order what lies behind a record is of no use: 32 KB of
+    # buffer make the reading of small ones take 1.6 times as long.
+    return array_record_module.ArrayRecordReader(
+      self._paths[shard],
+      options='readahead_buffer_size:0',
+      file_reader_buffer_size=4096,
+    )
 
 
 def record_places(file_format: str, path: str, count: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 import os
 
 from anp_jax.data.image_files import images
+from anp_jax.system import untrusted_text
 
 _MOST_KINDS = 8  # named in a line
 _NO_SUFFIX = 'without a suffix'
@@ -25,6 +26,7 @@ class SkippedFiles:
       path: of the file, as messages name it.
       kind: what messages call those like it; '': its suffix.
     """
+    path = untrusted_text.printable(path)
     kind = kind or os.path.splitext(path)[1].lower() or _NO_SUFFIX
     self._counts[kind] = self._counts.get(kind, 0) + 1
     self._first.setdefault(kind, path)

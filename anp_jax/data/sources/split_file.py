@@ -10,6 +10,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.data.sources import stored_images
 
 
 def read(
@@ -68,6 +69,11 @@ def _rows(root, split):
       raise config_lib.ConfigError(
         f'{file}:{number}: {line[:80]!r}, expected PATH {ids}, with single '
         'spaces'
+      )
+    if not stored_images.is_inside(row[0], root):
+      raise config_lib.ConfigError(
+        f'{file}:{number}: {row[0]!r} lies outside of {root}; config.data.path '
+        'names a folder that all paths lie in'
       )
     first = line_of.setdefault(row[0], number)
     if first != number:

@@ -1,14 +1,86 @@
-"""Image files that are stored within other files, by their index."""
+"""Image files that are stored within other files, by their index.
 
+The one opener of image files on disk is here too.
+"""
+
+import functools
+import os
+import stat
 from typing import Protocol
 
 import numpy as np
 
 from anp_jax.data.sources import source as source_lib
+from anp_jax.system import files as files_lib
+from anp_jax.system import untrusted_text
+
+# TensorFlow's readers count bytes in 32 bits.
+_MAX_BYTES = 2**31 - 1
 
 
 class UnusableError(Exception):
   """What is in an image's place cannot be an image file."""
+
+
+def read_file(path: str, root: str = '') -> bytes:
+  """The bytes of an image file, which may be a link to one.
+
+  Args:
+    path: of the file.
+    root: a folder that the file must lie in, links followed, for a path that
+      a data set gives; '': anywhere.
+
+  Raises:
+    UnusableError: for a pipe, a device or a folder, a file of 2 GiB or more,
+      or one outside of the root.
+    OSError: if it cannot be read.
+  """
+  try:
+    # A pipe would wait for a writer.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  except OSError as e:
+    is_absent = e.errno in files_lib.MISSING | files_lib.UNREADABLE
+    if not is_absent and os.path.exists(path) and not os.path.isfile(path):
+      raise UnusableError('no file') from e
+    raise
+  try:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+      raise UnusableError('no file')
+    if status.st_size > _MAX_BYTES:
+      raise UnusableError(f'{status.st_size} bytes')
+    if root and not _is_below(_opened_path(handle, path), _real_path(root)):
+      raise UnusableError(f'it lies outside of {root}')
+    with open(handle, 'rb', closefd=False) as file:
+      return file.read()
+  finally:
+    os.close(handle)
+
+
+def is_inside(path: str, root: str) -> bool:
+  """Whether a path below a root leads into that folder, by its text alone."""
+  if '..' not in path and not os.path.isabs(path):
+    return True  # at once, for lists of millions
+  return _is_below(os.path.abspath(os.path.join(root, path)), root)
+
+
+def _is_below(path, root):
+  root = os.path.abspath(root)
+  return os.path.commonpath([path, root]) == root
+
+
+@functools.lru_cache(64)
+def _real_path(root):
+  return os.path.realpath(root)
+
+
+def _opened_path(handle, path):
+  """The path of an opened file, links followed."""
+  try:
+    # What was opened, rather than what a link says now; and no look-ups.
+    return os.readlink(f'/proc/self/fd/{handle}')
+  except OSError:  # not Linux
+    return os.path.realpath(path)
 
 
 class Storage(Protocol):
@@ -55,4 +127,6 @@ class StoredImages(source_lib.Source):
 
   def example_name(self, index):
     """Returns the path of the image, which goes on within a file."""
-    return f'{self._listing.root}/{self._listing.files[index]}'
+    return untrusted_text.printable(
+      f'{self._listing.root}/{self._listing.files[index]}'
+    )

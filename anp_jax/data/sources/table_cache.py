@@ -50,12 +50,13 @@ def read(path: str) -> pa.Table:
     ConfigError: if it is missing or damaged.
   """
   try:
-    data = pa.memory_map(path)
-    try:
-      return pa.ipc.open_file(data).read_all()
-    except pa.ArrowInvalid:
-      data.seek(0)
-      return pa.ipc.open_stream(data).read_all()
+    # The mapping outlives its file, which would hold a descriptor.
+    with pa.memory_map(path) as data:
+      try:
+        return pa.ipc.open_file(data).read_all()
+      except pa.ArrowInvalid:
+        data.seek(0)
+        return pa.ipc.open_stream(data).read_all()
   except (OSError, pa.ArrowInvalid) as e:
     raise config_lib.ConfigError(
       f'{path} cannot be read as an Arrow file: {str(e).splitlines()[0]}'

@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from anp_jax import config as config_lib
+from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.image_files import images
 from anp_jax.data.sources import image_folder
 from anp_jax.data.sources import table_cache
 from anp_jax.system import files
 
-_VERSION = 1  # of the stored index
+_VERSION = 2  # of the stored index
 _SCHEMA = pa.schema([
   ('name', pa.binary()), ('shard', pa.int32()), ('offset', pa.int64()),
   ('size', pa.int64()), ('class', pa.string()),
@@ -176,11 +177,11 @@ def _class(path, file, key, members):
   name, start, size = members[suffix]
   data = os.pread(file.fileno(), min(size, _MAX_CLASS_BYTES), start)
   try:
-    text = data.decode().strip()
+    text = data.decode('utf-8-sig').strip()
     text = _class_of_json(json.loads(text)) if suffix == 'json' else text
   except ValueError:
     text = ''
-  if not text or '\n' in text:
+  if not text or vocabulary_lib.has_control(text):
     form = (
       f'an object with one of {", ".join(_CLASS_KEYS)}, or adjective and noun'
       if suffix == 'json'
@@ -199,5 +200,5 @@ def _class_of_json(value):
   if {'adjective', 'noun'} <= value.keys():
     return f'{value["adjective"]}_{value["noun"]}'
   label = next((value[k] for k in _CLASS_KEYS if k in value), '')
-  is_number = isinstance(label, int) and not isinstance(label, bool)
+  is_number = isinstance(label, (int, float)) and not isinstance(label, bool)
   return str(label).strip() if is_number or isinstance(label, str) else ''

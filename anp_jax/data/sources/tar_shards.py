@@ -4,13 +4,13 @@ import glob
 import itertools
 import os
 import re
-import threading
 
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data.sources import class_texts
 from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import open_files
 from anp_jax.data.sources import skipped_files
 from anp_jax.data.sources import stored_images
 from anp_jax.data.sources import tar_index
@@ -18,7 +18,6 @@ from anp_jax.system import cached_reads
 from anp_jax.system import files
 
 SPLIT = '{split}'
-_MOST_OPEN = 256  # shards; of a process's 1,024 files
 _MOST_SHARDS = 1_000_000
 
 
@@ -34,7 +33,7 @@ class TarMembers(stored_images.Storage):
       states: size and time of each shard.
     """
     self._shards, self._places, self._states = shards, places, states
-    self._files, self._lock = {}, threading.Lock()
+    self._file = open_files.OpenFiles(self._open)
 
   def __getstate__(self):
     return self._shards, self._places, self._states
@@ -45,7 +44,7 @@ class TarMembers(stored_images.Storage):
   def read(self, index):
     """Returns the bytes of a member, from any thread."""
     shard, start, size = self._places[index].tolist()
-    file = self._files.get(shard) or self._open(shard)
+    file = self._file(shard)
     data = cached_reads.pread(file.fileno(), size, start)
     if len(data) < size:
       raise stored_images.UnusableError(
@@ -63,12 +62,7 @@ class TarMembers(stored_images.Storage):
     return TarMembers(self._shards, self._places[indices], self._states)
 
   def _open(self, shard):
-    file = open_shard(self._shards[shard])
-    with self._lock:
-      # Another thread's may still be read from; its last reader closes it.
-      if len(self._files) < _MOST_OPEN:
-        self._files[shard] = file
-    return file
+    return open_shard(self._shards[shard])
 
 
 def open_shard(path: str):

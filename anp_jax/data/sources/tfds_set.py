@@ -11,6 +11,7 @@ from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import shards
 from anp_jax.data.sources import source as source_lib
+from anp_jax.system import untrusted_text
 
 # Of features.json: what tfds imports.
 _CLASS_KEYS = {'pythonClassName', 'python_class_name', 'type'}
@@ -81,7 +82,7 @@ class TfdsSet(source_lib.Source):
       name = features['file_name'].bytes_list.value[0].decode()
     except Exception:  # noqa: BLE001 - of the file, its record or the text
       return text
-    return f'{text} ({name})'
+    return untrusted_text.printable(f'{text} ({name})')
 
   def _features(self, indices):
     from tensorflow_datasets.proto import tf_example_pb2

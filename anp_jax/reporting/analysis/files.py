@@ -9,6 +9,7 @@ from anp_jax.reporting.analysis import figures
 from anp_jax.reporting.analysis import page
 from anp_jax.reporting.analysis import pictures
 from anp_jax.system import files
+from anp_jax.system import untrusted_text
 
 
 def write(folder: str, config, source, results, facts: dict) -> dict:
@@ -130,6 +131,12 @@ def _rounded(value):
   return f'{value:.6g}'
 
 
+def _cell(value):
+  if isinstance(value, float):
+    return f'{value:.6g}'
+  return untrusted_text.csv_cell(value)
+
+
 def _write_csv(path, columns, rows):
   """Writes a CSV file; a missing value is an empty cell."""
   # A file's name that is not UTF-8 holds surrogates.
@@ -139,7 +146,4 @@ def _write_csv(path, columns, rows):
     writer = csv.DictWriter(f, columns, lineterminator='\n')
     writer.writeheader()
     # One at a time: a million images would be gigabytes of rows.
-    writer.writerows(
-      {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
-      for row in rows
-    )
+    writer.writerows({k: _cell(v) for k, v in row.items()} for row in rows)

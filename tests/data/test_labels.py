@@ -1,0 +1,254 @@
+"""Tests of the one rule for labels, whatever kind of set they come in."""
+
+import io
+import os
+import tarfile
+import unicodedata
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data import sources
+from anp_jax.data.sources import image_folder
+from tests import builders
+from tests import opening
+
+_KINDS = ('list', 'tar', 'hf', 'arrays')
+
+
+def _photo(seed=0):
+  return builders.encode_image(builders.random_pixels(12, 14, seed), 'JPEG')
+
+
+def _write(folder, config, kind, labels):
+  """A set of one kind whose examples have these labels."""
+  photos = [_photo(i) for i in range(len(labels))]
+  if kind == 'list':
+    tree = {f'{i}.jpg': photo for i, photo in enumerate(photos)}
+    builders.write_tree(folder, tree)
+    rows = ''.join(f'{i}.jpg,{v},train\n' for i, v in enumerate(labels))
+    (folder / 'list.csv').write_text(f'path,label,split\n{rows}')
+    config.data.source = f'list:{folder}/list.csv'
+  elif kind == 'tar':
+    with tarfile.open(folder / 'train.tar', 'w') as tar:
+      for i, (photo, label) in enumerate(zip(photos, labels)):
+        data = label if isinstance(label, bytes) else str(label).encode()
+        for name, content in ((f'{i}.jpg', photo), (f'{i}.cls', data)):
+          info = tarfile.TarInfo(name)
+          info.size = len(content)
+          tar.addfile(info, io.BytesIO(content))
+    config.data.source = f'tar:{folder}/{{split}}.tar'
+  elif kind == 'hf':
+    images = [{'bytes': photo, 'path': None} for photo in photos]
+    table = pa.table({'image': images, 'label': labels})
+    pq.write_table(table, folder / 'train.parquet')
+    config.data.source = f'hf:{folder}'
+  else:
+    config.data.source, config.data.path = 'arrays', str(folder)
+    images = np.zeros((len(labels), 5, 5, 3), np.uint8)
+    np.save(folder / 'train_images.npy', images)
+    np.save(folder / 'train_labels.npy', np.array(labels))
+  config.data.dir = str(folder / 'data')
+
+
+def _labels(folder, config, kind, labels):
+  _write(folder, config, kind, labels)
+  source = sources.open_source(config, True)
+  return source.labels().tolist(), source.vocabulary.names
+
+
+def _refused(folder, config, kind, labels):
+  _write(folder, config, kind, labels)
+  with pytest.raises(config_lib.ConfigError) as e:
+    sources.open_source(config, True)
+  assert len(str(e.value).splitlines()) == 1
+  return str(e.value)
+
+
+@pytest.mark.parametrize('kind', _KINDS)
+def test_whole_floats_are_numbers(tmp_path, config, kind):
+  got = _labels(tmp_path, config, kind, [3.0, 0.0, 1.0, 3.0])
+  assert got == ([3, 0, 1, 3], ('class0', 'class1', 'class2', 'class3'))
+
+
+@pytest.mark.parametrize('kind', ['list', 'tar', 'arrays'])
+def test_minus_one_is_no_class(tmp_path, config, kind):
+  text = _refused(tmp_path, config, kind, [0, 1, -1, 1])
+  assert '-1' in text and 'expected 0' in text
+
+
+@pytest.mark.parametrize('label', [-1, -1.0, None])
+def test_minus_one_has_no_label_in_a_table_of_hugging_face(
+  tmp_path, config, label
+):
+  labels, names = _labels(tmp_path, config, 'hf', [0, 1, label])
+  assert labels == [0, 1, -1] and names == ('class0', 'class1')
+
+
+@pytest.mark.parametrize('kind', ['list', 'tar'])
+def test_minus_one_may_be_the_name_of_a_listed_class(tmp_path, config, kind):
+  (tmp_path / 'classes.txt').write_text('-1\n0\n1\n')
+  labels, names = _labels(tmp_path, config, kind, [0, 1, -1])
+  assert labels == [1, 2, 0] and names == ('-1', '0', '1')
+
+
+@pytest.mark.parametrize('kind', _KINDS)
+def test_numbers_that_are_ids_are_refused(tmp_path, config, kind):
+  ids = [4000180, 4000181, 4000182, 4000183, 4000184, 4000185]
+  text = _refused(tmp_path, config, kind, ids)
+  assert '6 classes among 4,000,186 numbers; is it an id?' in text
+
+
+@pytest.mark.parametrize('kind', _KINDS)
+def test_some_numbers_may_be_unused(tmp_path, config, kind):
+  labels, names = _labels(tmp_path, config, kind, [0, 9999])
+  assert labels == [0, 9999] and len(names) == 10_000
+
+
+@pytest.mark.parametrize('text', [b'\x03\0\0\0', b'a\x1b[31m', b'a\nb', b'\n'])
+def test_a_binary_class_is_refused(tmp_path, config, text):
+  assert '0.cls' in _refused(tmp_path, config, 'tar', [text, b'1'])
+
+
+def test_a_byte_order_mark_is_no_part_of_a_class(tmp_path, config):
+  labels = [b'\xef\xbb\xbf1', b'0', b'1\n']
+  assert _labels(tmp_path, config, 'tar', labels)[0] == [1, 0, 1]
+
+
+@pytest.mark.parametrize('kind', ['list', 'hf'])
+def test_a_control_character_is_refused(tmp_path, config, kind):
+  text = _refused(tmp_path, config, kind, ['cat', 'd\x1b[31mog'])
+  assert 'control character' in text and '\x1b' not in text
+
+
+# Folders.
+
+
+def _tree(folder, names):
+  tree = {name: _photo() for name in names}
+  return builders.write_tree(folder, tree)
+
+
+def _folder(config, root):
+  image_folder.warn_once.cache_clear()
+  config.data.source, config.data.path = 'folder', str(root)
+  return sources.open_source(config, True)
+
+
+def _error(config, root):
+  with pytest.raises(config_lib.ConfigError) as e:
+    _folder(config, root)
+  return str(e.value)
+
+
+def test_folders_of_programs_are_no_classes(tmp_path, config):
+  foreign = ('__MACOSX', '@eaDir', 'lost+found', '.ipynb_checkpoints')
+  root = _tree(
+    tmp_path / 'tree',
+    [f'train/{c}/1.jpg' for c in ('cat', 'dog', *foreign)]
+    + ['train/cat/@eaDir/1.jpg/thumb.jpg'],
+  )
+  source = _folder(config, root)
+  assert source.vocabulary.names == ('cat', 'dog') and len(source) == 2
+
+
+@pytest.mark.parametrize('splits', [('train', 'validation'), ('.',)])
+def test_folders_without_an_image_are_left_out_by_name(
+  tmp_path, config, caplog, splits
+):
+  """A class may still have images in one split alone."""
+  names = [f'{s}/{c}/{i}.jpg' for s in splits for i in range(20)
+           for c in ('old_cat', 'old_dog', 'new_dog')]  # fmt: skip
+  root = _tree(tmp_path / 'tree', names)
+  for split in splits:
+    (root / split / 'tmp').mkdir()
+    (root / split / 'docs' / 'deep').mkdir(parents=True)
+    (root / split / 'docs' / 'deep' / 'a.md').write_text('text')
+  if 'validation' in splits:
+    _tree(root, ['validation/new_cat/1.jpg'])
+    (root / 'train' / 'new_cat').mkdir()
+  source = _folder(config, root)
+  assert source.vocabulary.is_anp
+  assert source.vocabulary.names == tuple(sorted(
+    {'old_cat', 'old_dog', 'new_dog'}
+    | ({'new_cat'} if 'validation' in splits else set())
+  ))  # fmt: skip
+  evaluation = sources.open_source(config, False)
+  assert evaluation.vocabulary == source.vocabulary
+  assert caplog.text.count('are no classes: docs, tmp') == 1
+
+
+@pytest.mark.parametrize('kind', ['folder', 'list', 'tar', 'hf'])
+def test_one_name_that_is_no_pair_among_pairs_is_named(tmp_path, config, kind):
+  names = ['old_cat', 'old_dog', 'new_dog', 'hat']
+  if kind == 'folder':
+    config.data.source = kind
+    config.data.path = str(
+      _tree(tmp_path, [f'train/{name}/1.jpg' for name in names])
+    )
+    with pytest.raises(config_lib.ConfigError) as e:
+      sources.open_source(config, True)
+    text = str(e.value)
+  else:
+    text = _refused(tmp_path, config, kind, names)
+  assert "'hat' is not an adjective_noun pair" in text
+  assert '3 of 4' in text and 'config.data.pairs=no' in text
+  config.data.pairs = 'no'
+  assert len(sources.open_source(config, True).vocabulary) == 4
+
+
+def test_half_of_the_names_may_be_pairs_by_chance(tmp_path, config):
+  names = ('old_cat', 'old_dog', 'hat', 'ball')
+  root = _tree(tmp_path, [f'train/{name}/1.jpg' for name in names])
+  assert not _folder(config, root).vocabulary.is_anp
+
+
+def test_names_that_look_alike_are_named(tmp_path, config, caplog):
+  composed = 'caf\xe9'
+  names = ['Cat', 'cat', composed, unicodedata.normalize('NFD', composed)]
+  root = _tree(tmp_path / 'tree', [f'train/{n}/1.jpg' for n in names])
+  assert len(_folder(config, root).vocabulary) == 4
+  assert "'Cat' and 'cat' differ by case" in caplog.text
+  assert r"'cafe\u0301' and 'caf\xe9' differ" in caplog.text
+  # A list that has one form only.
+  other = _tree(tmp_path / 'other', [f'train/{names[3]}/1.jpg'])
+  (tmp_path / 'list.txt').write_text(f'{composed}\nhat\n')
+  config.data.lists = str(tmp_path / 'list.txt')
+  opening.refused(
+    [r"'cafe\u0301' and 'caf\xe9' differ"], config, 'folder', other
+  )
+
+
+def test_a_class_with_a_control_character_is_refused(tmp_path, config):
+  root = _tree(tmp_path, ['train/a\x1b[31m/1.jpg', 'train/b/1.jpg'])
+  opening.refused(['control character', r'\x1b'], config, 'folder', root)
+
+
+def test_an_unreadable_folder_is_one_line(tmp_path, config, monkeypatch):
+  root = _tree(tmp_path, ['train/a/1.jpg', 'train/b/1.jpg'])
+  scan = os.scandir
+
+  def scandir(path):  # root may read anything
+    if str(path).endswith('/b'):
+      raise PermissionError(13, 'Permission denied', path)
+    return scan(path)
+
+  monkeypatch.setattr(os, 'scandir', scandir)
+  opening.refused(['train/b: Permission denied'], config, 'folder', root)
+
+
+def test_a_test_folder_is_not_proposed_for_training(tmp_path, config):
+  names = ('training_set/cat/1.jpg', 'test_set/cat/1.jpg')
+  root = _tree(tmp_path / 'sets', names)
+  config.data.eval_split = 'test'
+  assert len(_folder(config, root)) == 1
+  other = _tree(
+    tmp_path / 'other', ['a_train_part/cat/1.jpg', 'a_test_part/cat/1.jpg']
+  )
+  text = _error(config, other)
+  assert f'config.data.path={other}/a_train_part meant' in text
+  alone = _tree(tmp_path / 'alone', ['final_test/cat/1.jpg'])
+  assert 'meant?' not in _error(config, alone)

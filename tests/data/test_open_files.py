@@ -1,0 +1,136 @@
+"""Tests of open_files: sets of more shards than a process may open."""
+
+import gc
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+
+from anp_jax.data.input import corruption
+from anp_jax.data.sources import open_files
+from tests import builders
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SHARDS = 300
+
+# Runs with 256 file descriptors, and prints how many of 300 examples have
+# weight 1 in two epochs; an example is the only one of its shard.
+_READ = """
+import resource, sys
+import numpy as np
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.sources import shards, tar_shards
+from tests import builders, image_sources
+kind, folder, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+paths = [f'{folder}/{i}' for i in range(count)]
+
+class Source(image_sources.Source):
+  def __init__(self):
+    super().__init__([b''] * count)
+    if kind == 'array_record':
+      records = shards.ArrayRecords(paths, [1] * count)
+      self.get = lambda i: records.__getitems__([i])[0]
+    else:
+      places = np.array([(i, 512, 0) for i in range(count)])
+      places[:, 2] = int(sys.argv[4])
+      self.get = tar_shards.TarMembers(paths, places, []).read
+
+  def read(self, indices):
+    return [self.get(int(i)) for i in indices], np.asarray(indices, np.int32)
+
+config = builders.config({
+  'data.decode': 'bilinear', 'data.image_size': 8, 'data.threads': 4})
+plan = batch_plan.BatchPlan(config, count, 50, np.arange(50), True)
+stream = pipeline.batches(Source(), plan)
+print(int(sum(next(stream)['weight'].sum() for _ in range(2 * count // 50))))
+stream.close()
+"""
+
+
+@pytest.mark.parametrize('kind', ['array_record', 'tar'])
+def test_more_shards_than_descriptors_lose_no_example(tmp_path, kind):
+  photo = builders.encode_image(builders.random_pixels(12, 16), 'PNG')
+  (tmp_path / 'x.png').write_bytes(photo)
+  for i in range(_SHARDS):
+    if kind == 'tar':
+      with tarfile.open(
+        tmp_path / str(i), 'w', format=tarfile.USTAR_FORMAT
+      ) as tar:
+        tar.add(tmp_path / 'x.png', 'x.png')
+    else:
+      from array_record.python import array_record_module
+
+      writer = array_record_module.ArrayRecordWriter(
+        str(tmp_path / str(i)), 'group_size:1'
+      )
+      writer.write(photo)
+      writer.close()
+  arguments = [kind, str(tmp_path), str(_SHARDS), str(len(photo))]
+  result = subprocess.run(
+    [sys.executable, '-c', _READ, *arguments],
+    cwd=_ROOT, text=True, capture_output=True, check=True,
+  )  # fmt: skip
+  assert result.stdout.split() == [str(2 * _SHARDS)], result.stderr[-2000:]
+  assert 'cannot be' not in result.stderr
+
+
+def test_the_file_used_longest_ago_is_closed(tmp_path, monkeypatch):
+  monkeypatch.setattr('resource.getrlimit', lambda which: (16, 16))
+  opened = []
+
+  def open_file(key):
+    opened.append(key)
+    return open(tmp_path / str(key), 'wb')
+
+  files = open_files.OpenFiles(open_file)
+  first = files(0)
+  for key in (1, 2, 3, 0, 4, 0, 1):
+    files(key)
+  assert opened == [0, 1, 2, 3, 4, 1]
+  assert files(0) is first and not first.closed
+  before = len(os.listdir('/proc/self/fd'))
+  for key in range(100):
+    files(key)
+  del first
+  gc.collect()
+  assert len(os.listdir('/proc/self/fd')) <= before
+
+
+@pytest.mark.parametrize('error, is_transient', [
+  (OSError(24, 'Too many open files'), True),
+  (OSError(23, 'Too many open files in system'), True),
+  (OSError(5, 'Input/output error'), True),
+  (OSError(116, 'Stale file handle'), True),
+  (OSError(12, 'Cannot allocate memory'), True),
+  (OSError(4, 'Interrupted system call'), True),
+  (MemoryError(), True),
+  (RuntimeError('open() failed: Too many open files; opening /sets/12'), True),
+  (RuntimeError('read() failed: Stale file handle; reading /sets/12'), True),
+  (RuntimeError('open() failed: No such file or directory'), False),
+  (RuntimeError('Corrupted chunk'), False),
+  (OSError(2, 'No such file or directory'), False),
+  (OSError('broken data stream when reading image file'), False),
+  (ValueError('truncated: no end marker'), False),
+])  # fmt: skip
+def test_what_can_pass_is_no_damage(error, is_transient):
+  assert corruption.is_transient(error) == is_transient
+
+
+def test_a_lack_of_descriptors_while_a_format_is_loaded(monkeypatch):
+  """Pillow loads a format's module when the first such file comes."""
+  from anp_jax.data.image_files import images
+
+  webp = builders.encode_image(np.zeros((9, 9, 3), np.uint8), 'WEBP')
+
+  def fail(name):
+    raise OSError(24, 'Too many open files', name)
+
+  monkeypatch.setattr('importlib.import_module', fail)
+  with pytest.raises(OSError) as e:
+    images.decode_shrunk(webp, 8, 100)
+  assert corruption.is_transient(e.value)

@@ -1,0 +1,77 @@
+"""Tests of untrusted_text: what a data set's names may do to their readers."""
+
+import csv
+import io
+import os
+
+from hypothesis import given
+from hypothesis import strategies
+import numpy as np
+import pytest
+
+from anp_jax.data import sources
+from anp_jax.data.sources import skipped_files
+from anp_jax.predict import progress
+from anp_jax.predict import rows
+from anp_jax.system import untrusted_text
+from tests import builders
+
+_NAME = 'a\x1b[31m\nWARNING: forged\u202egpj.jpg'
+
+
+@pytest.mark.parametrize('text, want', [
+  ('photo 1.jpg', 'photo 1.jpg'), ('café/犬.jpg', 'café/犬.jpg'), ('', ''),
+  ('a\x1b[31m', r'a\x1b[31m'), ('a\nb\tc\r', r'a\nb\tc\r'),
+  ('\x9b31m\x7f', r'\x9b31m\x7f'), ('a\u2028b\u202e', r'a\u2028b\u202e'),
+  ('\udcff.jpg', '\udcff.jpg'), ('e\u0301', 'e\u0301'),
+])  # fmt: skip
+def test_printable(text, want):
+  assert untrusted_text.printable(text) == want
+
+
+@given(strategies.text())
+def test_nothing_printable_is_obeyed(text):
+  result = untrusted_text.printable(text)
+  assert len(f'x{result}x'.splitlines()) == 1
+  assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in result)
+
+
+@pytest.mark.parametrize('value, want', [
+  ('=1+1', "'=1+1"), ('+cmd', "'+cmd"), ('-a.jpg', "'-a.jpg"),
+  ('@x', "'@x"), ('\t=1', "'\t=1"), ('-1.5', '-1.5'), ('+2', '+2'),
+  (-1.5, -1.5), (None, None), ('a=b', 'a=b'), ('', ''), ('cat', 'cat'),
+])  # fmt: skip
+def test_csv_cell(value, want):
+  assert untrusted_text.csv_cell(value) == want
+
+
+def test_rows_of_predict():
+  stream = io.BytesIO()
+  write = rows.writer('csv', stream, ['file', 'rank', 'class'])
+  write([{'file': '=HYPERLINK("x").jpg', 'rank': 1, 'class': '@cat'}])
+  text = stream.getvalue().decode()
+  assert list(csv.reader(io.StringIO(text)))[1] == [
+    '\'=HYPERLINK("x").jpg', '1', "'@cat",
+  ]  # fmt: skip
+
+
+def test_names_of_files_are_one_line(tmp_path, config):
+  photo = builders.encode_image(builders.random_pixels(9, 9), 'JPEG')
+  root = builders.write_tree(tmp_path, {'train/cat/0.jpg': photo})
+  (root / 'train' / 'cat' / _NAME).write_bytes(photo)
+  config.data.source, config.data.path = 'folder', str(root)
+  source = sources.open_split(config, 'train', 'train')
+  names = [source.example_name(i) for i in range(2)]
+  escaped = r'a\x1b[31m\nWARNING: forged\u202egpj.jpg'
+  assert names == [f'{root}/train/cat/{n}' for n in ('0.jpg', escaped)]
+  assert source.read(np.array([1]))[0] == [photo]
+  skipped = skipped_files.SkippedFiles()
+  skipped.add(os.path.join('x', _NAME), 'odd')
+  assert skipped.text({}) == f'1 odd (first x/{escaped})'
+
+
+def test_an_unreadable_file_of_predict_is_one_line():
+  stream = io.StringIO()
+  progress.NamingProgress(stream).add_batch(0, [(_NAME, 'not an image')])
+  lines = [x for x in stream.getvalue().splitlines() if 'unreadable: ' in x]
+  assert len(lines) == 1 and '\x1b[31m' not in stream.getvalue()
