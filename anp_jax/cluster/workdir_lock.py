@@ -154,8 +154,12 @@ class WorkdirLock:
         )
 
   def _is_ours(self):
-    at_path, own = os.stat(self._path), os.fstat(self._file.fileno())
-    return (at_path.st_dev, at_path.st_ino) == (own.st_dev, own.st_ino)
+    at_path = os.stat(self._path)
+    opened = os.fstat(self._file.fileno())
+    return (at_path.st_dev, at_path.st_ino) == (
+      opened.st_dev,
+      opened.st_ino,
+    )
 
   def _read(self):
     """The text of the file at the path; None if there is none."""
