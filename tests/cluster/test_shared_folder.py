@@ -13,7 +13,7 @@ from anp_jax.cluster import shared_folder
 
 
 class _Processes:
-  """One of several processes, each of which is a thread."""
+  """One of several processes; each is a thread."""
 
   def __init__(self, index, values, barrier):
     self.index, self._values, self._barrier = index, values, barrier

@@ -35,7 +35,7 @@ def test_one_ends_before_it_touches_anything_and_the_other_as_if_alone(
       time.sleep(0.02)
     holder = json.loads((workdir / workdir_lock.NAME).read_text())
     before = _tree(workdir)
-    # A run of two processes too, and one whose config is another.
+    # A run of two processes too, and one with another config is another.
     more = launching.arguments(workdir, **{**keys, 'seed': '7'})
     with launching.Ranks(tmp_path / 'c', 2, more) as second:
       assert second.wait() == [2, 2], second.text()
