@@ -56,3 +56,8 @@ class StoredImages(source_lib.Source):
   def example_name(self, index):
     """Returns the path of the image, which goes on within a file."""
     return f'{self._listing.root}/{self._listing.files[index]}'
+
+  def listing(self):
+    """Returns the names within the files, if these are in memory."""
+    files = self._listing.files
+    return files if isinstance(files, list | tuple) else None
