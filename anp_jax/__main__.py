@@ -16,6 +16,7 @@ import sys
 
 from anp_jax import cluster
 from anp_jax import config as config_lib
+from anp_jax.cluster import workdir_lock
 from anp_jax.config import command_line
 from anp_jax.config import exits
 from anp_jax.config import urls
@@ -62,17 +63,20 @@ def main(argv: list[str], mode: str = '') -> int:
   names = 'mode', 'checkpoint', 'change'
   command = {f'--{name}': getattr(flags, name) for name in names}
   try:
-    with cluster.start(config, place, command) as processes:
+    with contextlib.ExitStack() as stack:
+      processes = stack.enter_context(cluster.start(config, place, command))
+      if flags.mode == 'train':
+        stack.enter_context(workdir_lock.held(workdir, place))
       # Heavy: only once the input is known to be good.
       from anp_jax import train
       from anp_jax.checkpoint import run_dir
 
-      change = contextlib.nullcontext()
       if flags.change:
-        change = run_dir.change(workdir, config, flags.change, processes)
+        stack.enter_context(
+          run_dir.change(workdir, config, flags.change, processes)
+        )
       how = flags.mode, flags.checkpoint, processes, flags.output
-      with change:
-        train.run(config, workdir, *how)
+      train.run(config, workdir, *how)
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
     print(urls.named(f'error: {text}'), file=sys.stderr)

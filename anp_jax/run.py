@@ -16,6 +16,7 @@ from anp_jax.cluster import preemption
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
+from anp_jax.data.sources import agreement
 from anp_jax.data.sources import balance
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
@@ -248,15 +249,15 @@ class Run:
     return compiled
 
   def _open_data(self):
-    config = self._config
-    self._train_source = sources.open_source(config, training=True)
-    self._eval_source = sources.open_source(config, training=False)
+    self._train_source = sources.open_source(self._config, training=True)
+    self._eval_source = sources.open_source(self._config, training=False)
     train, evaluation = self._train_source, self._eval_source
     if train.vocabulary.names != evaluation.vocabulary.names:
       raise config_lib.ConfigError(
         f'{train.name} and {evaluation.name} have different classes: '
         f'{len(train.vocabulary)} and {len(evaluation.vocabulary)}'
       )
+    agreement.check(self._processes, training=train, evaluation=evaluation)
     self._timer.end_phase('data set')
 
   def _open_workdir(self, job):
@@ -386,9 +387,8 @@ class Run:
     kind = self._mesh.devices.flat[0].device_kind
     if not device_peaks.peak_flops(kind, self._config.model.dtype):
       return 0.0
-    # Shapes of the mapped step, and so its count, are those of one device. Of a
-    # split layer each device that has the same images takes another branch: all
-    # branches together are what a batch costs.
+    # Shapes, and so the count, are those of one device. Of a split layer, each
+    # device takes another branch: a batch costs all branches together.
     count = flops.count_call(
       self._program.train_step, state, batch, branches=sum
     )

@@ -7,7 +7,6 @@ with cluster.start(config, env, command) as processes:
 import contextlib
 import socket
 import sys
-import time
 import traceback
 
 from anp_jax import config as config_lib
@@ -18,19 +17,17 @@ from anp_jax.cluster import jax_processes
 from anp_jax.cluster import log_prefix
 from anp_jax.cluster import preemption
 from anp_jax.cluster import process_info
+from anp_jax.cluster import shared_folder
 from anp_jax.cluster import termination
 from anp_jax.cluster import watchdog as watchdog_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import urls
 from anp_jax.system import interrupts
-from anp_jax.system import remote
 
 Lost = termination.Lost
 Failed = termination.Failed
 EXPECTED = termination.EXPECTED
 exit_status = termination.exit_status
 detect = cluster_env.detect
-_SEEN_WITHIN = 15.0  # seconds: NFS clients remember for a while what was there
 
 
 class Processes:
@@ -165,29 +162,13 @@ class Processes:
       self._stop.close()
 
   def check_shared(self, workdir: str) -> None:
-    """Refuses a workdir that not every process sees.
+    """Refuses a workdir that not every process sees and can write to.
 
     Raises:
-      ConfigError: naming the rank and host that does not see it.
+      ConfigError: naming the rank and host that does not, or cannot.
     """
-    if self._client is None:
-      return
-    name, folder = None, remote.path(workdir)
-    if not self.index:
-      folder.mkdir(parents=True, exist_ok=True)
-      name = f'.seen-by-all-{time.time_ns()}'
-      (folder / name).write_text(name)
-    path = folder / self.gather(name)[0]
-    is_visible = self.gather(_appears(path))
-    if not self.index:
-      path.unlink()
-    if not all(is_visible):
-      blind = is_visible.index(False)
-      raise config_lib.ConfigError(
-        f'--workdir={urls.original(workdir)}: rank {blind} on '
-        f'{self.hosts[blind]} does not see what rank 0 on {self.hosts[0]} '
-        'wrote there; it must be a folder that all hosts share'
-      )
+    if self._client is not None:
+      shared_folder.check(workdir, self)
 
   def _expected_stop_seconds(self):
     return (
@@ -272,16 +253,3 @@ def start(
 def _phase(state):
   """What a process does, for people: 'saving 8'."""
   return f'{state["phase"]} {state["step"] or ""}'.strip()
-
-
-def _appears(path):
-  """Whether a file that another host wrote can be seen here."""
-  deadline = time.monotonic() + _SEEN_WITHIN
-  while time.monotonic() < deadline:
-    with contextlib.suppress(OSError):
-      # A listing makes an NFS client look again.
-      next(path.parent.iterdir(), None)
-    if path.exists():
-      return True
-    time.sleep(0.2)
-  return False

@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from anp_jax import config as config_lib
+from anp_jax.cluster import launchers
 from anp_jax.cluster import tpu_metadata
 from anp_jax.system import xla_flags
 
@@ -17,7 +18,8 @@ class ClusterEnv(NamedTuple):
   """One process among those of a run.
 
   Attributes:
-    launcher: 'flags', 'Slurm', 'Open MPI', 'TPU' or '' (one process).
+    launcher: 'flags', 'Slurm', 'Open MPI', 'TPU', one of `launchers` or ''
+      (one process).
     index: of this process, from 0.
     count: of processes.
     coordinator_address: 'host:port' of process 0; '' for one process.
@@ -44,7 +46,7 @@ def detect(
   index: int | None = None,
   environment: Mapping[str, str] = os.environ,
 ) -> ClusterEnv:
-  """Reads flags, else Slurm, Open MPI or a TPU pod, else one process.
+  """Reads flags, else a launcher's variables, else it is one process.
 
   Args:
     coordinator: 'host:port'; alone, it replaces what a launcher would choose.
@@ -68,14 +70,14 @@ def detect(
       ClusterEnv('flags', index, count, coordinator or ''), '--num_processes',
       '--process_id', '--coordinator=HOST:PORT',
     )  # fmt: skip
-  for read in (_slurm, _open_mpi, _tpu):
+  for read in (_torchrun, _slurm, _open_mpi, _tpu, _other):
     env = read(environment, coordinator)
     if env:
       return env
   if coordinator:
     raise config_lib.ConfigError(
       f'--coordinator={coordinator} needs --num_processes and --process_id '
-      '(neither Slurm nor Open MPI nor a TPU pod started this process)'
+      '(no launcher that is known here started this process)'
     )
   return ALONE
 
@@ -109,8 +111,9 @@ def _slurm(environment, coordinator):
   count = _number(environment, 'SLURM_STEP_NUM_TASKS', 'SLURM_NTASKS')
   # mpirun's processes have the variables of the step in which it, or its
   # daemon on their host, runs: those tell of the daemons.
-  if environment.get('OMPI_COMM_WORLD_SIZE', '1') not in ('1', str(count)):
-    return None
+  for name in ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'MV2_COMM_WORLD_SIZE'):
+    if environment.get(name, '1') not in ('1', str(count)):
+      return None
   if count == 1:
     return ClusterEnv('Slurm', num_hosts=1, local_index=0)
   job, step = environment.get('SLURM_JOB_ID', ''), environment['SLURM_STEP_ID']
@@ -202,6 +205,38 @@ def _tpu(environment, coordinator):
       environment.get('TPU_NAME', ''),
     ),
     'TPU_WORKER_HOSTNAMES', 'TPU_WORKER_ID', '--coordinator',
+  )  # fmt: skip
+
+
+def _torchrun(environment, coordinator):
+  # Its processes have the variables of the step in which it runs, too.
+  is_torchrun = 'TORCHELASTIC_RUN_ID' in environment
+  return _other(environment, coordinator) if is_torchrun else None
+
+
+def _other(environment, coordinator):
+  launch = launchers.find(environment)
+  if launch is None:
+    return None
+  count = _number(environment, launch.count)
+  if count == 1:
+    return ClusterEnv(launch.launcher, num_hosts=1, local_index=0)
+  names = launchers.job_names(environment)
+  local = launch.local_index
+  local_count = environment.get(launch.local_count)
+  return _checked(
+    ClusterEnv(
+      launch.launcher,
+      _number(environment, launch.index),
+      count,
+      coordinator
+      or launchers.first_address(launch, environment, _port(*names)),
+      _number(environment, local) if local in environment else -1,
+      # Unknown where the launcher does not number the processes of a host.
+      0 if local_count is None else 1 if local_count == str(count) else 2,
+      '.'.join(names),
+    ),
+    launch.count, launch.index, '--coordinator',
   )  # fmt: skip
 
 

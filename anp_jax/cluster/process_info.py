@@ -7,13 +7,19 @@ import pathlib
 import platform as platform_lib
 import re
 import socket
+import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import xla_flags
 from anp_jax.system.onednn import library
 
-_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
+_PACKAGES = (
+  'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'pillow',
+)  # fmt: skip
+# They decode images; the first that is installed.
+_TENSORFLOW = ('tensorflow-cpu', 'tensorflow')
+_CLASS = re.compile(r'([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*')
 
 
 def collect(env, config, command: dict, environment=os.environ) -> dict:
@@ -28,6 +34,7 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
   platform = xla_flags.platform(environment)
   strategy, mode = strategy_lib.find(config), command.get('--mode', '')
   versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+  versions['tensorflow'] = _first_version(_TENSORFLOW)
   python = platform_lib.python_version_tuple()
   return {
     'index': env.index,
@@ -41,6 +48,7 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
     'loopback': _name_is_loopback(),
     'versions': {'Python': '.'.join(python[:2]), **versions},
     'code': _code(),
+    'modules': _user_modules(config),
     'config': {k: repr(v) for k, v in config_lib.flat(config).items()},
     'command': command,
     'cpu_library': _cpu_library(config, platform),
@@ -145,6 +153,13 @@ def run_mismatch(info: dict, first: dict) -> str:
       f'{name(info)} runs other code than {name(first)}: the files of the '
       'package anp_jax differ'
     )
+  modules, expected = info['modules'], first['modules']
+  for module in sorted(modules.keys() | expected.keys()):
+    if modules.get(module) != expected.get(module):
+      return (
+        f'{name(info)} has another {module} than {name(first)}: the files of '
+        'the module differ'
+      )
   return ''
 
 
@@ -258,6 +273,41 @@ def _difference(kind, info, first):
         f'{expected.get(key)}'
       )
   return ''
+
+
+def _first_version(names):
+  """The version of the first package that is installed; '' of none."""
+  for package in names:
+    try:
+      return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return ''
+
+
+def _user_modules(config):
+  """Digests of modules outside this package whose classes a config names.
+
+  They are read and not imported: that may import JAX, or the package's own.
+  """
+  digests = {}
+  for value in config_lib.flat(config).values():
+    match = _CLASS.fullmatch(value) if isinstance(value, str) else None
+    if match and not match[1].startswith('anp_jax.'):
+      path = _module_path(match[1])
+      if path:
+        digests[match[1]] = hashlib.sha256(path.read_bytes()).hexdigest()
+  return digests
+
+
+def _module_path(module):
+  """The file of a module that Python would import; None: there is none."""
+  for folder in sys.path:
+    place = pathlib.Path(folder or '.', *module.split('.'))
+    for path in (place / '__init__.py', place.with_suffix('.py')):
+      if path.is_file():
+        return path
+  return None
 
 
 def _code():

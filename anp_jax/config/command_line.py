@@ -180,7 +180,9 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
     name = flags.config or os.path.normpath(config.init['from'])
     name = os.path.basename(name).replace('.py', '').replace(':', '-')
     workdir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
-  if not flags.output:  # else nothing is written there
+  # With --output, nothing is written there. Several processes try it together:
+  # the others would wait for one that ends here.
+  if not flags.output and processes == 1:
     outputs.check_folder('--workdir', workdir)
   _check_store(workdir, config)
   if not is_evaluation:

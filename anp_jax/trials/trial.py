@@ -8,6 +8,7 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import feed
 from anp_jax.data.input import stream
+from anp_jax.data.sources import agreement
 from anp_jax.data.sources import balance
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
@@ -43,6 +44,7 @@ class Trial:
     )
     division.check(config, config.batch_size, self.mesh)
     self.source = sources.open_source(config, training=True)
+    agreement.check(job.processes, training=self.source)
     objective = objective_lib.create(
       self.source.vocabulary, config, balance.class_weights(config, self.source)
     )

@@ -106,6 +106,13 @@ pass_on() {
   timeout 30 scancel --signal=USR1 "$job"
 }
 
+# When the job ends, for a save in time: Slurm 22.05 does not tell it.
+export_end_time() {
+  : "${SLURM_JOB_END_TIME:=$(date +%s -d "$(timeout 30 squeue -h -o %e \
+    -j "$job" 2>/dev/null)" 2>/dev/null)}"
+  export SLURM_JOB_END_TIME
+}
+
 # The newest step; of a ring, that of each model added up.
 newest() {
   find "$workdir"/{,models/*/}checkpoints -maxdepth 1 -name '[0-9]*' \

@@ -22,6 +22,7 @@ def _info(index, host='a', **values):
     'platform': 'cpu', 'problem': '', 'gpus': [], 'loopback': '',
     'mixes_platforms': False, 'optional': [], 'cpu_library': '',
     'versions': {'Python': '3.11', 'jax': '0.10.2'}, 'code': 'c0de',
+    'modules': {'mine.nets': 'd16e57'},
     'config': {'seed': '0', 'optimizer.learning_rate': '0.1'},
     'command': {'--mode': 'train'}, **values,
   }  # fmt: skip
@@ -66,6 +67,11 @@ def test_what_agrees_starts():
       'with XLA alone everywhere',
     ),
     ({'code': 'beef'}, 'rank 1 on b runs other code than rank 0 on a'),
+    (
+      {'modules': {'mine.nets': 'beef'}},
+      'rank 1 on b has another mine.nets than rank 0 on a: the files of',
+    ),
+    ({'modules': {}}, 'rank 1 on b has another mine.nets than rank 0 on a'),
     (
       {'platform': 'gpu'},
       'rank 1 on b would compute on gpu, rank 0 on a on cpu',

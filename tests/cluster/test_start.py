@@ -1,5 +1,7 @@
 """Processes that start: what ends all of them, and what is refused."""
 
+import os
+
 import pytest
 
 from anp_jax import cluster
@@ -8,6 +10,7 @@ from anp_jax.cluster import client
 from anp_jax.cluster import cluster_env
 from anp_jax.cluster import jax_processes
 from anp_jax.cluster import termination
+from anp_jax.config import command_line
 from anp_jax.system import xla_flags
 
 
@@ -112,3 +115,19 @@ def test_a_worker_whose_accelerator_jax_drops_is_refused(
   else:
     with pytest.raises(config_lib.ConfigError, match='computes on cpu'):
       start()
+
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_a_sealed_workdir_is_found_out_together(
+  tmp_path, monkeypatch, processes
+):
+  """One of several that ended before it has come would keep the others."""
+  monkeypatch.setattr(os, 'access', lambda *_: False)
+  flags = command_line.main_flags(
+    ['--config=configs/resnet_anp.py:tiny', f'--workdir={tmp_path}'], '', ''
+  )
+  if processes == 1:
+    with pytest.raises(config_lib.ConfigError, match='cannot be written to'):
+      command_line.from_flags(flags, {}, processes)
+  else:
+    command_line.from_flags(flags, {}, processes)

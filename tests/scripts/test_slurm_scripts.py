@@ -290,6 +290,26 @@ def test_a_task_is_bound_to_the_cores_that_it_asked_for(job, script):
   assert ' --cpu-bind=none ' in unasked and '--cpus-per-task' not in unasked
 
 
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+@pytest.mark.parametrize('environment', [{}, {'SLURM_JOB_END_TIME': '99'}])
+def test_tasks_know_when_the_job_ends(job, script, environment):
+  """From squeue where Slurm itself does not tell, as 22.05."""
+  job.program('squeue', 'echo 2026-01-02T03:04:05')
+  job.program('python', 'echo "it ends at $SLURM_JOB_END_TIME"')
+  status, text = job.start(script, {**_JOB, 'TZ': 'UTC', **environment})
+  assert status == 0, text
+  end = environment.get('SLURM_JOB_END_TIME', '1767323045')
+  assert f'it ends at {end}\n' in text
+
+
+@pytest.mark.parametrize('script, is_kept', [(_TRAIN, False), (_SERVER, True)])
+def test_a_job_whose_node_dies(script, is_kept):
+  """Parameter servers go on with the other nodes; a train job starts again."""
+  text = (launching.ROOT / script).read_text()
+  options = re.findall('^#SBATCH (.*)$', text, re.M)
+  assert ('--no-kill' in options) == is_kept
+
+
 def test_in_a_container(job, tmp_path):
   """With the lines that are there for it, as they stand in the script."""
   text = (launching.ROOT / _TRAIN).read_text()

@@ -42,6 +42,10 @@ class Encoded(source_lib.Source):
   def __len__(self):
     return len(self._source)
 
+  def listing(self):
+    """Returns the files of the source."""
+    return self._source.listing()
+
   def read(self, indices):
     """Returns images by index, from memory where they are, and labels."""
     items = [self._items.get(int(i)) for i in indices]

@@ -98,6 +98,10 @@ class ImageFolder(source_lib.Source):
       os.path.join(self._root, self._files[index])
     )
 
+  def listing(self):
+    """Returns the files' paths below the root."""
+    return self._files
+
 
 def convertible() -> tuple[str, ...]:
   """Suffixes that training cannot decode, and Pillow can here."""

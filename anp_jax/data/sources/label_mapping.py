@@ -55,3 +55,6 @@ class _MappedLabels(source_lib.Source):
 
   def example_name(self, index):
     return self._source.example_name(index)
+
+  def listing(self):
+    return self._source.listing()

@@ -1,5 +1,6 @@
 """The interface of every kind of data set: examples by index."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +43,10 @@ class Source(Protocol):
   def example_name(self, index: int) -> str:
     """The name of an example in messages."""
     return f'{self.name}, example {index}'
+
+  def listing(self) -> Sequence[str] | None:
+    """The files of all examples; None where that takes reading them."""
+    return None
 
 
 def fingerprint(source: Source) -> dict:

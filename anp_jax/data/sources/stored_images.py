@@ -130,3 +130,8 @@ class StoredImages(source_lib.Source):
     return untrusted_text.printable(
       f'{self._listing.root}/{self._listing.files[index]}'
     )
+
+  def listing(self):
+    """Returns the names within the files, if these are in memory."""
+    files = self._listing.files
+    return files if isinstance(files, list | tuple) else None

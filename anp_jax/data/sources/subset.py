@@ -45,6 +45,11 @@ class Subset(source_lib.Source):
     """Returns the name that the whole source has for an example."""
     return self._source.example_name(int(self._indices[index]))
 
+  def listing(self):
+    """Returns the files that the whole source has for the examples."""
+    files = self._source.listing()
+    return None if files is None else [files[i] for i in self._indices]
+
 
 def wrap(source, config):
   """The training examples without those that the config leaves out.

@@ -19,6 +19,7 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import urls
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
+from anp_jax.data.sources import agreement
 from anp_jax.data.sources import label_mapping
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
@@ -94,6 +95,7 @@ def run(
     config, workdir, mesh_lib.batch_devices(mesh)
   )
   source = sources.open_source(config, training=False)
+  agreement.check(processes, evaluation=source)
   if is_untrained:
     vocabulary = initial.vocabulary(config, source.vocabulary)
   else:

@@ -8,6 +8,7 @@ import jax
 
 from anp_jax.checkpoint import manager as checkpoint_lib
 from anp_jax.data import sources
+from anp_jax.data.sources import agreement
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.relay import candidates as candidates_lib
 from anp_jax.runtimes.relay import schedule as schedule_lib
@@ -111,6 +112,7 @@ def create(config, workdir: str, processes) -> Ring:
   candidates = candidates_lib.create(config, meshes[0].size)
   source = sources.open_source(config, training=True)
   eval_source = sources.open_source(config, training=False)
+  agreement.check(processes, training=source, evaluation=eval_source)
   objective = objective_lib.create(source.vocabulary, config)
   checkpoint_lib.check_best_metric(config, objective.metric_names)
   sizes = schedule_lib.shard_sizes(config, len(source), len(owners))

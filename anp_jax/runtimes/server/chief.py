@@ -279,8 +279,8 @@ class Chief:
         'batch_size': self._config.batch_size,
         'data_shards': self._data_shards,
         'snapshot_every': [self._every['eval'], self._every['checkpoint']],
-        # As many gradients as workers can have in flight, and those of some
-        # workers that are gone.
+        'data': self._setup.data_description(),
+        # What workers can have in flight, and some more that are gone.
         'max_pending': 8
         * self._config.strategy.in_flight
         * (self._workers + 1),

@@ -10,6 +10,7 @@ import jax
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.cluster import process_info
+from anp_jax.data.sources import agreement
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import chief as chief_lib
 from anp_jax.runtimes.server import look_ahead
@@ -64,7 +65,9 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     def prepare(settings):
       batch_size = settings['batch_size']
       chosen = config_lib.replaced(config, {'batch_size': batch_size})
-      return setup_lib.create(chosen, look_ahead.settings(config, workers))
+      setup = setup_lib.create(chosen, look_ahead.settings(config, workers))
+      agreement.check_with(setup.source, settings['data'], index)
+      return setup
 
     worker = None
     trains = index >= s.servers or not s.dedicated

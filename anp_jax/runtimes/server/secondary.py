@@ -98,7 +98,11 @@ class SecondaryServer:
     """Serves one session; raises when it is broken off."""
     session = settings['session']
     if self._optimizer is None:
-      self._optimizer = self._prepare(settings).optimizers[self._index]
+      try:
+        self._optimizer = self._prepare(settings).optimizers[self._index]
+      except config_lib.ConfigError as e:
+        chief.ask('fail', session=session, text=str(e))  # it needs this server
+        raise
     store = parameter_store.ParameterStore(
       self._optimizer,
       self._fetch_start(chief, session),

@@ -8,6 +8,7 @@ from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import initial
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
+from anp_jax.data.sources import agreement
 from anp_jax.data.sources import balance
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
@@ -62,6 +63,10 @@ class Setup:
     return state_lib.create(
       program.init_fn, program.abstract_state, weights
     ), lines
+
+  def data_description(self) -> dict:
+    """Returns what all processes' training data must agree in."""
+    return agreement.describe(self.source)
 
   def gradient_program(self, data_shards: int) -> gradient_lib.GradientProgram:
     """Returns the compiled gradient of one of `data_shards` parts of a batch.

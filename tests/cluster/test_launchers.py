@@ -1,0 +1,151 @@
+"""Processes of launchers that number them by variables of their own."""
+
+import re
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cluster_env
+
+# What each sets for process 2 of 4 on two hosts: its own documentation.
+_TORCHRUN = {
+  'RANK': '2', 'WORLD_SIZE': '4', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '2',
+  'GROUP_RANK': '1', 'MASTER_ADDR': 'gpu03', 'MASTER_PORT': '29500',
+  'TORCHELASTIC_RUN_ID': 'job7', 'TORCHELASTIC_RESTART_COUNT': '0',
+}  # fmt: skip
+# Kubeflow's PyTorchJob, or a script that exports them: nobody listens yet.
+_EXPORTED = {
+  'RANK': '2', 'WORLD_SIZE': '4', 'MASTER_ADDR': 'job-master-0',
+  'MASTER_PORT': '23456',
+}  # fmt: skip
+_JAX = {
+  'JAX_COORDINATOR_ADDRESS': 'node1:1234', 'JAX_NUM_PROCESSES': '4',
+  'JAX_PROCESS_ID': '2',
+}  # fmt: skip
+_MPICH = {
+  'PMI_RANK': '2', 'PMI_SIZE': '4', 'MPI_LOCALRANKID': '0',
+  'MPI_LOCALNRANKS': '2',
+}  # fmt: skip
+_PALS = {
+  'PALS_RANKID': '2', 'PALS_LOCAL_RANKID': '0', 'PALS_LOCAL_SIZE': '2',
+  'PALS_APID': 'a1', 'PMI_RANK': '2', 'PMI_SIZE': '4',
+}  # fmt: skip
+_MVAPICH = {
+  'MV2_COMM_WORLD_RANK': '2', 'MV2_COMM_WORLD_SIZE': '4',
+  'MV2_COMM_WORLD_LOCAL_RANK': '0', 'MV2_COMM_WORLD_LOCAL_SIZE': '2',
+}  # fmt: skip
+_STEP = {
+  'SLURM_JOB_ID': '4711', 'SLURM_STEP_ID': '0', 'SLURM_PROCID': '1',
+  'SLURM_STEP_NUM_TASKS': '2', 'SLURM_STEP_NUM_NODES': '2',
+  'SLURM_STEP_NODELIST': 'gpu[03-04]', 'SLURM_LOCALID': '0',
+}  # fmt: skip
+_MPI = (_MPICH, _PALS, _MVAPICH)
+
+
+def _detect(environment, coordinator=None):
+  return cluster_env.detect(coordinator, environment=environment)
+
+
+@pytest.mark.parametrize(
+  'environment, launcher, local',
+  [
+    (_TORCHRUN, 'torchrun', 0),
+    (_EXPORTED, 'torchrun', -1),
+    (_JAX, 'JAX', -1),
+    (_MPICH, 'MPICH or Intel MPI', 0),
+    (_PALS, 'PALS', 0),
+    (_MVAPICH, 'MVAPICH', 0),
+  ],
+)
+def test_a_process_of_four(environment, launcher, local):
+  env = _detect(environment, 'mine:99')
+  assert (env.launcher, env.index, env.count) == (launcher, 2, 4)
+  assert (env.coordinator_address, env.local_index) == ('mine:99', local)
+
+
+def test_where_variables_tell_of_process_0():
+  assert _detect(_EXPORTED).coordinator_address == 'job-master-0:23456'
+  assert _detect(_JAX).coordinator_address == 'node1:1234'
+  # torchrun itself listens at MASTER_PORT.
+  address = _detect(_TORCHRUN).coordinator_address
+  assert re.fullmatch('gpu03:6[0-9]{4}', address)
+  other = {**_TORCHRUN, 'RANK': '0'}
+  assert _detect(other).coordinator_address == address
+  again = _detect({**_TORCHRUN, 'TORCHELASTIC_RESTART_COUNT': '1'})
+  assert again.token != _detect(_TORCHRUN).token
+  six = {**_EXPORTED, 'MASTER_ADDR': 'fd00::3'}
+  assert _detect(six).coordinator_address == '[fd00::3]:23456'
+
+
+@pytest.mark.parametrize('environment', _MPI)
+def test_mpi_of_two_hosts_needs_a_coordinator(environment):
+  text = 'does not tell where process 0 runs: give main.py --coordinator='
+  with pytest.raises(config_lib.ConfigError, match=text):
+    _detect(environment)
+  exported = {**environment, 'MASTER_ADDR': 'n1', 'MASTER_PORT': '7'}
+  assert _detect(exported).coordinator_address == 'n1:7'
+
+
+@pytest.mark.parametrize('environment', _MPI)
+def test_mpi_of_one_host_meets_there(environment):
+  local = [k for k in environment if 'LOCAL' in k and 'RANKID' not in k]
+  name = next(k for k in local if k.endswith(('SIZE', 'NRANKS')))
+  env = _detect({**environment, name: '4'})
+  assert env.coordinator_address.startswith('127.0.0.1:')
+  assert env.num_hosts == 1
+
+
+@pytest.mark.parametrize(
+  'environment, size, rank',
+  [
+    (_TORCHRUN, 'WORLD_SIZE', 'RANK'),
+    (_JAX, 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'),
+    (_MPICH, 'PMI_SIZE', 'PMI_RANK'),
+    (_PALS, 'PMI_SIZE', 'PALS_RANKID'),
+    (_MVAPICH, 'MV2_COMM_WORLD_SIZE', 'MV2_COMM_WORLD_RANK'),
+  ],
+)
+def test_one_process_stays_one(environment, size, rank):
+  """An interactive shell of a job, for example."""
+  env = _detect({**environment, size: '1', rank: '0'})
+  assert (env.count, env.index, env.coordinator_address) == (1, 0, '')
+  with pytest.raises(config_lib.ConfigError, match=f'{rank}=4: expected a num'):
+    _detect({**environment, rank: '4'}, 'mine:99')
+
+
+@pytest.mark.parametrize(
+  'environment, missing',
+  [
+    ({'PMI_RANK': '1'}, 'PMI_SIZE'),
+    ({'PALS_RANKID': '1'}, 'PMI_SIZE'),
+    ({'MV2_COMM_WORLD_RANK': '1'}, 'MV2_COMM_WORLD_SIZE'),
+    ({'JAX_PROCESS_ID': '1'}, 'JAX_NUM_PROCESSES'),
+    (
+      {'JAX_COORDINATOR_ADDRESS': 'a:1'},
+      'JAX_PROCESS_ID and JAX_NUM_PROCESSES',
+    ),
+  ],
+)
+def test_variables_that_say_too_little_are_refused(environment, missing):
+  text = f'started this process, but {missing} is not set: give main.py'
+  with pytest.raises(config_lib.ConfigError, match=text):
+    _detect(environment)
+
+
+@pytest.mark.parametrize('name', ['RANK', 'WORLD_SIZE', 'LOCAL_RANK'])
+def test_a_common_name_alone_says_nothing(name):
+  assert _detect({name: '1'}) == cluster_env.ALONE
+
+
+@pytest.mark.parametrize('environment', [_TORCHRUN, _MPICH, _MVAPICH])
+def test_a_launcher_within_a_slurm_step_tells_more(environment):
+  """Step variables tell of its daemons, one on each node."""
+  assert (
+    _detect({**_STEP, **environment}, 'mine:99')[:3]
+    == (_detect(environment, 'mine:99')[:3])
+  )
+
+
+def test_srun_that_speaks_pmi_is_slurm():
+  step = {**_STEP, 'PMI_RANK': '1', 'PMI_SIZE': '2'}
+  assert _detect(step).launcher == 'Slurm'

@@ -1,0 +1,185 @@
+"""Processes whose copies of a data set differ."""
+
+from concurrent import futures
+import threading
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data import sources
+from anp_jax.data import vocabulary
+from anp_jax.data.sources import agreement
+from anp_jax.data.sources import source as source_lib
+from tests import builders
+
+
+class _Processes:
+  """One of several processes; each is a thread."""
+
+  def __init__(self, index, values, barrier):
+    self.index, self._values, self._barrier = index, values, barrier
+    self.count = barrier.parties
+    self.hosts = [f'node{i}' for i in range(barrier.parties)]
+
+  def gather(self, value):
+    """All processes' values."""
+    self._values[self.index] = value
+    self._barrier.wait(10)
+    values = list(self._values)
+    self._barrier.wait(10)
+    return values
+
+
+class _Listed(source_lib.Source):
+  """Examples that have names and labels only."""
+
+  kind, name = 'encoded', 'test'
+
+  def __init__(self, names, files, labels):
+    self.vocabulary = vocabulary.Vocabulary(tuple(names))
+    self._files, self._labels = files, np.array(labels, np.int32)
+
+  def __len__(self):
+    return len(self._labels)
+
+  def labels(self):
+    """All labels."""
+    return self._labels
+
+  def listing(self):
+    """All files; None: they have no names."""
+    return self._files
+
+
+def _check(*by_rank, kind='training'):
+  """Checks each process's source; returns each one's error, or ''."""
+  count = len(by_rank)
+  values, barrier = [None] * count, threading.Barrier(count)
+
+  def one(index):
+    processes = _Processes(index, values, barrier)
+    try:
+      agreement.check(processes, **{kind: by_rank[index]})
+    except config_lib.ConfigError as e:
+      return str(e)
+    return ''
+
+  with futures.ThreadPoolExecutor(count) as pool:
+    return list(pool.map(one, range(count)))
+
+
+def _source(count=1000, names=('fog', 'misty_morning', 'sun'), **changes):
+  files = [f'{names[i % 3]}/{i:04d}.jpg' for i in range(count)]
+  labels = [i % 3 for i in range(count)]
+  for key, value in changes.items():
+    if key == 'swap':
+      files[value], files[value + 3] = files[value + 3], files[value]
+    if key == 'label':
+      labels[value], labels[value + 1] = labels[value + 1], labels[value]
+    if key == 'drop':
+      del files[value], labels[value]
+  return _Listed(names, files, labels)
+
+
+def test_the_same_examples_agree():
+  assert _check(_source(), _source(), _source()) == ['', '', '']
+
+
+@pytest.mark.parametrize(
+  'other, text',
+  [
+    (
+      _source(names=('fog', 'misty morning', 'sun')),
+      "class 1 is 'misty morning', there it is 'misty_morning'",
+    ),
+    (_source(names=('fog', 'misty_morning', 'sun', 'z')), '4 classes, there 3'),
+    (
+      _source(drop=500),
+      "332 examples of the class 'sun', there 333",
+    ),
+    (
+      _source(swap=500),
+      "one example is 'sun/0503.jpg' of the class 'sun', there it is "
+      "'sun/0500.jpg' of the class 'sun'",
+    ),
+    (
+      _source(label=500),
+      "one example is 'sun/0500.jpg' of the class 'fog', there it is "
+      "'sun/0500.jpg' of the class 'sun'",
+    ),
+  ],
+  ids=['renamed', 'more classes', 'missing', 'order', 'labels'],
+)
+@pytest.mark.parametrize('rank', [1, 2])
+@pytest.mark.parametrize('kind', ['training', 'evaluation'])
+def test_the_first_difference_is_named_by_all(other, text, rank, kind):
+  by_rank = [_source(), _source(), _source()]
+  by_rank[rank] = other
+  assert (
+    _check(*by_rank, kind=kind)
+    == [
+      f'rank {rank} on node{rank} has other {kind} data than rank 0 on node0: '
+      + text
+    ]
+    * 3
+  )
+
+
+def test_labels_without_files_differ():
+  """The arrays of two nodes may, for example."""
+  first = _Listed('ab', None, [0, 1, 1, 0])
+  other = _Listed('ab', None, [0, 1, 0, 1])
+  text = "one example is 'a', there it is 'b'"
+  assert all(line.endswith(text) for line in _check(first, other))
+
+
+def test_the_order_of_the_factors_counts():
+  """Adjective and noun heads give their scores in that order."""
+  first, other = _source(), _source()
+  first.vocabulary = vocabulary.Vocabulary(('a_x', 'b_x', 'b_y'))
+  other.vocabulary = vocabulary.Vocabulary(
+    ('a_x', 'b_x', 'b_y'), ('b', 'a'), ('x', 'y')
+  )
+  assert 'adjectives and nouns' in _check(first, other)[1]
+
+
+def test_a_worker_compares_with_the_first():
+  expected = agreement.describe(_source())
+  agreement.check_with(_source(), expected, 3)
+  for other, text in (
+    (_source(drop=1), "332 examples of the class 'misty_morning', there 333"),
+    (_source(swap=500), 'examples 500 to 503 differ'),
+  ):
+    with pytest.raises(config_lib.ConfigError, match=f'^rank 3 has.*{text}'):
+      agreement.check_with(other, expected, 3)
+
+
+@pytest.mark.parametrize('cache', ['none', 'encoded', 'decoded'])
+@pytest.mark.parametrize('held_out', [(), ('red_car',)])
+def test_folders_of_two_nodes(config, tmp_path, cache, held_out):
+  """Their roots may differ; the trees below them may not."""
+  opened = []
+  for node in ('node0', 'node1', 'node2'):
+    for split in ('train', 'validation'):
+      for name in ('red_car', 'red_sky', 'old_car', 'old_sky'):
+        folder = tmp_path / node / split / name
+        folder.mkdir(parents=True)
+        for i in range(3):
+          Image.new('RGB', (8, 8)).save(folder / f'{i}.png')
+  (tmp_path / 'node2' / 'train' / 'old_sky' / '1.png').rename(
+    tmp_path / 'node2' / 'train' / 'old_sky' / '01.png'
+  )
+  for node in ('node0', 'node1', 'node2'):
+    keys = {
+      'data.source': 'folder', 'data.path': str(tmp_path / node),
+      'data.cache': cache, 'data.held_out': held_out,
+    }  # fmt: skip
+    opened.append(
+      sources.open_source(
+        builders.editable(config_lib.replaced(config, keys)), training=True
+      )
+    )
+  assert _check(opened[0], opened[1]) == ['', '']
+  assert "'old_sky/01.png'" in _check(opened[0], opened[2])[0]

@@ -1,0 +1,129 @@
+"""Nodes whose copies of the data set differ do not train together."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from tests import launching
+
+pytestmark = pytest.mark.multiprocess
+
+_RENAMED = (
+  "class 1 is 'misty morning', there it is 'misty_morning'",
+  lambda root: (root / 'misty_morning').rename(root / 'misty morning'),
+)
+_MISSING = (
+  "7 examples of the class 'misty_morning', there 8",
+  lambda root: (root / 'misty_morning' / '3.png').unlink(),
+)
+
+
+@pytest.fixture
+def start(tmp_path):
+  """Starts two ranks, each with a copy of the set under one path."""
+  rng = np.random.default_rng(0)
+  processes = []
+
+  def begin(split, change, keys):
+    port = launching.free_port()
+    for rank in range(2):
+      node = tmp_path / f'node{rank}'
+      for name in ('fog', 'misty_morning'):
+        for part in ('train', 'validation'):
+          folder = node / 'set' / part / name
+          folder.mkdir(parents=True)
+          for i in range(8):
+            pixels = rng.integers(0, 256, (16, 16, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / f'{i}.png')
+      if rank:
+        change(node / 'set' / split)
+      values = {
+        'data.source': 'folder', 'data.path': '/proc/self/cwd/set',
+        'duration': '100000 steps', 'batch_size': '8', **keys,
+      }  # fmt: skip
+      arguments = [
+        a.replace('=configs/', f'={launching.ROOT}/configs/')
+        for a in launching.arguments(tmp_path / 'run', **values)
+      ]
+      with open(tmp_path / f'{rank}.log', 'w') as log:
+        processes.append(
+          subprocess.Popen(
+            [
+              sys.executable,
+              str(launching.ROOT / 'main.py'),
+              *arguments,
+              f'--coordinator=127.0.0.1:{port}',
+              '--num_processes=2',
+              f'--process_id={rank}',
+            ],
+            cwd=node,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, 'JAX_NUM_CPU_DEVICES': '1'},
+          )  # fmt: skip
+        )
+    return processes, lambda rank: (tmp_path / f'{rank}.log').read_text()
+
+  yield begin
+  for process in processes:
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(
+  'split, kind', [('train', 'training'), ('validation', 'evaluation')]
+)
+def test_one_missing_image_ends_both(start, split, kind):
+  text, change = _MISSING
+  processes, log = start(split, change, {})
+  assert [p.wait(120) for p in processes] == [2, 2], log(0)
+  line = f'has other {kind} data than rank 0 on '
+  assert line in log(0) and text in log(0)
+  assert 'Traceback' not in log(0) + log(1)
+
+
+@pytest.mark.parametrize('servers', ['1', '2'])
+def test_a_worker_of_other_classes_leaves(start, servers):
+  """And with it the run, if it is a server too."""
+  text, change = _RENAMED
+
+  def change_both(root):
+    change(root)
+    change(root.parent / 'validation')
+
+  processes, log = start(
+    'train', change_both,
+    {'strategy.name': 'server', 'strategy.servers': servers,
+     'optimizer.name': 'momentum'},
+  )  # fmt: skip
+  assert processes[1].wait(120) == 2, log(1)
+  assert f'rank 1 has other training data than rank 0: {text}' in log(1)
+  if servers == '2':
+    assert processes[0].wait(60) == 1, log(0)
+    assert text in log(0)
+
+
+def test_a_ring_of_other_classes_ends(start):
+  text, change = _RENAMED
+
+  def change_both(root):
+    change(root)
+    change(root.parent / 'validation')
+
+  processes, log = start(
+    'train',
+    change_both,
+    {
+      'strategy.name': 'relay',
+      'strategy.models': "('seed=1', 'seed=2')",
+      'duration': '3 epochs',
+      'eval.every': '1 epochs',
+      'batch_size': '4',
+    },
+  )
+  assert [p.wait(120) for p in processes] == [2, 2], log(0)
+  assert text in log(0)
