@@ -1,0 +1,126 @@
+"""The secret of a run, which its processes prove to each other.
+
+It is `ANP_RUN_SECRET`, or else a file in the workdir that only its owner may
+read. It is never sent: keys and tokens are derived from it.
+"""
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+import time
+
+from anp_jax import config as config_lib
+from anp_jax.config import urls
+
+VARIABLE = 'ANP_RUN_SECRET'
+NAME = '.secret'
+_BYTES = 32
+_HEX = re.compile(f'[0-9a-f]{{{2 * _BYTES},}}')
+# A network file system may show the name of a file before what is in it.
+_FILLED_WITHIN = 15.0  # seconds
+
+
+def for_run(workdir: str, environment=os.environ) -> str:
+  """Returns the secret of the run in a workdir, at least 64 hexadecimal digits.
+
+  Whichever process comes first makes the file; one that a run has left is used
+  again.
+
+  Args:
+    workdir: a folder that all processes share; '' or an object store's address
+      holds no secret, so the variable must.
+    environment: variables.
+
+  Raises:
+    ConfigError: if the variable or the file is no secret, or there is none.
+  """
+  text = environment.get(VARIABLE)
+  if text is not None:
+    if not _HEX.fullmatch(text):
+      raise config_lib.ConfigError(
+        f'{VARIABLE} is no secret: expected at least {2 * _BYTES} hexadecimal '
+        'digits in lower case, such as `openssl rand -hex 32` prints'
+      )
+    return text
+  if not workdir or '://' in workdir:
+    raise config_lib.ConfigError(
+      f'several processes need {VARIABLE}, the same for each, where --workdir '
+      'is in an object store: a secret must not lie there. For example: '
+      f'export {VARIABLE}=$(openssl rand -hex 32)'
+    )
+  path = os.path.join(workdir, NAME)
+  try:
+    os.makedirs(workdir, exist_ok=True)
+    if not os.path.exists(path):
+      _create(path)
+    return _read(path)
+  except OSError as e:
+    raise config_lib.ConfigError(
+      f'--workdir={urls.original(workdir)}: the secret of the run, {NAME}, '
+      f'cannot be read or written there ({e.strerror}); or set {VARIABLE}'
+    ) from e
+
+
+def derive(secret: str, purpose: str) -> str:
+  """Returns the key for one purpose, 64 hexadecimal digits.
+
+  Args:
+    secret: from `for_run`.
+    purpose: the name of a protocol; keys of two purposes tell nothing of each
+      other (HMAC-SHA256).
+  """
+  return prove(secret, 'key', purpose)
+
+
+def prove(key: str, *texts: str) -> str:
+  """Returns the HMAC-SHA256 of texts, 64 hexadecimal digits."""
+  message = '\n'.join(texts).encode()
+  return hmac.new(bytes.fromhex(key), message, hashlib.sha256).hexdigest()
+
+
+def is_proof(proof, key: str, *texts: str) -> bool:
+  """Whether `prove` gives this; takes equally long for any wrong text."""
+  return isinstance(proof, str) and hmac.compare_digest(
+    proof.encode(), prove(key, *texts).encode()
+  )
+
+
+def _create(path):
+  """Makes the file, whole, unless another process is first."""
+  draft = f'{path}.{secrets.token_hex(8)}'
+  descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+  try:
+    with open(descriptor, 'w') as f:
+      f.write(secrets.token_hex(_BYTES))
+      f.flush()
+      os.fsync(f.fileno())
+    try:
+      os.link(draft, path)  # unlike a rename, replaces nothing
+    except FileExistsError:
+      pass
+  finally:
+    os.unlink(draft)
+
+
+def _read(path):
+  deadline = time.monotonic() + _FILLED_WITHIN
+  while True:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with open(descriptor, encoding='ascii', errors='replace') as f:
+      status = os.fstat(f.fileno())
+      if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise config_lib.ConfigError(
+          f'{path}: others may know this secret; expected a file of your own '
+          'with mode 0600: remove it, and the next run makes another'
+        )
+      text = f.read(1024)
+    if _HEX.fullmatch(text):
+      return text
+    if time.monotonic() > deadline:
+      raise config_lib.ConfigError(
+        f'{path} is no secret: remove it, and the next run makes another'
+      )
+    time.sleep(0.2)

@@ -1,0 +1,12 @@
+"""How many files and connections this process may have open."""
+
+import resource
+
+
+def raise_limit() -> None:
+  """Raises the soft limit on descriptors to the hard one."""
+  _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  try:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+  except (OSError, ValueError):  # some systems name a limit that they refuse
+    pass
