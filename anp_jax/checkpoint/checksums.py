@@ -1,8 +1,17 @@
 """Checksums of arrays, on the device as part of a save and on the host."""
 
+import hashlib
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+
+def of_json(value) -> str:
+  """Returns the SHA-256 of a JSON value, whatever the order of its keys."""
+  text = json.dumps(value, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def of_array(x: np.ndarray) -> int:

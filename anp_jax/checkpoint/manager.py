@@ -9,7 +9,6 @@ device as part of the save, is stored with the state and compared on restore.
 import contextlib
 import gc
 import importlib.metadata
-import json
 import os
 import shutil
 import sys
@@ -266,11 +265,7 @@ class Checkpoints:
     return True
 
   def _write(self, kind, step, state, metrics):
-    meta = {
-      'config': config_lib.flat(self._config),
-      'data': self._fingerprint,
-      'packages': versions(),
-    }
+    meta = reader.meta(self._config, self._fingerprint, versions())
     with _undisturbed():
       self._managers[kind].save(
         step,
@@ -278,7 +273,7 @@ class Checkpoints:
           state=ocp.args.StandardSave(
             {'state': state, 'sums': checksums.of_tree(state)}
           ),
-          meta=ocp.args.JsonSave(json.loads(json.dumps(meta))),
+          meta=ocp.args.JsonSave(meta),
         ),
         metrics=metrics,
         force=True,

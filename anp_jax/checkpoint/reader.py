@@ -1,6 +1,7 @@
 """Reads a checkpoint: is it of this run, and is it whole?"""
 
 import contextlib
+import json
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,9 @@ from anp_jax import config as config_lib
 from anp_jax.checkpoint import checksums
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import errors
+
+_META = {'config', 'data', 'packages'}
+_CHECKSUM = 'checksum'
 
 
 class Damaged(Exception):
@@ -68,11 +72,11 @@ class Reader:
 
   def _check_run(self, handler, folder):
     try:
-      meta = ocp.JsonCheckpointHandler().restore(folder / 'meta')
-      saved = {key: meta[key] for key in ('config', 'data')}
+      saved = ocp.JsonCheckpointHandler().restore(folder / 'meta')
       tree = handler.metadata(folder / 'state').tree['state']
     except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
       raise Damaged(describe(e)) from e
+    check_whole(saved)
     self._check_meta(saved)
     self._check_shapes(tree)
 
@@ -121,6 +125,44 @@ class Reader:
           f'{self._workdir}: {name} has shape {expected.get(name)}, but '
           f'{saved.get(name)} in the checkpoint; did the model change?'
         )
+
+
+def meta(config, fingerprint: dict | None, versions: dict) -> dict:
+  """Returns what is stored with a checkpoint's state, and its checksum.
+
+  Args:
+    config: the run's config.
+    fingerprint: of the training data.
+    versions: of the packages that compute, by name.
+  """
+  values = {
+    'config': config_lib.flat(config),
+    'data': fingerprint,
+    'packages': versions,
+  }
+  values = json.loads(json.dumps(values))  # lists in place of tuples
+  return {**values, _CHECKSUM: checksums.of_json(values)}
+
+
+def check_whole(saved: dict) -> None:
+  """Refuses metadata that are not what was saved.
+
+  Checkpoints of version 0.1 have no checksum, and these keys only.
+
+  Args:
+    saved: what was read back of `meta`.
+
+  Raises:
+    Damaged: if it is not whole.
+  """
+  keys = set(saved) if isinstance(saved, dict) else set()
+  if keys == _META:
+    return
+  values = {key: saved[key] for key in keys & _META}
+  if keys != _META | {_CHECKSUM} or (
+    saved[_CHECKSUM] != checksums.of_json(values)
+  ):
+    raise Damaged('the bytes of its metadata are not those that were saved')
 
 
 def describe(error: BaseException) -> str:

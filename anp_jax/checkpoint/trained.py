@@ -21,6 +21,7 @@ from anp_jax import models
 from anp_jax.checkpoint import checksums
 from anp_jax.checkpoint import manager
 from anp_jax.checkpoint import ranking
+from anp_jax.checkpoint import reader
 from anp_jax.checkpoint import run_dir
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import trust
@@ -152,7 +153,9 @@ def vocabulary(folder: str) -> vocabulary_lib.Vocabulary:
 
 def _read_meta(folder):
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-    return checkpointer.restore(_orbax_path(folder, 'meta'))
+    meta = checkpointer.restore(_orbax_path(folder, 'meta'))
+  reader.check_whole(meta)
+  return meta
 
 
 def _orbax_path(folder, item):

@@ -17,6 +17,7 @@ from anp_jax.cluster import jax_processes
 from anp_jax.cluster import log_prefix
 from anp_jax.cluster import preemption
 from anp_jax.cluster import process_info
+from anp_jax.cluster import proxies
 from anp_jax.cluster import shared_folder
 from anp_jax.cluster import termination
 from anp_jax.cluster import watchdog as watchdog_lib
@@ -214,6 +215,7 @@ def start(
     ConfigError: if the processes do not go together, naming rank and host.
     Lost: if one of them did not come in time.
   """
+  proxies.bypass(env)
   strategy = strategy_lib.find(config)
   mode = (command or {}).get('--mode', '')
   apart = not strategy.spans_processes(config, mode)

@@ -267,8 +267,11 @@ def _checked(env, count_name, index_name, address_name):
 
 def is_loopback_name(host: str) -> bool:
   """Whether a name or address means the host itself; nothing is resolved."""
+  host = host.lower().removeprefix('::ffff:')  # IPv4 in IPv6's form
   return bool(
-    re.fullmatch(r'(ip6-)?localhost(\..*)?|127(\.[0-9]+){1,3}', host.lower())
+    re.fullmatch(
+      r'(ip6-)?localhost[46]?(\..*)?|ip6-loopback|127(\.[0-9]+){1,3}', host
+    )
     # To connect to no address is to connect to oneself.
     or host in ('::1', '::', '0.0.0.0')
   )

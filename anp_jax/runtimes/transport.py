@@ -117,8 +117,8 @@ class Client:
           ('grpc.max_receive_message_length', -1),
           # A server that has gone is asked again soon after it came back.
           ('grpc.max_reconnect_backoff_ms', 1000),
-          # Else gRPC joins clients of one address in one connection.
-          ('grpc.use_local_subchannel_pool', 1),
+          ('grpc.use_local_subchannel_pool', 1),  # a connection each
+          ('grpc.enable_http_proxy', 0),  # gradients stay within the run
         ],
         **options,
       )
