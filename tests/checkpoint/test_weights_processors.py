@@ -19,7 +19,7 @@ from tests import weight_files
       | {'size': {'shortest_edge': 288}, 'crop_pct': 0.95},
       (288, 303, 'bicubic', weight_files.MEAN, weight_files.STD),
     ),
-    (  # 224 / 0.9 is 248.9, of which timm and transformers take the floor
+    (  # 224 / 0.9 is 248.9; timm and transformers round it down
       weight_files.CONVNEXT | {'crop_pct': 0.9},
       (224, 248, 'bicubic', weight_files.MEAN, weight_files.STD),
     ),

@@ -26,7 +26,7 @@ def test_weights_are_of_each_position(config, rows):
 
 
 def test_crops_and_order_do_not_repeat_every_epoch(config):
-  """Positions of 5 batches are 2 epochs; an example is cut otherwise in each."""
+  """Positions of 5 batches are 2 epochs; each cuts an example otherwise."""
   config.data.augment = 'crop'
   plan = _plan(config, range(4), training=True)
   positions, indices = (
