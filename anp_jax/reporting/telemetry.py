@@ -6,30 +6,23 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import json
-import math
 import os
-import re
-import shlex
 import sys
 import time
 from typing import Protocol
 
 from anp_jax.config import urls
+from anp_jax.reporting import metric_lines
 from anp_jax.system import files
 from anp_jax.system import progress
 from anp_jax.training import metric_labels
 
-METRICS = 'metrics.jsonl'  # in a workdir
+METRICS = metric_lines.NAME
 TENSORBOARD = 'tensorboard'  # likewise, a folder of event files
 
 # The ETA looks at this many of the last train() calls: a slow start (cold
 # caches, compilation) leaves it, and the noise of one interval hardly shows.
 _RECENT = 32
-
-# Kinds of lines that hold no metrics of a step: how long something other than a
-# step has taken, what the run has come to, a key of the config that is new from
-# a step on, by which command a run began or was resumed.
-_TIME, _RESULT, _CHANGE, _START = 'time', 'result', 'change', 'run'
 
 # The parts of the progress line that a narrow terminal keeps, first to last.
 _PRIORITY = (
@@ -40,14 +33,17 @@ _PRIORITY = (
 
 def read(workdir: str) -> list[dict]:
   """The metrics in workdir/metrics.jsonl, oldest first; torn lines left out."""
-  without = _TIME, _RESULT, _CHANGE, _START
-  return [r for r in _records(workdir) if r['kind'] not in without]
+  return [
+    line
+    for line in metric_lines.read(workdir)
+    if line['kind'] not in metric_lines.WITHOUT_METRICS
+  ]
 
 
 def result(workdir: str) -> dict:
   """What a run that has ended came to; {} of one that has not, or goes on."""
-  lines = _records(workdir)[-1:]
-  return lines[0] if lines and lines[0]['kind'] == _RESULT else {}
+  lines = metric_lines.read(workdir)[-1:]
+  return lines[0] if lines and lines[0]['kind'] == metric_lines.RESULT else {}
 
 
 def write_result(workdir: str, values: dict) -> None:
@@ -60,25 +56,29 @@ def write_result(workdir: str, values: dict) -> None:
   Raises:
     OSError: if it cannot be written.
   """
-  line = {'kind': _RESULT, 'time': time.time(), **values}
+  line = {'kind': metric_lines.RESULT, 'time': time.time(), **values}
   files.append_json_line(os.path.join(workdir, METRICS), line)
 
 
 def changes(workdir: str) -> list[dict]:
   """The keys that --change made new: step, key, old and new value of each."""
-  return [r for r in _records(workdir) if r['kind'] == _CHANGE]
+  return [
+    r for r in metric_lines.read(workdir) if r['kind'] == metric_lines.CHANGE
+  ]
 
 
 def starts(workdir: str) -> list[dict]:
   """What `Telemetry.start` has recorded, the first command's line first."""
-  return [r for r in _records(workdir) if r['kind'] == _START]
+  return [
+    r for r in metric_lines.read(workdir) if r['kind'] == metric_lines.START
+  ]
 
 
 def durations(workdir: str) -> dict[str, float]:
   """Seconds that a run spent between its steps: 'start', 'compiling', ..."""
   seconds = {}
-  for record in _records(workdir):
-    if record['kind'] == _TIME:
+  for record in metric_lines.read(workdir):
+    if record['kind'] == metric_lines.TIME:
       what = record['what']
       seconds[what] = seconds.get(what, 0.0) + record['seconds']
   return seconds
@@ -91,8 +91,10 @@ def truncate_after(workdir: str, step: int) -> None:
   # the command.
   records = [
     r
-    for r in _records(workdir)
-    if step and r['step'] <= step - (r['kind'] in (_CHANGE, _START))
+    for r in metric_lines.read(workdir)
+    if step
+    and r['step']
+    <= step - (r['kind'] in (metric_lines.CHANGE, metric_lines.START))
   ]
   files.write_atomic(
     os.path.join(workdir, METRICS),
@@ -255,7 +257,12 @@ class Telemetry:
     """Records how long something other than a step has taken."""
     if self._file is not None:
       self._write_line(
-        {'kind': _TIME, 'step': self._last, 'what': what, 'seconds': seconds}
+        {
+          'kind': metric_lines.TIME,
+          'step': self._last,
+          'what': what,
+          'seconds': seconds,
+        }
       )
 
   def changes(self, values: dict[str, tuple]) -> None:
@@ -271,7 +278,13 @@ class Telemetry:
       )
       if self._file is not None:
         self._write_line(
-          {'kind': _CHANGE, 'step': step, 'key': key, 'old': old, 'new': new}
+          {
+            'kind': metric_lines.CHANGE,
+            'step': step,
+            'key': key,
+            'old': old,
+            'new': new,
+          }
         )
 
   def start(self, values: dict) -> None:
@@ -283,8 +296,8 @@ class Telemetry:
     step = self._length.start_step
     # A run that has ended ends with its result.
     if self._file is not None and step < self._length.total_steps:
-      line = {'kind': _START, 'step': step, 'time': time.time()}
-      self._write_line(line | {'command': _command()} | values)
+      line = {'kind': metric_lines.START, 'step': step, 'time': time.time()}
+      self._write_line(line | {'command': metric_lines.command()} | values)
 
   def note(self, text: str) -> None:
     """Prints a line for people, above the live line."""
@@ -368,49 +381,6 @@ class Telemetry:
     if self._line.is_live:
       fields = {'activity': self._activity} if self._activity else {}
       self._line.show(_fitted(fields | self._fields, self._line.width))
-
-
-def _command():
-  """The command line of this process, without the folders of its program."""
-  name = os.path.basename(sys.argv[0])
-  program = {'__main__.py': ['python', '-m', 'anp_jax']}.get(
-    name, ['python', name] if name.endswith('.py') else [name]
-  )
-  text = shlex.join([*program, *sys.argv[1:]])
-  # An address may hold a name and a password.
-  return re.sub(r'://[^/@\s]*@', '://', text)
-
-
-def _records(workdir):
-  """The lines of metrics.jsonl that are whole."""
-  return [
-    r for r in files.read_json_lines(os.path.join(workdir, METRICS))
-    if _is_whole(r)
-  ]  # fmt: skip
-
-
-def _is_whole(record):
-  """Whether a line has what a line of its kind has, numbers of steps too."""
-  kind, step = record.get('kind'), record.get('step')
-  if not isinstance(kind, str) or not _is_number(step) or step < 0:
-    return False
-  if kind == _RESULT:
-    return True
-  if kind == _CHANGE:
-    return {'key', 'old', 'new'} <= record.keys()
-  if kind == _TIME:
-    seconds = record.get('seconds')
-    is_named = isinstance(record.get('what'), str)
-    return is_named and _is_number(seconds) and 0 <= seconds < math.inf
-  times = (record.get(name, 0) for name in ('epoch', 'seconds'))
-  return all(_is_number(v) for k, v in record.items() if k != 'kind') and all(
-    0 <= time < math.inf for time in times
-  )
-
-
-def _is_number(value):
-  # Whole numbers that are no float would overflow where curves are drawn.
-  return type(value) is float or (type(value) is int and abs(value) <= 2**53)
 
 
 def _fitted(fields, width):

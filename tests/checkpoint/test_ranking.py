@@ -47,3 +47,11 @@ def test_a_step_whose_checkpoint_is_gone_makes_room():
 )
 def test_which_values_are_the_best(metric, mode):
   assert ranking.best_mode(metric) == mode
+
+
+@pytest.mark.parametrize('metric, better', [('loss', -1), ('accuracy', 1)])
+def test_a_value_as_good_as_the_worst_kept_is_no_better(metric, better):
+  best = ranking.BestSteps(metric, 2)
+  best.add(1, 0.5)
+  best.add(2, 0.5 + better * 0.25)
+  assert not best.accepts(0.5) and best.accepts(0.5 + better * 0.001)

@@ -19,6 +19,10 @@ from tests import weight_files
       | {'size': {'shortest_edge': 288}, 'crop_pct': 0.95},
       (288, 303, 'bicubic', weight_files.MEAN, weight_files.STD),
     ),
+    (  # 224 / 0.9 is 248.9; timm and transformers round it down
+      weight_files.CONVNEXT | {'crop_pct': 0.9},
+      (224, 248, 'bicubic', weight_files.MEAN, weight_files.STD),
+    ),
     (
       weight_files.BIT,
       (64, 72, 'bilinear', (127.5, 63.75, 191.25), (127.5, 51.0, 255.0)),

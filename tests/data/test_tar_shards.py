@@ -325,6 +325,19 @@ def test_a_shard_that_is_cut_after_it_was_indexed(tmp_path, config):
     source.read(np.array([3]))
 
 
+def test_a_member_whose_last_byte_is_cut_off(tmp_path):
+  path = tmp_path / 'a.tar'
+  path.write_bytes(bytes(range(200)))
+  places = np.array([[0, 0, 50], [0, 100, 100]])
+  members = tar_shards.TarMembers((str(path),), places, [(200, 0)])
+  assert members.read(1) == bytes(range(100, 200))
+  for size in (199, 101, 100, 99):
+    os.truncate(path, size)
+    with pytest.raises(Exception, match='a.tar ends before byte 200'):
+      members.read(1)
+  assert members.read(0) == bytes(range(50))
+
+
 def test_images_that_training_cannot_read_are_left_out(
   tmp_path, config, caplog
 ):

@@ -1,0 +1,89 @@
+"""Gradients of wide depthwise kernels: laws in dy, with both of its signs."""
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax.models import layers
+from anp_jax.models.layers import depthwise
+from anp_jax.models.layers import onednn
+from anp_jax.system.onednn import library
+
+needs_onednn = pytest.mark.skipif(
+  library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
+)
+
+
+@pytest.mark.parametrize('number', [-3, -1e-30, 0, 1e-30, 3])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_what_edges_are_padded_with_is_zero(number, dtype):
+  """Where oneDNN is absent, too: only dy's first number has this sign."""
+  dy = jnp.ones((2, 3, 4, 5), dtype).at[0, 0, 0, 0].set(number)
+  zero = depthwise._zero_after(dy)
+  assert zero == 0 and zero.dtype == dtype
+
+
+def _kernel_gradient(size, stride):
+  """(x, kernel, dy) to the gradient of the kernel, jitted."""
+
+  def compute(x, kernel, dy):
+    _, pull = jax.vjp(
+      lambda k: layers.convolve(
+        x, k, stride, size // 2, onednn.PLATFORM, x.shape[-1]
+      ),
+      kernel,
+    )
+    return pull(dy)[0]
+
+  return jax.jit(compute)
+
+
+def _tap_by_tap(x, dy, size, stride):
+  """The same in float64, by the definition."""
+  edge = size // 2
+  padded = np.pad(np.float64(x), ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+  rows, columns = dy.shape[1:3]
+  result = np.zeros((size, size, 1, x.shape[-1]))
+  for i, j in np.ndindex(size, size):
+    part = padded[
+      :,
+      i : i + (rows - 1) * stride + 1 : stride,
+      j : j + (columns - 1) * stride + 1 : stride,
+    ]
+    result[i, j, 0] = (part * np.float64(dy)).sum((0, 1, 2))
+  return result
+
+
+@needs_onednn
+@pytest.mark.usefixtures('quick_compiles')
+@pytest.mark.parametrize('sign', [-1, 1])
+@pytest.mark.parametrize('size, stride', [(5, 1), (7, 1), (5, 2), (7, 2)])
+@pytest.mark.parametrize('sides', [(4, 3), (14, 11)])
+def test_gradient_with_either_sign_of_the_first_number(
+  sides, size, stride, sign
+):
+  """Edges are padded with what is computed of dy's first number: it must be 0.
+
+  Scaled by powers of two, and with images in another order, it is the same sum.
+  """
+  seed = zlib.crc32(repr((sides, size, stride)).encode())
+  random = np.random.default_rng(seed)
+  x = random.normal(size=(3, *sides, 16)).astype('f4')
+  kernel = random.normal(size=(size, size, 1, 16)).astype('f4')
+  shape = 3, *(-(-side // stride) for side in sides), 16
+  dy = random.normal(size=shape).astype('f4')
+  dy[0, 0, 0, 0] = sign * 3
+  program = _kernel_gradient(size, stride)
+  assert 'custom_call @anp_onednn' in program.lower(x, kernel, dy).as_text()
+  got = program(x, kernel, dy)
+  want = _tap_by_tap(x, dy, size, stride)
+  atol = 5e-6 * np.abs(want).max()
+  np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+  np.testing.assert_array_equal(program(x, kernel, -4 * dy), -4 * got)
+  order = [2, 0, 1]
+  np.testing.assert_allclose(
+    program(x[order], kernel, dy[order]), want, rtol=0, atol=atol
+  )
