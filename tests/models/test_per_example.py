@@ -95,3 +95,19 @@ def test_paths_dropped_do_not_depend_on_devices(x64):
     params, losses = _losses(0.5, devices, accumulate=accumulate)
     np.testing.assert_allclose(losses, want, stepping.TIGHT)
     stepping.assert_close(params, want_params, stepping.TIGHT)
+
+
+@pytest.mark.parametrize(
+  'stages, want', [((1, 2, 1), [0, 0.1, 0.2, 0.3]), ((1,), [0])]
+)
+def test_rates_of_convnext_rise_to_that_of_the_last_block(
+  monkeypatch, stages, want
+):
+  rates = []
+  monkeypatch.setattr(
+    per_example, 'branch_factors', lambda module, r, dtype: rates.append(r)
+  )
+  network = convnext.ConvNeXt(10, stages=stages, drop_path=0.3)
+  assert network._factors(False) == [None] * sum(stages) and not rates
+  network._factors(True)
+  np.testing.assert_allclose(rates, [want], atol=1e-12)
