@@ -147,7 +147,7 @@ def info(index, count, values):
     'index': index, 'count': count, 'token': 'job', 'host': f'node{index}',
     'local_index': 0, 'platform': 'cpu', 'problem': '', 'gpus': [],
     'loopback': '', 'mixes_platforms': False, 'optional': [], 'cpu_library': '',
-    'versions': {'jax': '1'}, 'code': '', 'config': {},
+    'versions': {'jax': '1'}, 'code': '', 'config': {}, 'modules': {},
     'command': {}, **values,
   }  # fmt: skip
 

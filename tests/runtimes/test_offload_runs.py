@@ -129,7 +129,7 @@ def test_platforms_may_differ_only_between_offload_processes():
     return {
       'index': index, 'host': f'node{index}', 'count': 2, 'platform': here,
       'problem': '', 'gpus': [], 'loopback': '', 'versions': {}, 'code': 'a',
-      'mixes_platforms': mixes, 'optional': [], 'cpu_library': '',
+      'mixes_platforms': mixes, 'optional': [], 'cpu_library': '', 'modules': {},
       'config': {}, 'command': {},
     }  # fmt: skip
 
