@@ -306,6 +306,7 @@ def test_a_fault_of_a_run_is_an_error(api, monkeypatch):
     _run(operation, arrays)
 
 
+@needs_library
 def test_scratch_memory_that_was_not_there_is_asked_for_again(monkeypatch, api):
   memory = pieces.Scratch(api)
   memory.reserve(10_000)
