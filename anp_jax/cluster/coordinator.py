@@ -175,7 +175,8 @@ class Coordinator:
     index, name = info['index'], process_info.name(info)
     if info['token'] != self._token:
       return f'{name} belongs to another job than rank 0'
-    if self._running and index not in info['optional']:
+    # Process 0's list counts; the newcomer's own is what it says of itself.
+    if self._running and index not in self._members[0].info['optional']:
       return (
         f'{name} found a run that has begun already at rank 0: choose another '
         'port'
@@ -248,7 +249,7 @@ class Coordinator:
         self._call_later(_REPORTS_WITHIN, self._stalled, member)
       elif kind == 'bye':
         member.left = True
-        if not member.is_essential:
+        if self._can_go_without(member):
           self._drop(member, 'has left')
 
   def _fail(self, member, code, text):
@@ -335,7 +336,8 @@ class Coordinator:
       self._members.pop(member.index, None)
 
   def _can_go_without(self, member):
-    return self._running and not member.is_essential
+    optional = self._members[0].info['optional'] if self._running else ()
+    return member.index in optional
 
   def _drop(self, member, why):
     """Forgets a process that may come again; process 0 is told."""
