@@ -64,7 +64,9 @@ def main(argv: list[str], mode: str = '') -> int:
   command = {f'--{name}': getattr(flags, name) for name in names}
   try:
     with contextlib.ExitStack() as stack:
-      processes = stack.enter_context(cluster.start(config, place, command))
+      processes = stack.enter_context(
+        cluster.start(config, place, command, workdir)
+      )
       if flags.mode == 'train':
         stack.enter_context(workdir_lock.held(workdir, place))
       # Heavy: only once the input is known to be good.

@@ -1,6 +1,8 @@
 """A coordinator and its clients in one process, as tests start them."""
 
 import asyncio
+import hashlib
+import hmac
 import json
 import socket
 import threading
@@ -15,6 +17,7 @@ from anp_jax.cluster import termination
 from tests import launching
 
 SOON = 10  # seconds: until a test fails that waits for nothing
+SECRET = '5e' * 32
 
 
 class Clock:
@@ -89,7 +92,12 @@ class Run:
 
   def _env(self, index):
     return cluster_env.ClusterEnv(
-      'flags', index, self.count, f'127.0.0.1:{self.port}', token='job'
+      'flags',
+      index,
+      self.count,
+      f'127.0.0.1:{self.port}',
+      token='job',
+      secret=SECRET,
     )
 
   def _join(self, index, values):
@@ -112,10 +120,13 @@ class Run:
     connection.sendall(text)
     return connection
 
-  def raw_rank(self, index, **values):
+  def raw_rank(self, index, odd=(), **values):
     """A connection that joins as a rank does, and then sends nothing."""
-    text = json.dumps(info(index, self.count, values))
-    return self.raw(text.encode() + b'\n')
+    connection = self.raw(b'')
+    introduce(connection)
+    text = json.dumps(info(index, self.count, {**values, **dict(odd)}))
+    connection.sendall(text.encode() + b'\n')
+    return connection
 
   def beats(self, count, silent=()):
     """Moves the clock by heartbeats; all ranks but the silent answer each."""
@@ -147,9 +158,29 @@ def info(index, count, values):
     'index': index, 'count': count, 'token': 'job', 'host': f'node{index}',
     'local_index': 0, 'platform': 'cpu', 'problem': '', 'gpus': [],
     'loopback': '', 'mixes_platforms': False, 'optional': [], 'cpu_library': '',
-    'versions': {'jax': '1'}, 'code': '', 'config': {}, 'modules': {},
-    'command': {}, **values,
+    'versions': {'jax': '1'}, 'code': '', 'config': {},
+    'modules': {}, 'command': {}, **values,
   }  # fmt: skip
+
+
+def proof(side, challenge, answer, secret=SECRET):
+  """What one side of a handshake sends, as the protocol's text says it."""
+  key = _hmac(bytes.fromhex(secret), 'key\ncoordinator')
+  return _hmac(key, f'{side}\n{challenge}\n{answer}').hex()
+
+
+def _hmac(key, text):
+  return hmac.new(key, text.encode(), hashlib.sha256).digest()
+
+
+def introduce(connection, secret=SECRET):
+  """Proves the secret as a newcomer; returns whether it was believed."""
+  lines = connection.makefile('rb')
+  challenge, answer = lines.readline().decode().strip(), 'ab' * 32
+  ours = proof('newcomer', challenge, answer, secret)
+  connection.sendall(f'{answer} {ours}\n'.encode())
+  believed = lines.readline().decode().strip()
+  return believed == proof('coordinator', challenge, answer, secret)
 
 
 def wait(condition):

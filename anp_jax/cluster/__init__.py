@@ -18,10 +18,13 @@ from anp_jax.cluster import log_prefix
 from anp_jax.cluster import preemption
 from anp_jax.cluster import process_info
 from anp_jax.cluster import proxies
+from anp_jax.cluster import secret as secret_lib
 from anp_jax.cluster import shared_folder
 from anp_jax.cluster import termination
 from anp_jax.cluster import watchdog as watchdog_lib
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import urls
+from anp_jax.system import descriptors
 from anp_jax.system import interrupts
 
 Lost = termination.Lost
@@ -39,6 +42,8 @@ class Processes:
     count: of processes.
     hosts: the host of each process, by index; '' of one that has not come.
     env: `cluster_env.ClusterEnv` of this process.
+    secret: hexadecimal digits that only the run's processes know; '' of a lone
+      process.
   """
 
   def __init__(
@@ -52,6 +57,7 @@ class Processes:
       client: `client.CoordinatorClient`; None: this process is alone.
     """
     self.index, self.count, self.env = env.index, env.count, env
+    self.secret = env.secret
     self.hosts = client.hosts if client else ('',)
     self._client = client
     self._leaves_early = False
@@ -199,7 +205,10 @@ class Processes:
 
 
 def start(
-  config, env: cluster_env.ClusterEnv, command: dict | None = None
+  config,
+  env: cluster_env.ClusterEnv,
+  command: dict | None = None,
+  workdir: str = '',
 ) -> Processes:
   """Brings all processes of a run together, and JAX up in each.
 
@@ -207,15 +216,19 @@ def start(
     config: the run's config.
     env: of this process, from `detect`.
     command: flags that must be the same in all processes, by name.
+    workdir: folder that all processes share, which holds their secret; '':
+      only a variable does, see `secret.for_run`.
 
   Returns:
     The processes, to be used in a `with` block.
 
   Raises:
-    ConfigError: if the processes do not go together, naming rank and host.
+    ConfigError: if the processes do not go together, naming rank and host, or
+      have no secret.
     Lost: if one of them did not come in time.
   """
   proxies.bypass(env)
+  descriptors.raise_limit()
   strategy = strategy_lib.find(config)
   mode = (command or {}).get('--mode', '')
   apart = not strategy.spans_processes(config, mode)
@@ -229,6 +242,7 @@ def start(
       jax_processes.check_platform()
     return Processes(config, env)
   settings = config.cluster
+  env = env._replace(secret=secret_lib.for_run(urls.original(workdir)))
   info = process_info.collect(env, config, command or {})
   log_prefix.install(f'[{env.index} {info["host"]}] ')
   # One process a host says it.

@@ -10,10 +10,14 @@ import time
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.cluster import coordinator
+from anp_jax.cluster import handshake
 from anp_jax.cluster import process_info
+from anp_jax.cluster import secret as secret_lib
 from anp_jax.cluster import termination
 
 _RETRY = 0.3  # seconds between two attempts to reach process 0
+# Attempts: process 0 may close a connection when many come at once.
+_MAX_REFUSALS = 10
 # A name may appear late: that of a pod of Kubernetes once the pod has started.
 _RESOLVES_WITHIN = 20.0  # seconds
 # Longer than process 0 may hold a failure back.
@@ -128,12 +132,17 @@ class CoordinatorClient:
   def _connect(self):
     host, port = cluster_env.split_address(self._env.coordinator_address)
     self._resolve(host, port)
+    refusals = 0
     start = last_line = time.monotonic()
     deadline = start + self._settings.rendezvous_timeout
     while True:
       try:
-        return socket.create_connection((host, port), timeout=5)
+        return handshake.connect((host, port), self._env.secret)
       except OSError as e:
+        is_refused = isinstance(e, handshake.RefusedError)
+        refusals = refusals + 1 if is_refused else 0
+        if refusals == _MAX_REFUSALS:
+          raise config_lib.ConfigError(self._no_secret()) from e
         if time.monotonic() > deadline:
           raise termination.Lost(self._no_answer(host, e)) from e
       now = time.monotonic()
@@ -147,6 +156,14 @@ class CoordinatorClient:
           f'answer yet; {deadline - now:.0f} s left'
         )
       time.sleep(_RETRY)
+
+  def _no_secret(self):
+    return (
+      f'rank {self._env.index} on {socket.gethostname()}: what answers at '
+      f'{self._env.coordinator_address} does not know the secret of this run: '
+      'the processes must share --workdir, no other run may use the port, and '
+      f'{secret_lib.VARIABLE} must be the same for each if it is set'
+    )
 
   def _no_answer(self, host, error):
     hint = (

@@ -26,6 +26,7 @@ class ClusterEnv(NamedTuple):
     local_index: among the processes of this host; -1 where unknown.
     num_hosts: a lower bound on the number of hosts; 0 where unknown.
     token: identifies this launch; the same in all of its processes.
+    secret: from `secret.for_run`; '' of one process.
   """
 
   launcher: str = ''
@@ -35,6 +36,7 @@ class ClusterEnv(NamedTuple):
   local_index: int = -1
   num_hosts: int = 0
   token: str = ''
+  secret: str = ''
 
 
 ALONE = ClusterEnv()

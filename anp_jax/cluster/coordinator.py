@@ -11,12 +11,12 @@ import contextlib
 import dataclasses
 import json
 import re
-import socket
 import threading
 import time
 
-from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.cluster import handshake
+from anp_jax.cluster import listener
 from anp_jax.cluster import members as members_lib
 from anp_jax.cluster import process_info
 from anp_jax.cluster import termination
@@ -70,7 +70,8 @@ class Coordinator:
     """Opens the port and serves it from a thread of its own.
 
     Args:
-      env: of process 0; all processes must show its count and token.
+      env: of process 0; all must prove its secret, then show its count and
+        token.
       timeouts: of the run.
       log: called with a line for people.
       clock: returns seconds that never run backwards.
@@ -93,28 +94,17 @@ class Coordinator:
     self._gathered: dict[str, dict] = {}
     self._leaving_since = 0.0
     self._tasks = set()
-    _, port = cluster_env.split_address(env.coordinator_address)
-    # Both families where the system allows it.
-    dual = socket.has_dualstack_ipv6()
-    try:
-      self._socket = socket.create_server(
-        ('', port),
-        family=socket.AF_INET6 if dual else socket.AF_INET,
-        dualstack_ipv6=dual,
-        backlog=1024,
-      )
-    except OSError as e:
-      raise config_lib.ConfigError(
-        f'coordinator {env.coordinator_address!r}: rank 0 cannot open port '
-        f'{port} ({e.strerror}); another run may hold it'
-      ) from e
+    self._gate = handshake.Gate(env.secret, env.count, self._meet, log)
+    self._listeners = listener.listen(env)
     threading.Thread(target=self._run, name='coordinator', daemon=True).start()
 
   def _run(self):
     asyncio.run(self._serve())
 
   async def _serve(self):
-    await asyncio.start_server(self._meet, sock=self._socket, limit=_MAX_LINE)
+    for listening in self._listeners:
+      accepting = asyncio.ensure_future(self._gate.accept(listening))
+      self._tasks.add(accepting)
     start = last_line = self._clock()
     while True:
       before = self._clock()
@@ -143,12 +133,16 @@ class Coordinator:
           f'({self._present()}); {left:.0f} s left'
         )
 
-  async def _meet(self, reader, writer):
-    """Serves one process until it goes."""
+  async def _meet(self, connection):
+    """Serves one process, which knows the secret, until it goes."""
     member = None
+    reader, writer = await asyncio.open_connection(
+      sock=connection, limit=_MAX_LINE
+    )
     try:
       line = await asyncio.wait_for(reader.readline(), 30)
       info = json.loads(line)
+      process_info.check_types(info)
       problem = self._refusal(info)
       if problem or self._end_message:
         self._refuse(info, writer, problem)
@@ -181,7 +175,8 @@ class Coordinator:
     index, name = info['index'], process_info.name(info)
     if info['token'] != self._token:
       return f'{name} belongs to another job than rank 0'
-    if self._running and index not in info['optional']:
+    # Process 0's list counts; the newcomer's own is what it says of itself.
+    if self._running and index not in self._members[0].info['optional']:
       return (
         f'{name} found a run that has begun already at rank 0: choose another '
         'port'
@@ -225,7 +220,7 @@ class Coordinator:
     self._devices = dict(zip(sorted(self._members), devices, strict=True))
     hosts = {info['index']: info['host'] for info in infos}
     self._go = {
-      'port': _free_port(),
+      'port': listener.free_port(),
       'hosts': [hosts.get(i, '') for i in range(self._count)],
     }
     self._running = True
@@ -254,7 +249,7 @@ class Coordinator:
         self._call_later(_REPORTS_WITHIN, self._stalled, member)
       elif kind == 'bye':
         member.left = True
-        if not member.is_essential:
+        if self._can_go_without(member):
           self._drop(member, 'has left')
 
   def _fail(self, member, code, text):
@@ -341,7 +336,8 @@ class Coordinator:
       self._members.pop(member.index, None)
 
   def _can_go_without(self, member):
-    return self._running and not member.is_essential
+    optional = self._members[0].info['optional'] if self._running else ()
+    return member.index in optional
 
   def _drop(self, member, why):
     """Forgets a process that may come again; process 0 is told."""
@@ -392,9 +388,3 @@ class Coordinator:
 def _send(writer, message):
   if not writer.is_closing():
     writer.write(json.dumps(message).encode() + b'\n')
-
-
-def _free_port():
-  with socket.socket() as s:
-    s.bind(('', 0))
-    return s.getsockname()[1]

@@ -41,11 +41,6 @@ class Member:
     """For people: 'rank 1 on node2'."""
     return process_info.name(self.info)
 
-  @property
-  def is_essential(self) -> bool:
-    """Whether the run ends if this process is lost."""
-    return self.index not in self.info['optional']
-
   def progress(self) -> tuple[int, int]:
     """A key that orders processes by how far they are."""
     phase = self.state.get('phase', '')

@@ -19,6 +19,13 @@ _PACKAGES = (
 )  # fmt: skip
 # They decode images; the first that is installed.
 _TENSORFLOW = ('tensorflow-cpu', 'tensorflow')
+_TYPES = {
+  'index': int, 'count': int, 'token': str, 'host': str, 'local_index': int,
+  'platform': str, 'problem': str, 'gpus': list, 'loopback': str,
+  'versions': dict, 'code': str, 'modules': dict, 'config': dict,
+  'command': dict, 'cpu_library': str, 'mixes_platforms': bool,
+  'optional': list,
+}  # fmt: skip
 _CLASS = re.compile(r'([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*')
 
 
@@ -57,6 +64,19 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
       i for i in range(env.count) if not strategy.is_essential(config, mode, i)
     ],
   }
+
+
+def check_types(info) -> None:
+  """Refuses what `collect` cannot have returned.
+
+  Raises:
+    TypeError: if a value is missing or of another type.
+  """
+  if not isinstance(info, dict):
+    raise TypeError('expected an object')
+  for key, kind in _TYPES.items():
+    if type(info.get(key)) is not kind:  # True is an int, too
+      raise TypeError(f'{key}: expected {kind.__name__}')
 
 
 def _cpu_library(config, platform):

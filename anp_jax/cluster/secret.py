@@ -47,9 +47,9 @@ def for_run(workdir: str, environment=os.environ) -> str:
     return text
   if not workdir or '://' in workdir:
     raise config_lib.ConfigError(
-      f'several processes need {VARIABLE}, the same for each, where --workdir '
-      'is in an object store: a secret must not lie there. For example: '
-      f'export {VARIABLE}=$(openssl rand -hex 32)'
+      f'several processes need {VARIABLE}, the same for each, unless they '
+      'share a folder as --workdir (an object store must not hold it). For '
+      f'example: export {VARIABLE}=$(openssl rand -hex 32)'
     )
   path = os.path.join(workdir, NAME)
   try:

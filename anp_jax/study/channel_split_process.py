@@ -178,7 +178,7 @@ def main(arguments: list[str]) -> int:
     )
     offloads = bool(config.strategy.offload_to)
     command = {'--mode': 'benchmark'} if offloads else {}
-    with cluster.start(config, place, command) as processes:
+    with cluster.start(config, place, command, flags.workdir) as processes:
       if not offloads:
         _measure_all(config, processes, sizes, flags)
       elif processes.index:

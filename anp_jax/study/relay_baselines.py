@@ -321,7 +321,7 @@ def main(arguments: list[str]) -> int:
     # Like main.py, with which it is compared.
     xla_flags.enable()
     with (
-      cluster.start(config, env) as processes,
+      cluster.start(config, env, workdir=flags.workdir) as processes,
       contextlib.ExitStack() as stack,
     ):
       compile_cache.enable(config)

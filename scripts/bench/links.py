@@ -5,8 +5,9 @@
     [--model=resnet18] [--batch=32] [--size=32] [--steps=5]
 
 or with --coordinator, --num_processes and --process_id as main.py takes them.
-The steps are those that train; `local` has a group for each process, and is
-timed over whole periods. Of the bytes that a process sends in a step:
+All processes need the same ANP_RUN_SECRET (openssl rand -hex 32). The steps are
+those that train; `local` has a group for each process, and is timed over whole
+periods. Of the bytes that a process sends in a step:
 
   bound      2 (N - 1) / N x the parameters' bytes: no sum over N processes that
              leaves all of it with each sends less (a ring reaches it)

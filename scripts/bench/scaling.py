@@ -31,6 +31,7 @@ import functools
 import json
 import math
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -47,6 +48,7 @@ else:
 
 from anp_jax import cluster
 from anp_jax import config as config_lib
+from anp_jax.cluster import secret
 from anp_jax.config import command_line
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import compile_cache
@@ -238,6 +240,7 @@ def _start(flags, count):
   with socket.socket() as s:
     s.bind(('127.0.0.1', 0))
     coordinator = f'127.0.0.1:{s.getsockname()[1]}'
+  environment = {**os.environ, secret.VARIABLE: secrets.token_hex(32)}
   cores = sorted(os.sched_getaffinity(0))
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'results.json')
@@ -249,6 +252,7 @@ def _start(flags, count):
          os.path.abspath(sys.argv[0]), *sys.argv[1:], *more,
          f'--process_id={rank}'],
         cwd=_ROOT,
+        env=environment,
       )
       for rank in range(count)
     ]  # fmt: skip

@@ -121,7 +121,7 @@ def _train_in_step(flags):
   step_lib.TrainStep.jitted = lambda step: _Slowed(jitted(step), seconds)
   config = _config({'strategy.name': 'sync'}, _SYNC_STEPS, _WORKERS)
   place = cluster.detect(flags.coordinator, _WORKERS, flags.process_id)
-  with cluster.start(config, place) as processes:
+  with cluster.start(config, place, workdir=flags.workdir) as processes:
     train.run(config, flags.workdir, processes=processes)
 
 

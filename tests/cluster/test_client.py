@@ -1,6 +1,7 @@
 """The client of a coordinator that the test itself plays."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -19,9 +20,7 @@ pytestmark = pytest.mark.usefixtures('short_waits')
 
 
 def test_nobody_at_the_coordinator(capsys):
-  env = cluster_env.ClusterEnv(
-    'flags', 1, 2, f'127.0.0.1:{launching.free_port()}'
-  )
+  env = _env(launching.free_port())
   settings = types.SimpleNamespace(rendezvous_timeout=0.5)
   with pytest.raises(termination.Lost) as caught:
     client.CoordinatorClient(env, {}, settings)
@@ -61,6 +60,12 @@ def test_a_coordinator_that_resolves_late(monkeypatch):
   assert not run.errors and not left
 
 
+def _env(port):
+  return cluster_env.ClusterEnv(
+    'flags', 1, 2, f'127.0.0.1:{port}', secret=coordinating.SECRET
+  )
+
+
 class _FakeCoordinator:
   """Process 0's side of one connection, in the test's hands."""
 
@@ -71,18 +76,26 @@ class _FakeCoordinator:
   def meet(self):
     with self._listener:
       self.connection, _ = self._listener.accept()
-    self.connection.makefile('rb').readline()
+    self.say_line('c0' * 32)
+    lines = self.connection.makefile('r')
+    answer, proof = lines.readline().split()
+    assert proof == coordinating.proof('newcomer', 'c0' * 32, answer)
+    self.say_line(coordinating.proof('coordinator', 'c0' * 32, answer))
+    lines.readline()
     self.say({'go': {'port': 1, 'devices': None, 'hosts': ['node0', 'node1']}})
 
   def say(self, message):
-    self.connection.sendall(json.dumps(message).encode() + b'\n')
+    self.say_line(json.dumps(message))
+
+  def say_line(self, text):
+    self.connection.sendall(text.encode() + b'\n')
 
 
 @pytest.fixture
 def lonely(request):
   """A coordinator that the test plays, its client, and how that ended."""
   fake, ends = _FakeCoordinator(), []
-  env = cluster_env.ClusterEnv('flags', 1, 2, f'127.0.0.1:{fake.port}')
+  env = _env(fake.port)
   settings = types.SimpleNamespace(
     rendezvous_timeout=coordinating.SOON,
     heartbeat_timeout=getattr(request, 'param', coordinating.SOON),
@@ -130,8 +143,46 @@ def test_process_0_that_goes_before_all_came():
   fake.say = lambda message: fake.connection.shutdown(socket.SHUT_RDWR)
   thread = threading.Thread(target=fake.meet)
   thread.start()
-  env = cluster_env.ClusterEnv('flags', 1, 2, f'127.0.0.1:{fake.port}')
+  env = _env(fake.port)
   settings = types.SimpleNamespace(rendezvous_timeout=coordinating.SOON)
   with pytest.raises(termination.Lost, match='has gone before all came'):
     client.CoordinatorClient(env, {}, settings)
   thread.join()
+
+
+class _FalseRankZero:
+  """A listener that does not know the secret and notes what it is told."""
+
+  def __init__(self, answer):
+    self.heard = b''
+    self.count = 0
+    self._answer = answer
+    self._listener = socket.create_server(('127.0.0.1', 0))
+    self.port = self._listener.getsockname()[1]
+    threading.Thread(target=self._serve, daemon=True).start()
+
+  def _serve(self):
+    while True:
+      connection, _ = self._listener.accept()
+      with connection:
+        self.count += 1
+        connection.sendall(b'c0' * 32 + b'\n')
+        self.heard += connection.recv(2000)
+        if self._answer:
+          connection.sendall(self._answer)
+          self.heard += connection.recv(2000)
+
+
+@pytest.mark.parametrize('answer', [b'', b'0' * 64 + b'\n', b'{"go": {}}\n'])
+def test_a_false_rank_0_is_told_nothing(answer):
+  false = _FalseRankZero(answer)
+  settings = types.SimpleNamespace(rendezvous_timeout=coordinating.SOON)
+  with pytest.raises(config_lib.ConfigError) as caught:
+    client.CoordinatorClient(
+      _env(false.port), coordinating.info(1, 2, {}), settings
+    )
+  text = f'what answers at 127.0.0.1:{false.port} does not know the secret'
+  assert text in str(caught.value)
+  assert 'share --workdir' in str(caught.value)
+  line = rb'[0-9a-f]{64} [0-9a-f]{64}\n'
+  assert re.fullmatch(rb'(' + line + rb')+', false.heard)

@@ -205,7 +205,8 @@ from anp_jax.cluster import client
 from anp_jax.cluster import cluster_env
 
 card = json.loads(sys.argv[1])
-env = cluster_env.ClusterEnv('flags', 1, 2, sys.argv[2])
+secret = sys.argv[3]
+env = cluster_env.ClusterEnv('flags', 1, 2, sys.argv[2], secret=secret)
 settings = types.SimpleNamespace(rendezvous_timeout=9, heartbeat_timeout=9)
 connected = client.CoordinatorClient(env, card, settings)
 time.sleep(0.5)
@@ -218,7 +219,10 @@ def test_a_process_that_is_stopped_for_a_moment_goes_on():
   run = coordinating.Run(
     2, heartbeat=60.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
   ).join(0)
-  arguments = [json.dumps(coordinating.info(1, 2, {})), f'127.0.0.1:{run.port}']
+  arguments = [
+    json.dumps(coordinating.info(1, 2, {})), f'127.0.0.1:{run.port}',
+    coordinating.SECRET,
+  ]  # fmt: skip
   with subprocess.Popen(
     [sys.executable, '-c', _OTHER, *arguments], stdout=subprocess.PIPE,
     text=True, cwd=launching.ROOT, env={**os.environ, 'PYTHONPATH': '.'},
@@ -430,7 +434,9 @@ def test_a_stranger_does_not_end_a_run_that_goes_on():
 def test_a_port_that_is_taken(config):
   with socket.create_server(('127.0.0.1', 0)) as other:
     port = other.getsockname()[1]
-    env = cluster_env.ClusterEnv('flags', 0, 2, f'127.0.0.1:{port}')
+    env = cluster_env.ClusterEnv(
+      'flags', 0, 2, f'127.0.0.1:{port}', secret=coordinating.SECRET
+    )
     timeouts = coordinator.Timeouts.of(config.cluster)
     text = f'rank 0 cannot open port {port}'
     with pytest.raises(config_lib.ConfigError, match=text):

@@ -137,7 +137,6 @@ def test_a_run_does_not_begin_without_those_that_it_needs():
   'odd, text',
   [
     ({'versions': {'jax': '2'}}, 'rank 1 on node1 has jax 2, but rank 0'),
-    ({'optional': []}, 'rank 1 on node1 found a run that has begun already'),
     ({'index': 2}, 'rank 2 on node1 is none of 2'),
   ],
 )
@@ -148,3 +147,32 @@ def test_one_that_does_not_go_with_the_run_is_sent_away_alone(odd, text):
   run.join(1, **{'optional': _ALL, **odd}).started()
   assert str(run.errors.pop(1)).startswith(text)
   assert not run.errors and 0 not in run.ended
+
+
+@pytest.mark.parametrize('claimed', [[1], [0, 1, 2], []])
+def test_no_process_takes_the_place_of_one_that_rank_0_needs(claimed):
+  """Whatever it says of itself."""
+  run = coordinating.started(3)
+  run.join(1, optional=claimed, host='node7').started()
+  text = 'rank 1 on node7 found a run that has begun already'
+  assert str(run.errors.pop(1)).startswith(text)
+  first = run.clients[1]
+  values = []
+  coordinating.at_once(
+    [lambda c=c: values.append(c.gather(0)) for c in run.clients.values()]
+  )
+  assert values == [[0, 0, 0]] * 3 and run.clients[1] is first
+  assert not run.ended
+
+
+@pytest.mark.parametrize('claimed', [[], [0], [1, 2]])
+def test_rank_0_alone_says_who_may_be_lost(claimed):
+  run = coordinating.Run(3).join(0, optional=[1]).join(2, optional=[2])
+  run.join(1, optional=claimed).started()
+  mail = queue.Queue()
+  run.clients[0].receive_mail(lambda *message: mail.put(message))
+  run.clients[1]._socket.shutdown(2)
+  assert _next(mail)[0] == 1 and not {0, 2} & run.ended.keys()
+  run.clients[2]._socket.shutdown(2)
+  code, text, _ = run.wait_for_end(0)[0]
+  assert code == 75 and text.startswith('rank 2 on node2 has gone')

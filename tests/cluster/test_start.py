@@ -19,7 +19,7 @@ class _Gone(Exception):
 
 
 @pytest.fixture
-def starting(monkeypatch, config):
+def starting(monkeypatch, config, tmp_path):
   """Starts rank 1 of 2 with these errors of JAX; returns the failure sent."""
   failures = []
 
@@ -44,7 +44,8 @@ def starting(monkeypatch, config):
 
     monkeypatch.setattr(jax_processes, 'join', fail)
     with pytest.raises(_Gone):
-      cluster.start(config, cluster_env.ClusterEnv('flags', 1, 2, 'node0:99'))
+      env = cluster_env.ClusterEnv('flags', 1, 2, 'node0:99')
+      cluster.start(config, env, workdir=str(tmp_path))
     return failures.pop()
 
   monkeypatch.setattr(client, 'CoordinatorClient', Client)

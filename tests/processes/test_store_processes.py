@@ -6,6 +6,7 @@ from tests import gcs_server
 from tests import launching
 
 pytestmark = pytest.mark.multiprocess
+_SECRET = {'ANP_RUN_SECRET': 'ab' * 32}
 
 
 @pytest.mark.slow
@@ -14,6 +15,7 @@ def test_processes_train_and_resume_in_a_store(gcs, tmp_path):
     return launching.run(
       tmp_path / 'logs', 2,
       launching.arguments(workdir, duration=f'{steps} steps'),
+      environment=_SECRET,
     )  # fmt: skip
 
   address = f'gs://{gcs_server.BUCKET}/processes'
@@ -33,6 +35,7 @@ def test_processes_train_and_resume_in_a_store(gcs, tmp_path):
       address, '--change=optimizer.learning_rate',
       **{'duration': '10 steps', 'optimizer.learning_rate': '0.01'},
     ),
+    environment=_SECRET,
   )[0]  # fmt: skip
   assert 'config.optimizer.learning_rate=0.01 from step 8 on' in text
   assert f'report: {address}/report' in text

@@ -83,7 +83,9 @@ def test_processes_that_sum_over_gloo_wait_for_their_turn():
     subprocess.Popen(
       [sys.executable, '-c', _JOINED, address, str(rank)], text=True,
       stdout=subprocess.PIPE, cwd=launching.ROOT,
-      env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
+      env={
+        **os.environ, 'JAX_PLATFORMS': 'cpu', 'ANP_RUN_SECRET': 'ab' * 32,
+      },
     )
     for rank in range(2)
   ]  # fmt: skip
