@@ -138,7 +138,7 @@ def _upload_in_background(store, folder, expected):
 
 
 def test_each_upload_in_the_background_counts(store):
-  """As after each checkpoint of a run: a killed one loses no older lines."""
+  """A checkpoint begins one; a killed run loses the lines after it only."""
   folder = mirror.fetch(_ADDRESS)
   for count in (1, 2, 3):
     _write(folder, 'metrics.jsonl', f'{count}')
