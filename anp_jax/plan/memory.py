@@ -53,25 +53,27 @@ def count(setting: strategies.Setting, images: float) -> Memory:
   """Counts what a device holds that computes `images` in a step."""
   workload, config = setting.workload, setting.config
   name, size = config.strategy.name, setting.cluster.size
-  divided = size if setting.is_sharded else 1
+  # Groups of `local` hold a state each, divided over the group's devices.
+  groups = config.strategy.groups if name == 'local' else 1
+  divided = max(1, size // groups) if setting.is_sharded else 1
   state = workload.state_bytes / divided
   gradients = workload.param_bytes / divided
-  if setting.is_sharded:
+  # One after another; the gradients of all are there until they are used.
+  passes = max(1, groups // size)
+  if name == 'invariant':
+    passes = max(1, config.strategy.logical_shards // size)
+  gradients *= passes
+  if divided > 1:
     gradients += workload.param_bytes  # gathered for the step
   if name == 'server':
     # Optimizer state is with the servers, in a host's memory.
     state = workload.param_bytes + 4 * workload.statistics
   if name == 'local':
-    groups = config.strategy.groups
-    state *= max(1, groups // size)
-    if config.strategy.outer == 'nesterov':
-      state += 2 * workload.param_bytes
-  if name == 'invariant':
-    # The gradients of all of a device's shards, until they are added.
-    gradients *= max(1, config.strategy.logical_shards // size)
-  at_once = images / config.accumulate
-  if name == 'invariant':
-    at_once = images / max(1, config.strategy.logical_shards // size)
+    state *= passes
+    if config.strategy.outer != 'average':
+      # Weights of the last exchange, and a momentum like them.
+      state += 2 * workload.param_bytes / divided
+  at_once = images / passes / config.accumulate
   image = _TEMPORARY * workload.activation_bytes
   image += 2 * _PIXEL_BYTES * config.data.image_size**2
   limit = setting.device.gigabytes * 1e9 * _USABLE[setting.device.kind]

@@ -63,6 +63,24 @@ def test_a_runs_numbers_in_closed_form(tmp_path):
   assert run.megabytes == pytest.approx(119 / 14, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+  'accuracy, target, seconds',
+  [
+    ((0.3, 0.9, 0.5, 0.9), 0.9, 2.0),  # left and reached again
+    ((0.3, 0.6, 0.7, 0.9), 0.6, 2.0),  # not the best of all
+    ((0.9, 0.3, 0.2, 0.1), 0.5, 1.0),  # and not what it ends at
+    ((0.1, 0.2, 0.3, 0.4), 0.4, 4.0),
+    ((0.1, 0.2, 0.3, 0.4), 0.5, None),
+  ],
+)
+def test_the_first_evaluation_that_is_as_good_counts(accuracy, target, seconds):
+  """Evaluations come after 1, 2, 3 and 4 seconds."""
+  run = _run(1.0, accuracy)
+  assert run.seconds_to(target) == seconds
+  assert run.reaches(target) == (seconds is not None)
+  assert run.end == 4.0
+
+
 def test_one_interval_is_better_than_none(tmp_path):
   run = results.read(
     _write_run(

@@ -59,6 +59,22 @@ def test_differences_are_paired_by_seed():
   assert scores.difference(scores.over_sync(points[1], points)) == '-2.0 ± 0.2'
 
 
+@pytest.mark.parametrize('server', [(0.2, 0.9, 0.6), (0.8, 0.7, 0.6)])
+@pytest.mark.parametrize('sync', [(0.1, 0.4, 0.5), (0.9, 0.7, 0.5)])
+def test_what_a_run_ends_at_is_compared(sync, server):
+  """Neither the best of its evaluations nor the first."""
+  runs = {}
+  for strategy, accuracy in (('sync', sync), ('server', server)):
+    samples = np.array([10, 20, 30])
+    runs[grid.Cell(strategy, 1, 1, 0)] = results.Run(
+      1.0, samples, samples, samples, np.array(accuracy)
+    )
+  points = results.points(list(runs), runs, {})
+  spread = scores.over_sync(points[1], points)
+  assert spread.mean == pytest.approx(0.1, abs=1e-12)
+  assert [p.accuracy.mean for p in points] == [0.5, 0.6]
+
+
 def test_one_seed_claims_nothing():
   points = _points((0.95,))
   assert scores.difference(scores.over_sync(points[1], points)) == '+5.0'

@@ -3,6 +3,7 @@
 import os
 import tempfile
 import threading
+import time
 
 import pytest
 
@@ -125,6 +126,64 @@ def test_upload_runs_beside_the_caller(store, monkeypatch):
   answered.set()
   mirror.upload(folder)
   assert _objects(store) == {'a.txt': b'1'}
+
+
+def _upload_in_background(store, folder, expected):
+  """Begins uploads until the store has what is expected; none waits."""
+  end = time.monotonic() + 10
+  while _objects(store) != expected:
+    assert time.monotonic() < end, _objects(store)
+    mirror.begin_upload(folder)
+    time.sleep(0.01)
+
+
+def test_each_upload_in_the_background_counts(store):
+  """A checkpoint begins one; a killed run loses the lines after it only."""
+  folder = mirror.fetch(_ADDRESS)
+  for count in (1, 2, 3):
+    _write(folder, 'metrics.jsonl', f'{count}')
+    expected = {'metrics.jsonl': b'123'[:count]}
+    _upload_in_background(store, folder, expected)
+
+
+def test_an_upload_that_failed_is_made_up_for_by_the_next(store, monkeypatch):
+  folder = mirror.fetch(_ADDRESS)
+  _write(folder, 'a.txt', '1')
+  file_system = remote.file_system(_ADDRESS)
+  tried = threading.Event()
+  with monkeypatch.context() as patch:
+    patch.setattr(file_system, 'pipe_file', lambda *_: tried.set() or 1 / 0)
+    mirror.begin_upload(folder)
+    assert tried.wait(10)
+  _upload_in_background(store, folder, {'a.txt': b'1'})
+  mirror.upload(folder)
+  mirror.remove()
+  assert not os.path.exists(folder)  # nothing is missing in the store
+
+
+def test_a_change_of_the_same_size_is_uploaded(store):
+  """A counter in a file goes from 1 to 2; the size says nothing."""
+  store.put('mirror/a.txt', b'1')
+  folder = mirror.fetch(_ADDRESS)
+  path = os.path.join(folder, 'a.txt')
+  for text in ('2', '3'):
+    before = os.stat(path).st_mtime_ns
+    with open(path, 'w') as file:
+      file.write(text)
+    os.utime(path, ns=(before + 1, before + 1))  # the least that differs
+    mirror.upload(folder)
+    assert _objects(store) == {'a.txt': text.encode()}
+
+
+def test_a_change_within_a_tick_of_the_clock_is_uploaded(store):
+  store.put('mirror/a.txt', b'1')
+  folder = mirror.fetch(_ADDRESS)
+  path = os.path.join(folder, 'a.txt')
+  before = os.stat(path).st_mtime_ns
+  _write(folder, 'a.txt', '2')
+  os.utime(path, ns=(before, before))
+  mirror.upload(folder)
+  assert _objects(store) == {'a.txt': b'12'}
 
 
 def test_bucket_that_is_not_there_is_one_line(gcs):
