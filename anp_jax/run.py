@@ -348,7 +348,7 @@ class Run:
     for line in messages:
       self._telemetry.note(line)
     if not self.is_finished:  # else the line of the result would not be last
-      self._telemetry.changes(self._checkpoints.changes())
+      summary.log_changes(self._telemetry, self._checkpoints, self._program)
 
   def _batches(self, batch):
     """The first batch, then those after it, each with signs of life."""

@@ -117,7 +117,13 @@ def test_weights_are_those_of_both_schedules(
   np.testing.assert_allclose(
     _saved(tmp_path, 12), [_descended(_rates())] * len(first), rtol=rounding
   )
-  assert telemetry.changes(str(tmp_path)) == [
+  duration, *keys = telemetry.changes(str(tmp_path))
+  assert duration == {
+    'kind': 'change', 'step': 6, 'key': 'duration', 'old': '6 steps',
+    'new': '12 steps', 'old_rate': 0.5,
+    'new_rate': pytest.approx(_rates()[6]),
+  }  # fmt: skip
+  assert keys == [
     {'kind': 'change', 'step': 6, 'key': key, 'old': old, 'new': new}
     for key, old, new in (
       ('optimizer.learning_rate', 0.5, 0.2),
@@ -145,7 +151,7 @@ def test_a_change_is_told_once_and_holds(tmp_path, config, x64, capsys):
     assert 'config.optimizer.learning_rate=0.2 from step 6 on, 0.5 before' in (
       text
     )
-    assert len(telemetry.changes(str(tmp_path))) == 4
+    assert len(telemetry.changes(str(tmp_path))) == 5
   with pytest.raises(config_lib.ConfigError, match='rate is 0.5, but the run'):
     _resume(before, tmp_path)
   # Back to what it was before a step has been made: there is no change.
@@ -161,7 +167,8 @@ def test_a_change_is_told_once_and_holds(tmp_path, config, x64, capsys):
   # The run goes on under its new config, and its past is not told again.
   other.duration = '14 steps'
   _resume(other, tmp_path)
-  assert [r['step'] for r in telemetry.changes(str(tmp_path))] == [6] * 4
+  steps = [r['step'] for r in telemetry.changes(str(tmp_path))]
+  assert steps == [6] * 5 + [12]  # the last is of the duration
 
 
 @pytest.mark.slow
@@ -189,7 +196,7 @@ def test_a_change_that_is_refused_later_is_taken_back(tmp_path, config, x64):
   assert (tmp_path / 'config.json').read_text() == saved
   assert telemetry.changes(str(tmp_path)) == []
   _resume(_changed(before), tmp_path, _KEYS)
-  assert len(telemetry.changes(str(tmp_path))) == 4
+  assert len(telemetry.changes(str(tmp_path))) == 5
 
 
 def test_a_change_that_cannot_be_written_is_one_line(

@@ -168,9 +168,14 @@ class Checkpoints:
       )
     return None
 
+  @property
+  def saved_config(self) -> dict:
+    """The flat config of the restored checkpoint; {} where there is none."""
+    return self._reader.saved_config
+
   def changes(self) -> dict[str, tuple]:
     """Returns what --change altered since the restored checkpoint was saved."""
-    saved = self._reader.saved_config
+    saved = self.saved_config
     return config_lib.changes(saved, self._config) if saved else {}
 
   def expected_save_seconds(self) -> float:

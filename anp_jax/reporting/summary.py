@@ -31,7 +31,9 @@ from anp_jax.system import emulation
 from anp_jax.system import markdown
 from anp_jax.system import progress
 from anp_jax.system.onednn import library as onednn
+from anp_jax.training import build
 from anp_jax.training import metric_labels
+from anp_jax.training import schedule_change
 
 _NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
 
@@ -112,6 +114,26 @@ def log_run_info(
     'training_images': len(train), 'validation_images': len(validation),
     'classes': vocabulary.text(),
   })  # fmt: skip
+
+
+def log_changes(
+  telemetry: telemetry_lib.Telemetry,
+  checkpoints: manager.Checkpoints,
+  program: build.Program,
+) -> None:
+  """Records what differs since the restored checkpoint was saved.
+
+  Args:
+    telemetry: of the run.
+    checkpoints: of the run, restored; of a new run, none was.
+    program: of the run.
+  """
+  values, spec, step = checkpoints.changes(), program.spec, telemetry.start_step
+  rates = schedule_change.rates(checkpoints.saved_config, spec, step)
+  if rates:
+    before = config_lib.from_flat(checkpoints.saved_config).duration
+    values = {'duration': (before, spec.config.duration), **values}
+  telemetry.changes(values, rates)
 
 
 def _computing(config, mesh):

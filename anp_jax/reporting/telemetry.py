@@ -265,27 +265,30 @@ class Telemetry:
         }
       )
 
-  def changes(self, values: dict[str, tuple]) -> None:
+  @property
+  def start_step(self) -> int:
+    """The restored step; 0 for a new run."""
+    return self._length.start_step
+
+  def changes(self, values: dict[str, tuple], rates: tuple = ()) -> None:
     """Records keys of the config that are new from the start step on.
 
     Args:
       values: (old, new) by dotted key; None where the key does not apply.
+      rates: (old, new) learning rate of the start step, where the duration
+        changes and moves the schedule.
     """
     step = self._length.start_step
     for key, (old, new) in values.items():
-      self.note(
-        f'change   config.{key}={new} from step {step} on, {old} before'
-      )
+      text = f'change   config.{key}={new} from step {step} on, {old} before'
+      line = {'kind': metric_lines.CHANGE, 'step': step, 'key': key}
+      line |= {'old': old, 'new': new}
+      if rates and key == 'duration':
+        text += f': learning rate {rates[1]:.6g}, not {rates[0]:.6g}'
+        line |= {'old_rate': rates[0], 'new_rate': rates[1]}
+      self.note(text)
       if self._file is not None:
-        self._write_line(
-          {
-            'kind': metric_lines.CHANGE,
-            'step': step,
-            'key': key,
-            'old': old,
-            'new': new,
-          }
-        )
+        self._write_line(line)
 
   def start(self, values: dict) -> None:
     """Records by which command a run begins or is resumed, and on what.

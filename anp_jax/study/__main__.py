@@ -285,6 +285,7 @@ def _check_keys(study, cells, varied):
 def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
   """Runs what is not finished; the line that says why, for each that failed."""
   failures, waiting = {}, []
+  cores = len(os.sched_getaffinity(0)) if options is None else None
 
   def ended(cell, error):
     if error:
@@ -293,6 +294,7 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
 
   for cell in cells:
     try:
+      runner.note_result(study, cell, cores)
       if not runner.is_finished(study, cell):
         waiting.append(cell)
       elif error := runner.record(study, cell).get('error'):

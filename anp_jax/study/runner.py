@@ -24,6 +24,8 @@ LOG = 'study.log'
 _REFUSED = 2  # status of main.py for bad input
 _OF_CONFIG = 'config.'  # begins the line of a config that it cannot run
 _NOT_FINITE = 'not finite'  # in the line of a run that diverged
+# Values that stand for one that the run decides and writes to its config.json.
+_BY_RUN = {'batch_size': 0, 'model.dtype': 'auto'}
 _LABEL = re.compile(r'^\[\d+ [^\]]*\] ')
 
 
@@ -126,6 +128,28 @@ def is_finished(study: Study, cell: grid.Cell) -> bool:
   saved = record(study, cell).get('config')
   # It may have been written before keys had their names of now.
   return bool(saved) and config_lib.completed(saved) == config
+
+
+def note_result(study: Study, cell: grid.Cell, cores: int | None) -> None:
+  """Writes the record of a run that ended while no study waited for it.
+
+  A study that Ctrl-C ended leaves its jobs running. The last line of a job's
+  metrics.jsonl says that it is at its end, and config.json what it ran.
+
+  Args:
+    study: the study.
+    cell: of it.
+    cores: see `record`.
+  """
+  workdir = study.workdir(cell)
+  if is_finished(study, cell) or not telemetry.result(workdir):
+    return
+  config = _as_saved(study.config(cell))
+  path = os.path.join(workdir, workdir_lib.CONFIG_FILE)
+  saved = config_lib.completed(files.read_json_object(path))
+  decided = {k: saved.get(k) for k, v in _BY_RUN.items() if config.get(k) == v}
+  if saved == config | decided:
+    write_record(study, cell, {'config': config, 'cores': cores})
 
 
 def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:

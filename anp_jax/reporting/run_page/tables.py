@@ -114,10 +114,14 @@ def run(workdir: str) -> list[tuple]:
 
 def changes(workdir: str) -> list[tuple]:
   """Keys of the config that --change made new, as (name, text) rows."""
-  return [
-    (f'from step {r["step"]}', f'{r["key"]}={r["new"]}, {r["old"]} before')
-    for r in telemetry.changes(workdir)
-  ]
+  rows = []
+  for r in telemetry.changes(workdir):
+    text = f'{r["key"]}={r["new"]}, {r["old"]} before'
+    if {'old_rate', 'new_rate'} <= r.keys():
+      before, now = fact(r['old_rate']), fact(r['new_rate'])
+      text += f': learning rate {now}, not {before}'
+    rows.append((f'from step {r["step"]}', text))
+  return rows
 
 
 def durations(workdir: str, train: list[dict]) -> dict[str, float]:

@@ -105,7 +105,7 @@ class Chief:
     )  # fmt: skip
     self._log_run_info(version, lines)
     if version < self._total:
-      self._telemetry.changes(self._checkpoints.changes())
+      summary.log_changes(self._telemetry, self._checkpoints, self._program)
     # Stopped before, or in, the evaluation of its last step.
     is_due = version == self._total or version % self._every['eval'] == 0
     if version and is_due:

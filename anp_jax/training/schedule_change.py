@@ -1,0 +1,39 @@
+"""What another duration does to the learning rate of a resumed run."""
+
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.training import optimizer
+from anp_jax.training import run_spec
+
+
+def rates(saved: dict, spec: run_spec.RunSpec, step: int) -> tuple:
+  """Returns the learning rates of a step under both durations of a run.
+
+  A schedule that ends with the run (cosine, polynomial) is stretched by a
+  longer one: the rate rises, from its end to the middle if it was doubled.
+
+  Args:
+    saved: flat config of the run before, after JSON; {} for a new run.
+    spec: of the run now.
+    step: the first one to come, 0 being that of a new run.
+
+  Returns:
+    (old, new), each by all of its own config; () where the duration is the
+    same, or the rates of all steps to come are.
+  """
+  if not saved:
+    return ()
+  old = config_lib.from_flat(saved)
+  if old.duration == spec.config.duration:
+    return ()
+  steps = np.arange(step, spec.total_steps)
+  before, now = (
+    optimizer.schedule(
+      config, spec.batch_size, spec.examples, spec.steps(config.duration)
+    )(steps)
+    for config in (old, spec.config)
+  )
+  if np.array_equal(before, now):
+    return ()
+  return float(before[0]), float(now[0])

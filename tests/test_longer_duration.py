@@ -1,0 +1,125 @@
+"""Tests of a run that is resumed with another duration than it began with."""
+
+import json
+import math
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.reporting import telemetry
+from anp_jax.training import run_spec
+from anp_jax.training import schedule_change
+from tests import builders
+from tests import serving
+
+pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
+
+_PEAK, _WARMUP = 0.4, 2
+_BATCH, _EXAMPLES = 8, 48
+
+
+def _config(config, schedule, duration, strategy='sync', **keys):
+  return builders.editable(config_lib.replaced(config, {
+    'strategy.name': strategy,
+    'model.name': 'tests.small_networks:Biases', 'data.synthetic_classes': 5,
+    'model.norm_group': 2, 'data.image_size': 8, 'data.resize': 8,
+    'optimizer.name': 'sgd', 'optimizer.learning_rate': _PEAK,
+    'schedule.name': schedule, 'schedule.warmup': f'{_WARMUP} steps',
+    'duration': duration, 'log.every': '1 steps', 'log.tensorboard': False,
+    'eval.every': '50 steps', 'eval.examples': False,
+  } | keys))  # fmt: skip
+
+
+def _rate(schedule, step, total):
+  """The rate of a step in closed form."""
+  rise = min(step / _WARMUP, 1)
+  done = min(max(step - _WARMUP, 0) / (total - _WARMUP), 1)
+  if schedule == 'cosine':
+    return rise * _PEAK * (1 + math.cos(math.pi * done)) / 2
+  return rise * _PEAK * (1 - done)
+
+
+@pytest.mark.parametrize('schedule, strategy', [
+  ('cosine', 'sync'),
+  pytest.param('polynomial', 'server', marks=pytest.mark.slow),
+])  # fmt: skip
+def test_both_rates_are_told_at_the_step_of_resume(
+  tmp_path, config, capsys, monkeypatch, schedule, strategy
+):
+  if strategy == 'server':
+    serving.on_devices(monkeypatch, 1)
+  workdir = str(tmp_path)
+  train.run(_config(config, schedule, '5 steps', strategy), workdir)
+  assert telemetry.changes(workdir) == []
+  capsys.readouterr()
+  train.run(_config(config, schedule, '9 steps', strategy), workdir)
+  new = _rate(schedule, 5, 9)
+  assert (
+    'change   config.duration=9 steps from step 5 on, 5 steps before: '
+    f'learning rate {new:.6g}, not 0\n' in capsys.readouterr().out
+  )
+  assert telemetry.changes(workdir) == [{
+    'kind': 'change', 'step': 5, 'key': 'duration', 'old': '5 steps',
+    'new': '9 steps', 'old_rate': pytest.approx(0, abs=1e-12),
+    'new_rate': pytest.approx(new),
+  }]  # fmt: skip
+  page = (tmp_path / 'report' / 'report.md').read_text()
+  assert f'duration=9 steps, 5 steps before: learning rate {new:.6g}' in page
+  lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+  rates = {
+    r['step']: r['learning_rate']
+    for r in map(json.loads, lines)
+    if 'learning_rate' in r
+  }
+  assert rates[6] == pytest.approx(new)  # of the sixth step, made after five
+
+
+@pytest.mark.parametrize('schedule', ['cosine', 'polynomial'])
+@pytest.mark.parametrize('old, new', [(5, 9), (9, 6), (40, 41)])
+@pytest.mark.parametrize('step', [3, 5])
+def test_rates_of_both_schedules(config, schedule, old, new, step):
+  saved, spec = _runs(config, schedule, f'{old} steps', f'{new} steps')
+  assert schedule_change.rates(saved, spec, step) == pytest.approx(
+    (_rate(schedule, step, old), _rate(schedule, step, new)), abs=1e-12
+  )
+
+
+def test_the_old_rate_is_by_all_of_the_old_config(config):
+  before = _config(config, 'polynomial', '9 steps')
+  saved = json.loads(config_lib.to_json(before))
+  _, spec = _runs(
+    config, 'constant', '1 steps', '12 steps', **{'optimizer.learning_rate': 1}
+  )
+  assert schedule_change.rates(saved, spec, 5) == pytest.approx(
+    (_rate('polynomial', 5, 9), 1.0)
+  )
+
+
+def test_the_rates_to_come_decide(config):
+  """In the warm-up both are equal at the step of resume, and differ later."""
+  saved, spec = _runs(config, 'cosine', '4 steps', '8 steps')
+  assert schedule_change.rates(saved, spec, 2) == (_PEAK, _PEAK)
+
+
+@pytest.mark.parametrize('schedule, old, new', [
+  ('constant', '4 steps', '8 steps'),
+  ('cosine', '8 steps', '8 steps'),
+  ('cosine', '8 steps', f'{8 * _BATCH} examples'),  # the same in other words
+  ('step', '4 steps', '8 steps'),
+])  # fmt: skip
+def test_a_schedule_that_stays_is_no_change(config, schedule, old, new):
+  saved, spec = _runs(config, schedule, old, new)
+  assert schedule_change.rates(saved, spec, 4) == ()
+
+
+def test_a_new_run_has_no_schedule_before(config):
+  _, spec = _runs(config, 'cosine', '4 steps', '8 steps')
+  assert schedule_change.rates({}, spec, 0) == ()
+
+
+def _runs(config, schedule, old, new, **keys):
+  """The flat config of a run, and what it is with another duration."""
+  saved = json.loads(config_lib.to_json(_config(config, schedule, old, **keys)))
+  now = _config(config, schedule, new, **keys)
+  return saved, run_spec.RunSpec(now, None, None, _BATCH, _EXAMPLES)
