@@ -129,8 +129,8 @@ def test_platforms_may_differ_only_between_offload_processes():
     return {
       'index': index, 'host': f'node{index}', 'count': 2, 'platform': here,
       'problem': '', 'gpus': [], 'loopback': '', 'versions': {}, 'code': 'a',
-      'mixes_platforms': mixes, 'optional': [], 'cpu_library': '', 'modules': {},
-      'config': {}, 'command': {},
+      'mixes_platforms': mixes, 'optional': [], 'cpu_library': '',
+      'modules': {}, 'config': {}, 'command': {},
     }  # fmt: skip
 
   offloads = _config(**{'strategy.offload_to': "('processes',)"})
