@@ -1,6 +1,7 @@
 """A coordinator and its clients in one process, as tests start them."""
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -59,14 +60,17 @@ class Run:
     lines: that the coordinator logged.
   """
 
+  secret = SECRET
+
   def __init__(
-    self, count, rendezvous=SOON, heartbeat=SOON, leave=SOON, clock=None
-  ):
+    self, count, rendezvous=SOON, heartbeat=SOON, leave=SOON, clock=None,
+    ports=(),
+  ):  # fmt: skip
     self.count = count
     self.clock = clock
     self.lines = []
     self.clients, self.errors, self.ended = {}, {}, {}
-    self.port = launching.free_port()
+    self.port, *self._ports = ports or [launching.free_port()]
     self._threads = []
     self.coordinator = coordinator.Coordinator(
       self._env(0),
@@ -97,7 +101,8 @@ class Run:
       self.count,
       f'127.0.0.1:{self.port}',
       token='job',
-      secret=SECRET,
+      secret=self.secret,
+      other_ports=tuple(self._ports),
     )
 
   def _join(self, index, values):
@@ -113,6 +118,12 @@ class Run:
       )
     except (config_lib.ConfigError, termination.Lost) as e:
       self.errors[index] = e
+
+  def close(self):
+    """Closes the coordinator's port."""
+    for listening in self.coordinator._listeners:
+      with contextlib.suppress(OSError):
+        listening.shutdown(socket.SHUT_RDWR)
 
   def raw(self, text):
     """A connection that sends bytes, and then only what a test sends."""

@@ -135,16 +135,19 @@ class CoordinatorClient:
     refusals = 0
     start = last_line = time.monotonic()
     deadline = start + self._settings.rendezvous_timeout
+    ports = [port, *self._env.other_ports]
     while True:
-      try:
-        return handshake.connect((host, port), self._env.secret)
-      except OSError as e:
-        is_refused = isinstance(e, handshake.RefusedError)
-        refusals = refusals + 1 if is_refused else 0
-        if refusals == _MAX_REFUSALS:
-          raise config_lib.ConfigError(self._no_secret()) from e
-        if time.monotonic() > deadline:
-          raise termination.Lost(self._no_answer(host, e)) from e
+      connection, errors = self._try(host, ports)
+      if connection:
+        return connection
+      refused = [e for e in errors if isinstance(e, handshake.RefusedError)]
+      # The right process 0 may come yet, at a port where nobody is.
+      refusals = refusals + 1 if len(refused) == len(ports) else 0
+      is_late = time.monotonic() > deadline
+      if refusals == _MAX_REFUSALS or (refused and is_late):
+        raise config_lib.ConfigError(self._no_secret()) from refused[0]
+      if is_late:
+        raise termination.Lost(self._no_answer(host, errors[0])) from errors[0]
       now = time.monotonic()
       # One process a host says it: the others of a hundred see the same.
       if (
@@ -154,8 +157,19 @@ class CoordinatorClient:
         print(
           f'waiting: rank 0 at {self._env.coordinator_address} does not '
           f'answer yet; {deadline - now:.0f} s left'
+          + (f'; {self._no_secret()}' if refused else '')
         )
       time.sleep(_RETRY)
+
+  def _try(self, host, ports):
+    """Tries ports in turn; returns a connection, or None and all errors."""
+    errors = []
+    for port in ports:
+      try:
+        return handshake.connect((host, port), self._env.secret), []
+      except OSError as e:
+        errors.append(e)
+    return None, errors
 
   def _no_secret(self):
     return (

@@ -10,8 +10,11 @@ from anp_jax.cluster import launchers
 from anp_jax.cluster import tpu_metadata
 from anp_jax.system import xla_flags
 
-# Above the ports that systems hand out by themselves.
-_FIRST_PORT, _PORTS = 61440, 4096
+# Below the ports that systems hand out by themselves, and those of srun.
+_FIRST_PORT, _PORTS = 20480, 8192
+# Ports that process 0 tries in turn, so far apart that those of another job
+# rarely follow on one.
+_CANDIDATES, _STRIDE = 8, 1021
 
 
 class ClusterEnv(NamedTuple):
@@ -23,6 +26,7 @@ class ClusterEnv(NamedTuple):
     index: of this process, from 0.
     count: of processes.
     coordinator_address: 'host:port' of process 0; '' for one process.
+    other_ports: of process 0, tried in turn if that port is taken.
     local_index: among the processes of this host; -1 where unknown.
     num_hosts: a lower bound on the number of hosts; 0 where unknown.
     token: identifies this launch; the same in all of its processes.
@@ -37,6 +41,7 @@ class ClusterEnv(NamedTuple):
   num_hosts: int = 0
   token: str = ''
   secret: str = ''
+  other_ports: tuple[int, ...] = ()
 
 
 ALONE = ClusterEnv()
@@ -93,7 +98,7 @@ def split_address(address: str) -> tuple[str, int]:
   match = re.fullmatch(r'(?:\[([^\]]+)\]|([^:\s]+)):([0-9]{1,5})', address)
   if not match or not 0 < int(match[3]) < 65536:
     raise config_lib.ConfigError(
-      f'coordinator {address!r}: expected HOST:PORT, such as node1:61440'
+      f'coordinator {address!r}: expected HOST:PORT, such as node1:20480'
     )
   return match[1] or match[2], int(match[3])
 
@@ -121,7 +126,8 @@ def _slurm(environment, coordinator):
   job, step = environment.get('SLURM_JOB_ID', ''), environment['SLURM_STEP_ID']
   restart = environment.get('SLURM_RESTART_COUNT', '0')
   nodes = environment.get('SLURM_STEP_NODELIST', '')
-  port = environment.get('JAX_COORDINATOR_PORT') or _port(job, step)
+  chosen = environment.get('JAX_COORDINATOR_PORT')
+  port, *more_ports = [chosen] if chosen else _ports(job, step)
   return _checked(
     ClusterEnv(
       'Slurm',
@@ -131,6 +137,7 @@ def _slurm(environment, coordinator):
       _number(environment, 'SLURM_LOCALID'),
       _number(environment, 'SLURM_STEP_NUM_NODES', 'SLURM_NNODES'),
       f'{job}.{restart}.{step}',
+      other_ports=() if coordinator else tuple(more_ports),
     ),
     'SLURM_STEP_NUM_TASKS', 'SLURM_PROCID', 'SLURM_STEP_NODELIST',
   )  # fmt: skip
@@ -147,6 +154,7 @@ def _open_mpi(environment, coordinator):
     'OMPI_MCA_ess_base_jobid', ''
   )
   local_count = _number(environment, 'OMPI_COMM_WORLD_LOCAL_SIZE')
+  more_ports = ()
   if not coordinator:
     host = ''
     # mpirun's own address (Open MPI 4): process 0 runs where mpirun was typed,
@@ -162,7 +170,8 @@ def _open_mpi(environment, coordinator):
         'Open MPI does not tell where process 0 runs: give main.py '
         '--coordinator=HOST:PORT'
       )
-    coordinator = f'{host}:{_port(name)}'
+    port, *more_ports = _ports(name)
+    coordinator = f'{host}:{port}'
   return _checked(
     ClusterEnv(
       'Open MPI',
@@ -172,6 +181,7 @@ def _open_mpi(environment, coordinator):
       local,
       1 if local_count == count else 2,
       name,
+      other_ports=tuple(more_ports),
     ),
     'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK', '--coordinator',
   )  # fmt: skip
@@ -195,7 +205,8 @@ def _tpu(environment, coordinator):
     )
   if len(hosts) < 2:
     return None
-  port = environment.get('JAX_COORDINATOR_PORT') or _FIRST_PORT
+  chosen = environment.get('JAX_COORDINATOR_PORT')
+  port, *more_ports = [chosen] if chosen else _ports()
   return _checked(
     ClusterEnv(
       'TPU',
@@ -205,6 +216,7 @@ def _tpu(environment, coordinator):
       0,
       len(hosts),
       environment.get('TPU_NAME', ''),
+      other_ports=() if coordinator else tuple(more_ports),
     ),
     'TPU_WORKER_HOSTNAMES', 'TPU_WORKER_ID', '--coordinator',
   )  # fmt: skip
@@ -226,17 +238,21 @@ def _other(environment, coordinator):
   names = launchers.job_names(environment)
   local = launch.local_index
   local_count = environment.get(launch.local_count)
+  port, *more_ports = _ports(*names)
+  address = coordinator or launchers.first_address(launch, environment, port)
+  # What the variables or flags tell is meant.
+  is_chosen = split_address(address)[1] != port
   return _checked(
     ClusterEnv(
       launch.launcher,
       _number(environment, launch.index),
       count,
-      coordinator
-      or launchers.first_address(launch, environment, _port(*names)),
+      address,
       _number(environment, local) if local in environment else -1,
       # Unknown where the launcher does not number the processes of a host.
       0 if local_count is None else 1 if local_count == str(count) else 2,
       '.'.join(names),
+      other_ports=() if is_chosen else tuple(more_ports),
     ),
     launch.count, launch.index, '--coordinator',
   )  # fmt: skip
@@ -258,12 +274,15 @@ def _checked(env, count_name, index_name, address_name):
     raise config_lib.ConfigError(
       f'{env.count} processes need {address_name}, where process 0 is met'
     )
-  host, _ = split_address(env.coordinator_address)
+  host, port = split_address(env.coordinator_address)
   if env.num_hosts > 1 and is_loopback_name(host):
     raise config_lib.ConfigError(
       f'coordinator {env.coordinator_address!r} is a loopback address: of '
       'several hosts, each would only find itself'
     )
+  if env.num_hosts == 1 and not is_loopback_name(host):
+    # No other host needs to reach it.
+    return env._replace(coordinator_address=f'127.0.0.1:{port}')
   return env
 
 
@@ -291,9 +310,11 @@ def _number(environment, *names):
                                'launcher are')  # fmt: skip
 
 
-def _port(*names):
-  """A port derived from a job, so that jobs on one host rarely collide."""
+def _ports(*names):
+  """Ports derived from a job, so that jobs on one host rarely collide."""
   number = 0
   for character in '.'.join(names):
     number = (number * 31 + ord(character)) % 2**31
-  return _FIRST_PORT + number % _PORTS
+  return [
+    _FIRST_PORT + (number + i * _STRIDE) % _PORTS for i in range(_CANDIDATES)
+  ]

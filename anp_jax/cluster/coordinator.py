@@ -78,7 +78,8 @@ class Coordinator:
       sleep: waits for seconds of that clock.
 
     Raises:
-      ConfigError: if the port is taken.
+      ConfigError: if the port cannot be opened.
+      Lost: if it is taken, and so are the others that may be used.
     """
     self._count = env.count
     self._token = env.token

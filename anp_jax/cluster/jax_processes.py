@@ -2,6 +2,7 @@
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.cluster import listener
 from anp_jax.system import cores
 from anp_jax.system import xla_flags
 
@@ -32,14 +33,15 @@ def join(env, client, settings, heartbeat) -> None:
   # It would take SIGTERM for itself.
   jax.config.update('jax_enable_preemption_service', False)
   host, _ = cluster_env.split_address(env.coordinator_address)
-  host = f'[{host}]' if ':' in host else host
+  bind = listener.bind_addresses(host)[0]  # JAX takes one
   ours = max(settings.rendezvous_timeout, settings.heartbeat_timeout)
   timeout = int(max(_MIN_TIMEOUT, _TIMES_OURS * ours))
   jax.distributed.initialize(
-    f'{host}:{client.port}',
+    _joined(host, client.port),
     env.count,
     env.index,
     local_device_ids=client.devices,
+    coordinator_bind_address=_joined(bind, client.port) if bind else None,
     initialization_timeout=timeout,
     heartbeat_timeout_seconds=timeout,
     shutdown_timeout_seconds=60,
@@ -55,6 +57,10 @@ def join(env, client, settings, heartbeat) -> None:
         f'rank {index} on {client.hosts[index]} has {count} devices, rank 0 on '
         f'{client.hosts[0]} has {counts[0]}: every process needs equally many'
       )
+
+
+def _joined(host, port):
+  return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
 
 
 def start_alone(devices: list[int] | None, heartbeat) -> None:

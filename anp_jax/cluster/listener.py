@@ -1,37 +1,73 @@
 """The port at which process 0 waits for the others."""
 
+import errno
+import ipaddress
 import socket
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.cluster import termination
 
 # Connections that wait to be accepted.
 _BACKLOG = 1024
+_TO_ITSELF = {'0.0.0.0': '127.0.0.1', '::': '::1'}
 
 
 def listen(env: cluster_env.ClusterEnv) -> list[socket.socket]:
-  """Opens the port of process 0.
+  """Opens the first port of process 0 that is not taken.
+
+  Returns:
+    A socket for each of `bind_addresses`, all with the same port.
 
   Raises:
-    ConfigError: if the port is taken.
+    ConfigError: if a port cannot be opened at all.
+    Lost: if all ports are taken.
   """
-  _, port = cluster_env.split_address(env.coordinator_address)
-  # Both families where the system allows it.
-  dual = socket.has_dualstack_ipv6()
+  host, port = cluster_env.split_address(env.coordinator_address)
+  addresses = bind_addresses(host)
+  ports = [port, *env.other_ports]
+  for port in ports:
+    listeners = []
+    try:
+      for address in addresses:
+        listeners.append(_open(address, port))
+      return listeners
+    except OSError as e:
+      for listening in listeners:
+        listening.close()
+      if e.errno != errno.EADDRINUSE:
+        raise config_lib.ConfigError(
+          f'coordinator {env.coordinator_address!r}: rank 0 cannot open port '
+          f'{port} ({e.strerror})'
+        ) from e
+  raise termination.Lost(
+    f'coordinator {env.coordinator_address!r}: rank 0 cannot open port '
+    f'{", ".join(map(str, ports))} (taken; another run may hold it): wait, or '
+    'choose a port with --coordinator=HOST:PORT or JAX_COORDINATOR_PORT'
+  )
+
+
+def bind_addresses(host: str) -> list[str]:
+  """The addresses of this host at which process 0 waits.
+
+  Args:
+    host: by which the other processes find it.
+
+  Returns:
+    The addresses of that name; [''], all that this host has, if one of them is
+    not this host's, or is loopback though the name is not. Other hosts then
+    know it by another address, as behind NAT.
+  """
+  host = _TO_ITSELF.get(host, host)
   try:
-    return [
-      socket.create_server(
-        ('', port),
-        family=socket.AF_INET6 if dual else socket.AF_INET,
-        dualstack_ipv6=dual,
-        backlog=_BACKLOG,
-      )
-    ]
-  except OSError as e:
-    raise config_lib.ConfigError(
-      f'coordinator {env.coordinator_address!r}: rank 0 cannot open port '
-      f'{port} ({e.strerror}); another run may hold it'
-    ) from e
+    answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+  except OSError:  # a name may appear late
+    return ['']
+  addresses = list(dict.fromkeys(answer[4][0] for answer in answers))
+  if cluster_env.is_loopback_name(host):
+    return [a for a in addresses if _is_here(a)] or ['']
+  is_known_so = all(_is_here(a) and not _is_loopback(a) for a in addresses)
+  return addresses if is_known_so else ['']
 
 
 def free_port() -> int:
@@ -39,3 +75,33 @@ def free_port() -> int:
   with socket.socket() as s:
     s.bind(('', 0))
     return s.getsockname()[1]
+
+
+def _open(address, port):
+  if address:
+    six = ':' in address
+    family = socket.AF_INET6 if six else socket.AF_INET
+    return socket.create_server(
+      (address, port), family=family, backlog=_BACKLOG
+    )
+  # Both families where the system allows it.
+  dual = socket.has_dualstack_ipv6()
+  return socket.create_server(
+    ('', port),
+    family=socket.AF_INET6 if dual else socket.AF_INET,
+    dualstack_ipv6=dual,
+    backlog=_BACKLOG,
+  )
+
+
+def _is_loopback(address):
+  return ipaddress.ip_address(address.split('%')[0]).is_loopback
+
+
+def _is_here(address):
+  """Whether an address is one of this host's."""
+  try:
+    _open(address, 0).close()
+  except OSError:
+    return False
+  return True

@@ -123,9 +123,9 @@ def test_a_slurm_step():
   env = _detect(_STEP)
   assert (env.launcher, env.index, env.count) == ('Slurm', 3, 4)
   assert (env.local_index, env.num_hosts) == (1, 2)
-  assert re.fullmatch(r'gpu03:6[0-9]{4}', env.coordinator_address)
+  assert re.fullmatch(r'gpu03:2[0-9]{4}', env.coordinator_address)
   port = int(env.coordinator_address.split(':')[1])
-  assert 61440 <= port < 65536
+  assert 20480 <= port < 28672
 
 
 def test_all_tasks_of_a_step_meet_and_no_others():
@@ -144,6 +144,27 @@ def test_a_coordinator_or_port_of_ones_own_under_slurm():
   assert _detect(_STEP, 'mine:99').coordinator_address == 'mine:99'
   port = {'JAX_COORDINATOR_PORT': '99'}
   assert _detect({**_STEP, **port}).coordinator_address == 'gpu03:99'
+
+
+def test_the_ports_that_process_0_tries():
+  env = _detect(_STEP)
+  _, first = cluster_env.split_address(env.coordinator_address)
+  ports = [first, *env.other_ports]
+  # Below 32768, Linux's ephemeral ports, and 60001, those of srun.
+  assert len(set(ports)) == 8 and all(20480 <= p <= 28671 for p in ports)
+  assert _detect({**_STEP, 'SLURM_PROCID': '0'}).other_ports == env.other_ports
+  for launcher in (_STEP, _MPI, _TPU):
+    assert len(_detect(launcher).other_ports) == 7
+    assert not _detect(launcher, 'mine:99').other_ports  # that port is meant
+  assert not _detect({**_STEP, 'JAX_COORDINATOR_PORT': '99'}).other_ports
+
+
+def test_processes_of_one_host_meet_at_loopback():
+  single_host = {**_STEP, 'SLURM_STEP_NUM_NODES': '1'}
+  address = _detect(single_host).coordinator_address
+  assert address.startswith('127.0.0.1:')
+  address = _detect(single_host, 'gpu03:99').coordinator_address
+  assert address == '127.0.0.1:99'
 
 
 def test_a_batch_shell_is_one_process():
@@ -207,7 +228,7 @@ def test_open_mpi_4():
   env = _detect(_MPI)
   assert (env.launcher, env.index, env.count) == ('Open MPI', 2, 4)
   assert env.local_index == 0
-  assert re.fullmatch(r'10\.96\.0\.1:6[0-9]{4}', env.coordinator_address)
+  assert re.fullmatch(r'10\.96\.0\.1:2[0-9]{4}', env.coordinator_address)
   assert env.token == '1531576321'
   assert _detect(_MPI, 'node1:99').coordinator_address == 'node1:99'
 
@@ -218,7 +239,7 @@ def test_open_mpi_on_one_host():
     'OMPI_COMM_WORLD_LOCAL_RANK': '2',
   }
   env = _detect({**_MPI_5, **single_host})
-  assert re.fullmatch(r'127\.0\.0\.1:6[0-9]{4}', env.coordinator_address)
+  assert re.fullmatch(r'127\.0\.0\.1:2[0-9]{4}', env.coordinator_address)
   assert (env.num_hosts, env.local_index) == (1, 2)
 
 
@@ -237,7 +258,7 @@ def test_mpirun_of_one_process():
 def test_a_tpu_pod():
   env = _detect(_TPU)
   assert (env.launcher, env.index, env.count) == ('TPU', 1, 3)
-  assert env.coordinator_address == 't1k-w-0.svc:61440'
+  assert env.coordinator_address == 't1k-w-0.svc:20480'
   alone = {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_WORKER_ID': '0'}
   assert _detect(alone) == cluster_env.ALONE
 
@@ -295,7 +316,7 @@ def test_a_tpu_vm_asks_its_metadata_server(tpu_vm, workers, first, slices):
   }  # fmt: skip
   env = tpu_vm(attributes)
   assert (env.launcher, env.index, env.count) == ('TPU', 1, 2)
-  assert env.coordinator_address == f'{first}:61440' and env.num_hosts == 2
+  assert env.coordinator_address == f'{first}:20480' and env.num_hosts == 2
 
 
 def test_a_tpu_vm_of_its_own(tpu_vm):
@@ -308,7 +329,7 @@ def test_a_tpu_vm_of_its_own(tpu_vm):
 
 def test_who_does_not_ask_the_metadata_server(tpu_vm, monkeypatch):
   pod = {'agent-worker-number': '1', 'worker-network-endpoints': _TRIPLES}
-  assert tpu_vm(pod, _TPU).coordinator_address == 't1k-w-0.svc:61440'
+  assert tpu_vm(pod, _TPU).coordinator_address == 't1k-w-0.svc:20480'
   assert tpu_vm(pod, {'TPU_SKIP_MDS_QUERY': '1'}) == cluster_env.ALONE
   assert tpu_vm(pod, _STEP).launcher == 'Slurm'
   monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'cpu')

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +11,6 @@ import time
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
 from anp_jax.cluster import coordinator
 from anp_jax.cluster import termination
 from tests import coordinating
@@ -202,7 +200,6 @@ import sys
 import time
 import types
 from anp_jax.cluster import client
-from anp_jax.cluster import cluster_env
 
 card = json.loads(sys.argv[1])
 secret = sys.argv[3]
@@ -429,15 +426,3 @@ def test_a_stranger_does_not_end_a_run_that_goes_on():
     [lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)]
   )
   assert values == [[0, 1]] * 2 and not run.ended
-
-
-def test_a_port_that_is_taken(config):
-  with socket.create_server(('127.0.0.1', 0)) as other:
-    port = other.getsockname()[1]
-    env = cluster_env.ClusterEnv(
-      'flags', 0, 2, f'127.0.0.1:{port}', secret=coordinating.SECRET
-    )
-    timeouts = coordinator.Timeouts.of(config.cluster)
-    text = f'rank 0 cannot open port {port}'
-    with pytest.raises(config_lib.ConfigError, match=text):
-      coordinator.Coordinator(env, timeouts)

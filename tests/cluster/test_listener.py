@@ -1,0 +1,106 @@
+"""The port of process 0: which one, and at which addresses."""
+
+import contextlib
+import socket
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cluster_env
+from anp_jax.cluster import handshake
+from anp_jax.cluster import listener
+from anp_jax.cluster import termination
+from tests import coordinating
+from tests import launching
+
+pytestmark = pytest.mark.usefixtures('short_waits')
+
+
+class _OtherRun(coordinating.Run):
+  secret = 'e5' * 32
+
+
+def _env(port):
+  return cluster_env.ClusterEnv(
+    'flags', 0, 2, f'127.0.0.1:{port}', secret='ab' * 32
+  )
+
+
+def _names(monkeypatch, *addresses):
+  """Has every name mean these addresses."""
+
+  def answers(*_, **__):
+    return [(0, 0, 0, '', (address, 0)) for address in addresses]
+
+  monkeypatch.setattr(socket, 'getaddrinfo', answers)
+
+
+def test_a_port_that_is_taken():
+  """It may be free soon: the job is to be started again."""
+  with socket.create_server(('127.0.0.1', 0)) as other:
+    port = other.getsockname()[1]
+    with pytest.raises(termination.Lost) as caught:
+      listener.listen(_env(port))
+  text = str(caught.value)
+  assert f'rank 0 cannot open port {port} (taken' in text
+  assert '--coordinator=HOST:PORT or JAX_COORDINATOR_PORT' in text
+  assert termination.exit_status(caught.value)[0] == 75
+
+
+def test_a_port_that_may_not_be_opened(monkeypatch):
+  def refuse(*_, **__):
+    raise PermissionError(13, 'Permission denied')
+
+  monkeypatch.setattr(socket, 'create_server', refuse)
+  with pytest.raises(config_lib.ConfigError, match='port 99 .Permission'):
+    listener.listen(_env(99))
+
+
+@pytest.mark.parametrize('count', [0, 1, 2])
+@pytest.mark.parametrize('by', ['another service', 'another run'])
+def test_the_first_free_port_is_found_by_all(monkeypatch, count, by):
+  monkeypatch.setattr(handshake, 'WITHIN', 1.0)  # a service may say nothing
+  ports = [launching.free_port() for _ in range(3)]
+  with contextlib.ExitStack() as stack:
+    for port in ports[:count]:
+      if by == 'another run':
+        other = _OtherRun(2, ports=[port])
+        stack.callback(other.close)
+      else:
+        stack.enter_context(socket.create_server(('127.0.0.1', port)))
+    run = coordinating.Run(2, ports=ports)
+    run.join(0, 1).started()
+    assert not run.errors
+    ports_open = [s.getsockname()[1] for s in run.coordinator._listeners]
+    assert ports_open == [ports[count]]
+    run.close()
+
+
+@pytest.mark.parametrize(
+  'addresses, host, bound',
+  [
+    (['127.0.0.1'], 'localhost', ['127.0.0.1']),
+    (['127.0.1.1'], 'node1', ['']),  # so Debian names a host to itself
+    (['192.0.2.1'], 'node1', ['']),  # another's: behind NAT
+    (['127.0.0.1', '192.0.2.1'], 'node1', ['']),
+  ],
+)
+def test_the_addresses_of_process_0(monkeypatch, addresses, host, bound):
+  _names(monkeypatch, *addresses)
+  assert listener.bind_addresses(host) == bound
+
+
+def test_a_name_that_means_this_host(monkeypatch):
+  _names(monkeypatch, '10.1.2.3')
+  monkeypatch.setattr(listener, '_is_here', lambda address: True)
+  assert listener.bind_addresses('node1') == ['10.1.2.3']
+
+
+def test_a_name_that_means_nothing_yet():
+  assert listener.bind_addresses('no-such-host.invalid') == ['']
+
+
+def test_a_loopback_coordinator_is_not_reached_from_elsewhere():
+  (listening,) = listener.listen(_env(launching.free_port()))
+  with listening:
+    assert listening.getsockname()[0] == '127.0.0.1'
