@@ -226,7 +226,7 @@ def test_no_error_of_a_lost_device_ends_the_run(error, name):
 
 
 def test_a_closed_client_means_a_lost_device(remote_devices):
-  """As where a process that was started again has a new client."""
+  """A process that was started again has another client."""
   (device,) = remote_devices(1)
   task = types.SimpleNamespace(number=1, y=jax.ShapeDtypeStruct((1,), 'f4'))
   device._installed.add(1)

@@ -194,7 +194,7 @@ class OffloadServer(transport.Port):
     Args:
       config: the run's config.
       place: of this process, see `transport.Port`.
-      token: of the run.
+      token: see `transport.session_token`.
       devices: jax.Devices of this process.
     """
     self.requests = 0
