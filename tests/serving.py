@@ -10,6 +10,7 @@ from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.cluster import process_info
+from anp_jax.cluster import secret
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.server import log as log_lib
 from anp_jax.runtimes.server import rendezvous
@@ -96,7 +97,9 @@ def participant(config, folder, index=0, count=1, launched=0.0):
   """Returns one process of a run, as the others see it."""
   env = cluster_env.ClusterEnv('test', index, count, num_hosts=1)
   process = process_info.collect(env, config, {})
-  return rendezvous.Participant(config, str(folder), env, process, launched)
+  return rendezvous.Participant(
+    config, str(folder), env, process, launched, secret.for_run(str(folder), {})
+  )
 
 
 def losses(workdir):

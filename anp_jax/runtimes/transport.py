@@ -1,18 +1,16 @@
 """Arrays and requests between processes, by Apache Arrow Flight.
 
 Vectors are sent as streams of record batches of one column of bytes, a few
-megabytes each; small requests as JSON. Every call carries the run's token.
+megabytes each; small requests as JSON. Every call carries the session's token,
+which both ends derive from the run's secret.
 """
 
 import collections
 import contextlib
 import ctypes
-import fcntl
 import functools
 import hmac
 import json
-import socket
-import struct
 import weakref
 
 import numpy as np
@@ -21,6 +19,8 @@ from pyarrow import flight
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.cluster import secret as secret_lib
+from anp_jax.runtimes import addresses
 from anp_jax.system import emulation
 from anp_jax.system import errors
 
@@ -28,12 +28,27 @@ from anp_jax.system import errors
 BATCH = 4 * 2**20
 _SPARE = 4  # buffers of one size that wait to be used again
 _HEADER = 'authorization'
-_SIOCGIFADDR = 0x8915  # Linux's question for an interface's IPv4 address
 _SCHEMA = pa.schema([('bytes', pa.uint8())])
 # Addresses of this process: what it sends to itself passes no link.
 _own_addresses = set()
 # What a call raises when its server is gone, or has begun another session.
 CONNECTION_ERRORS = (flight.FlightError, OSError, EOFError)
+
+
+def session_token(secret: str, session: str) -> str:
+  """Returns what calls of a session must show; nobody sends it otherwise.
+
+  Args:
+    secret: of the run, from `cluster.secret`.
+    session: a random name, new for each start of a server, which anybody may
+      know. A token that reached a wrong process is of no use in the next one.
+
+  Raises:
+    ValueError: for no secret.
+  """
+  if not secret:
+    raise ValueError('processes without a secret cannot trust each other')
+  return secret_lib.prove(secret_lib.derive(secret, 'flight'), session)
 
 
 class Gate(flight.ServerMiddlewareFactory):
@@ -55,7 +70,8 @@ class Port(flight.FlightServerBase):
   """A process's open port; subclasses write the calls.
 
   Attributes:
-    address: for other processes, such as 'grpc://10.0.0.3:40123'.
+    address: for other processes, such as '10.0.0.3:40123'; whether it is
+      called with TLS is in the config of whoever connects.
   """
 
   def __init__(
@@ -66,20 +82,19 @@ class Port(flight.FlightServerBase):
     Args:
       config: the run's config.
       env: of this process.
-      token: of the run: a call without it is refused.
+      token: see `session_token`; a call without it is refused.
       owner: of the port, for people, such as 'a server'.
 
     Raises:
       ConfigError: if it cannot be opened.
     """
-    host = own_address(config.strategy.bind, env)
+    host = addresses.own_address(config.strategy.bind, env)
     pair = tls(config)
-    scheme = 'grpc+tls' if pair else 'grpc'
     bracketed = f'[{host}]' if ':' in host else host
     options = {'tls_certificates': [pair]} if pair else {}
     try:
       super().__init__(
-        f'{scheme}://{bracketed}:0',
+        f'{_scheme(pair)}://{bracketed}:0',
         middleware={'gate': Gate(token)},
         **options,
       )
@@ -88,7 +103,7 @@ class Port(flight.FlightServerBase):
         f'config.strategy.bind={config.strategy.bind!r}: {owner} cannot listen '
         f'on {host} ({errors.first_line(e)})'
       ) from e
-    self.address = f'{scheme}://{bracketed}:{self.port}'
+    self.address = f'{bracketed}:{self.port}'
     _own_addresses.add(self.address)
 
 
@@ -102,9 +117,9 @@ class Client:
     """Prepares the connections, which the first call opens.
 
     Args:
-      address: 'grpc://host:port', or grpc+tls.
-      token: of the run.
-      certificate: PEM, that a server with TLS must show.
+      address: 'host:port'.
+      token: see `session_token`.
+      certificate: PEM, that the server must show; None: no TLS.
       timeout: seconds of each call.
     """
     self._local = address in _own_addresses
@@ -112,7 +127,7 @@ class Client:
     # A connection each way: one would push and pull in turns.
     self._down, self._up = (
       flight.FlightClient(
-        address,
+        f'{_scheme(certificate)}://{address}',
         generic_options=[
           ('grpc.max_receive_message_length', -1),
           # A server that has gone is asked again soon after it came back.
@@ -175,52 +190,18 @@ def connect(config, address: str, token: str, timeout: float = 60.0) -> Client:
 
   Args:
     config: the run's config.
-    address: of the port.
-    token: of the run.
+    address: of the port, as another process has told it.
+    token: see `session_token`.
     timeout: seconds of each call.
-  """
-  pair = tls(config)
-  return Client(address, token, pair and pair[0], timeout)
-
-
-def own_address(bind: str, env: cluster_env.ClusterEnv) -> str:
-  """Returns the address where other processes of a run find this host.
-
-  Args:
-    bind: config.strategy.bind.
-    env: of this process.
 
   Raises:
-    ConfigError: if only this host would find that address.
+    ConfigError: if the address is not 'host:port'.
   """
-  if bind in [name for _, name in socket.if_nameindex()]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-      request = struct.pack('256s', bind.encode())
-      try:
-        answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, request)
-      except OSError as e:
-        raise config_lib.ConfigError(
-          f'config.strategy.bind={bind!r}: this interface has no IPv4 address'
-        ) from e
-    return socket.inet_ntoa(answer[20:24])
-  if bind:
-    return bind
-  host = ''
-  if env.coordinator_address:
-    host, _ = cluster_env.split_address(env.coordinator_address)
-  if env.count == 1 or env.num_hosts == 1 or cluster_env.is_loopback_name(host):
-    return '127.0.0.1'
-  name = socket.gethostname()
-  # Debian's own /etc/hosts has 127.0.1.1 for it.
-  address = _resolved(name) or _route(env.coordinator_address)
-  if not address:
-    raise config_lib.ConfigError(
-      f"config.strategy.bind='': {name}, the name of this host, and its way to "
-      f'the coordinator {env.coordinator_address} have no address where '
-      "other hosts find it; expected an interface, such as 'eth0', or "
-      '--coordinator=127.0.0.1:PORT where all processes are on one host'
-    )
-  return address
+  problem = addresses.problem(address)
+  if problem:
+    raise config_lib.ConfigError(problem)
+  pair = tls(config)
+  return Client(address, token, pair and pair[0], timeout)
 
 
 def tls(config) -> tuple[bytes, bytes] | None:
@@ -232,6 +213,10 @@ def tls(config) -> tuple[bytes, bytes] | None:
     with open(path, 'rb') as f:
       texts.append(f.read())
   return tuple(texts)
+
+
+def _scheme(certificate):
+  return 'grpc+tls' if certificate else 'grpc'
 
 
 def stream(
@@ -325,31 +310,6 @@ def answering():
 def nbytes(shape) -> int:
   """Returns the bytes of an array with this shape and dtype."""
   return int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize
-
-
-def _resolved(name):
-  """A host's IPv4 address; '' where it is a loopback address, or none."""
-  try:
-    address = socket.gethostbyname(name)
-  except OSError:
-    return ''
-  return '' if cluster_env.is_loopback_name(address) else address
-
-
-def _route(coordinator):
-  """This host's address on the way to the coordinator; '' as `_resolved`."""
-  host, port = cluster_env.split_address(coordinator)
-  try:
-    family, *_, address = socket.getaddrinfo(
-      host, port, type=socket.SOCK_DGRAM
-    )[0]
-    # Nothing is sent: the system only looks for the way.
-    with socket.socket(family, socket.SOCK_DGRAM) as s:
-      s.connect(address)
-      local = s.getsockname()[0]
-  except OSError:
-    return ''
-  return '' if cluster_env.is_loopback_name(local) else local
 
 
 class _Buffers:

@@ -127,8 +127,10 @@ class Exchange:
     """Opens this process's port; all processes do so at once."""
     self._timeout = config.cluster.rendezvous_timeout
     self._arrivals = queue.Queue()
-    token = '' if processes.index else secrets.token_hex(32)
-    token = processes.gather(token)[0]
+    session = '' if processes.index else secrets.token_hex(8)
+    token = transport.session_token(
+      processes.secret, processes.gather(session)[0]
+    )
     receiver = messages.Receiver(
       config, processes.env, token,
       lambda request, data: self._arrivals.put((request['part'], data)),

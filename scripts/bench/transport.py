@@ -74,7 +74,7 @@ def main():
 def _rounds(ports, size, rounds):
   """Seconds of each round, by name; the first round warms up."""
   data = np.ones(size, np.uint8)
-  client = transport.Client(f'grpc://127.0.0.1:{ports["flight"]}', _TOKEN)
+  client = transport.Client(f'127.0.0.1:{ports["flight"]}', _TOKEN)
   up, down = (
     socket.create_connection(('127.0.0.1', ports['raw'])) for _ in range(2)
   )

@@ -9,6 +9,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 from pyarrow import flight
 import pytest
 
@@ -183,6 +184,69 @@ def test_an_error_of_a_device_that_is_there_is_not_hidden(monkeypatch):
   task = types.SimpleNamespace(number=1)
   with pytest.raises(flight.FlightInternalError, match='no memory'):
     bad.forward(task, None, None, keep=True).result()
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    pa.ArrowInvalid('FlightClient is closed'),
+    ValueError('7 bytes, expected 8'),
+    MemoryError('no room'),
+    flight.FlightInternalError('broken'),
+    futures.CancelledError(),
+  ],
+  ids=lambda e: type(e).__name__,
+)
+@pytest.mark.parametrize('name', ['y', 'dx', 'dkernel'])
+def test_no_error_of_a_lost_device_ends_the_run(error, name):
+  """It is lost while its answer is waited for, which then is an error."""
+  device = types.SimpleNamespace(name='bad', is_lost=False)
+
+  class _Failing(futures.Future):
+    def result(self, timeout=None):
+      device.is_lost = True
+      return super().result(timeout)
+
+  failing = _Failing()
+  failing.set_exception(error)
+  done = futures.Future()
+  done.set_result('by the substitute')
+  device.forward = lambda *_: failing
+  device.backward = lambda *_: (failing, failing)
+  substitute = types.SimpleNamespace(
+    forward=lambda *_, **__: done, backward=lambda *_: (done, done)
+  )
+  replaced = replaceable.ReplaceableDevice(device, 1, substitute)
+  task = types.SimpleNamespace(number=1)
+  results = {'y': replaced.forward(task, None, None, keep=True)}
+  if name != 'y':
+    device.is_lost = False
+    results['dx'], results['dkernel'] = replaced.backward(task, None, True)
+  assert results[name].result() == 'by the substitute'
+
+
+def test_a_closed_client_means_a_lost_device(remote_devices):
+  """A process that was started again has another client."""
+  (device,) = remote_devices(1)
+  task = types.SimpleNamespace(number=1, y=jax.ShapeDtypeStruct((1,), 'f4'))
+  device._installed.add(1)
+  device._client.close()
+  x = np.zeros(1, np.float32)
+  future = device.forward(task, x, x, keep=True)
+  with pytest.raises(pa.ArrowInvalid, match='FlightClient is closed'):
+    future.result(20)
+  assert device.is_lost
+
+
+def test_a_refused_request_means_no_lost_device(remote_devices):
+  (device,) = remote_devices(1)
+  task = types.SimpleNamespace(number=1, y=jax.ShapeDtypeStruct((1,), 'f4'))
+  device._installed.add(1)
+  x = np.zeros(1, np.float32)
+  future = device.forward(task, x, x, keep=True)  # it has no such program
+  with pytest.raises(flight.FlightServerError, match='refused'):
+    future.result(20)
+  assert not device.is_lost and device.error
 
 
 @pytest.mark.soak

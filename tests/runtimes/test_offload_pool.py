@@ -17,7 +17,7 @@ class _Processes:
     sent: (rank, value) of all mail.
   """
 
-  index, env = 0, None
+  index, env, secret = 0, None, 32 * 'a1'
 
   def __init__(self, *hosts):
     self.hosts, self.count = hosts, len(hosts)
@@ -38,13 +38,20 @@ class _Processes:
   def vote(self):
     return 0
 
-  def come(self, rank, devices=1, host='b'):
+  def come(self, rank, devices=1, host='b', address=None):
     """Has a process tell its address, where nobody answers."""
     self._is_open.wait()
     device = {'kind': 'CPU', 'platform': 'cpu', 'target': 'cpu'}
-    address = {'address': f'grpc://127.0.0.1:{rank}', 'token': 't'}
+    address = address or f'127.0.0.1:{rank}'
     self._on_mail(
-      rank, {**address, 'host': host, 'devices': [device] * devices}, ''
+      rank,
+      {
+        'address': address,
+        'session': 's',
+        'host': host,
+        'devices': [device] * devices,
+      },
+      '',
     )
 
   def go(self, rank, why='gone'):
@@ -93,6 +100,32 @@ def test_processes_that_have_not_come_are_not_waited_for():
   threading.Timer(0.1, lambda: processes.go(3)).start()
   pool = _pool(processes, 2)
   assert _names(pool) == [('CPU (rank 2 on b)', False)]
+
+
+def test_an_address_with_a_scheme_is_refused():
+  """It could have weights and activations sent without TLS."""
+  processes = _Processes('a', 'b')
+  address = 'grpc://127.0.0.1:1'
+  thread = threading.Thread(
+    target=processes.come, args=(1,), kwargs={'address': address}
+  )
+  thread.start()
+  with pytest.raises(config_lib.ConfigError, match=address):
+    pool_lib.DevicePool(_config(), processes)
+  thread.join()
+
+
+def test_a_process_that_comes_with_such_an_address_is_done_without():
+  processes = _Processes('a', 'b')
+  pool = _pool(processes, 1)
+  processes.go(1)
+  assert pool.news()
+  processes.come(1, address='grpc+tls://127.0.0.1:1')
+  assert pool.devices() == () and processes.sent == [(1, 'dropped')]
+  (line,) = pool.news()
+  assert line.startswith('rank 1: ') and 'HOST:PORT' in line
+  processes.come(1)
+  assert _names(pool) == [('CPU (rank 1 on b)', False)]
 
 
 def test_shares_count_on_all_processes():

@@ -75,11 +75,27 @@ def test_a_restarted_server_waits_for_the_next_session(config, tmp_path):
   """It has lost what this session's updates were applied to."""
   process = serving.participant(config, tmp_path, 0, 3).process
   session = _session(config, servers=2, process=process)
-  assert session.join(1, 'grpc://x:1', process) == {'session': 'now'}
+  assert session.join(1, 'x:1', process) == {'session': 'now'}
   assert not session.lost
-  assert session.join(1, 'grpc://x:2', process) == {'wait': True}
+  assert session.join(1, 'x:2', process) == {'wait': True}
   assert session.lost
-  assert session.join(1, 'grpc://x:2', process) == {'wait': True}
+  assert session.join(1, 'x:2', process) == {'wait': True}
+
+
+def test_a_server_whose_address_has_a_scheme_is_refused(config, tmp_path):
+  """Workers would be told to call it without TLS."""
+  process = serving.participant(config, tmp_path, 0, 3).process
+  session = _session(config, servers=2, process=process)
+  (problem,) = session.join(1, 'grpc://x:1', process).values()
+  assert "'grpc://x:1'" in problem and session.addresses == {0: ''}
+  assert session.failed == problem
+
+
+def test_a_file_of_an_earlier_version_is_no_server_0(config, tmp_path):
+  record = {'address': 'grpc://x:1', 'token': 'a'}
+  (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
+  with pytest.raises(OSError, match='earlier version'):
+    serving.participant(config, tmp_path, 1, 3).connect()
 
 
 def test_a_call_that_waits_when_its_session_ends_has_its_worker_reconnect(
@@ -103,7 +119,7 @@ def test_port_of_a_server_is_closed_also_where_the_run_has_ended(
 ):
   participant = serving.participant(config, tmp_path, 1, 3, time.time())
   server = secondary.SecondaryServer(participant, None)
-  record = {'address': 'grpc://x:1', 'token': 'of the run'}
+  record = {'address': 'x:1', 'session': 'a'}
   (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
   real_shutdown, closed, joined = service_lib.Service.shutdown, [], []
 

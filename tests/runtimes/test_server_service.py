@@ -1,7 +1,6 @@
 """A server's port: what it carries, and what it refuses without harm."""
 
 import json
-import subprocess
 import time
 import types
 
@@ -13,6 +12,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.runtimes import addresses
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import log as log_lib
 from anp_jax.runtimes.server import look_ahead
@@ -23,6 +23,7 @@ from anp_jax.runtimes.server import scheduler as scheduler_lib
 from anp_jax.runtimes.server import session as session_lib
 from anp_jax.runtimes.server import setup as setup_lib
 from anp_jax.runtimes.server import update_metrics
+from tests import certificates
 from tests import serving
 
 # A worker's commit of its first ticket.
@@ -64,7 +65,8 @@ class _Server:
       'now', self.store, scheduler, self.log, [start], run
     )
     self.client = participant.connect()
-    self.address, self.token = rendezvous.read_address(str(folder))
+    self.address, session = rendezvous.read_address(str(folder))
+    self.token = transport.session_token(participant.secret, session)
 
   @property
   def sizes(self):
@@ -157,8 +159,12 @@ def test_wrong_token_is_refused(server):
   server.unchanged()
 
 
-def test_token_is_the_owners_alone(server, tmp_path):
-  assert (tmp_path / rendezvous.NAME).stat().st_mode & 0o077 == 0
+def test_no_file_holds_the_token(server, tmp_path):
+  record = json.loads((tmp_path / rendezvous.NAME).read_text())
+  assert record.keys() == {'address', 'session'}
+  for path in tmp_path.rglob('*'):
+    if path.is_file():
+      assert server.token.encode() not in path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +210,7 @@ def test_bytes_that_lie_are_refused(server):
     timeout=20,
     headers=[(b'authorization', f'Bearer {server.token}'.encode())],
   )
-  plain = flight.FlightClient(server.address)
+  plain = flight.FlightClient(f'grpc://{server.address}')
   for column in (
     pa.array(np.zeros(size + 1, np.uint8)),
     pa.array(np.zeros(size - 1, np.uint8)),
@@ -275,18 +281,14 @@ def test_server_of_another_config_is_named(server):
     **server.process,
     'config': {**server.process['config'], 'seed': '7'},
   }
-  answer = server.client.ask(
-    'join', server=1, address='grpc://x:1', process=other
-  )
+  answer = server.client.ask('join', server=1, address='x:1', process=other)
   assert 'config.seed 7' in answer['problem']
   assert server.session.failed == answer['problem']
 
 
 def test_server_may_compute_on_other_devices(server):
   other = {**server.process, 'index': 1, 'platform': 'gpu', 'gpus': ['x']}
-  answer = server.client.ask(
-    'join', server=1, address='grpc://x:1', process=other
-  )
+  answer = server.client.ask('join', server=1, address='x:1', process=other)
   assert answer['session'] == 'now'
 
 
@@ -426,28 +428,16 @@ def _error(server):
 
 def test_tls(config, tmp_path, monkeypatch):
   serving.on_devices(monkeypatch, 1)
-  key, certificate = tmp_path / 'key.pem', tmp_path / 'certificate.pem'
-  result = subprocess.run(
-    ['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt',
-     'ec_paramgen_curve:prime256v1', '-nodes', '-keyout', str(key), '-out',
-     str(certificate), '-days', '2', '-subj', '/CN=localhost', '-addext',
-     'subjectAltName=IP:127.0.0.1'],
-    capture_output=True,
-  )  # fmt: skip
-  if result.returncode:
-    pytest.skip('openssl cannot make a certificate here')
   config = serving.config_of(
     config,
     **{
       'model.name': 'tests.user_network:SmallNet',
-      'strategy.tls_certificate': str(certificate),
-      'strategy.tls_key': str(key),
+      **certificates.keys(tmp_path),
     },
   )
   server = _Server(config, tmp_path)
-  assert server.address.startswith('grpc+tls://')
   assert _update(server)[1] == {}
-  naked = transport.Client(server.address.replace('+tls', ''), server.token)
+  naked = transport.Client(server.address, server.token)
   with pytest.raises(flight.FlightError):
     naked.ask('take', session='now', worker='a')
   naked.close()
@@ -456,8 +446,8 @@ def test_tls(config, tmp_path, monkeypatch):
 
 def test_interface_by_name():
   place = cluster_env.ClusterEnv('test', 0, 2, 'far:1234')
-  assert transport.own_address('lo', place) == '127.0.0.1'
-  assert transport.own_address('10.1.2.3', place) == '10.1.2.3'
+  assert addresses.own_address('lo', place) == '127.0.0.1'
+  assert addresses.own_address('10.1.2.3', place) == '10.1.2.3'
 
 
 def test_address_that_is_not_here_is_named(config, tmp_path):

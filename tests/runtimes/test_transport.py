@@ -13,6 +13,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from anp_jax.runtimes import addresses
 from anp_jax.runtimes import transport
 from anp_jax.system import emulation
 from tests import builders
@@ -73,26 +74,26 @@ def test_a_name_that_means_loopback_is_not_told_to_other_hosts(
   with monkeypatch.context() as m:
     m.setattr(socket, 'socket', _Route)
     m.setattr(socket, 'getaddrinfo', lambda *_, **__: [_found('10.0.0.5')])
-    assert transport.own_address('', place) == '10.0.0.7'
+    assert addresses.own_address('', place) == '10.0.0.7'
   # On the coordinator itself, with the system's own sockets.
   monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: [
     _found('127.0.1.1')
   ])  # fmt: skip
   with pytest.raises(config_lib.ConfigError) as e:
-    transport.own_address('', place)
+    addresses.own_address('', place)
   message = str(e.value)
   assert message.startswith(
     "config.strategy.bind='': gpu2, the name of this host"
   )
   assert 'coordinator gpu1:4321' in message and '\n' not in message
   # Processes of one host find each other there.
-  assert transport.own_address('', place._replace(num_hosts=1)) == '127.0.0.1'
+  assert addresses.own_address('', place._replace(num_hosts=1)) == '127.0.0.1'
 
 
 def test_a_name_that_means_an_address_is_taken(monkeypatch):
   monkeypatch.setattr(socket, 'gethostbyname', lambda _: '10.0.0.9')
   place = cluster_env.ClusterEnv('flags', 1, 2, 'gpu1:4321')
-  assert transport.own_address('', place) == '10.0.0.9'
+  assert addresses.own_address('', place) == '10.0.0.9'
 
 
 def _found(host):

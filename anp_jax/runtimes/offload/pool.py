@@ -49,7 +49,7 @@ class DevicePool:
     self._names = tuple(config.strategy.offload_to)
     self._local, self._remote = {}, {}  # by name; by rank, a list for each
     self._clients, self._news = {}, []  # by rank; lines of what has changed
-    self._is_closed = False
+    self._is_closed, self._refusal = False, None
     self._met = threading.Condition()  # guards the others
     for name in self._names:
       if name != PROCESSES:
@@ -125,6 +125,8 @@ class DevicePool:
       while not expected <= self._remote.keys():
         processes.heartbeat('starting')
         self._met.wait(_POLL)
+      if self._refusal:
+        raise self._refusal
       self._news.clear()
 
   def _receive(self, rank, value, why_lost):
@@ -139,8 +141,14 @@ class DevicePool:
         return
       if rank in self._clients:
         self._forget(rank, 'has been started again')
-      self._remote[rank] = self._connect(rank, value)
-      self._news.append(f'rank {rank} on {value["host"]} computes channels')
+      try:
+        self._remote[rank] = self._connect(rank, value)
+        change = f'rank {rank} on {value["host"]} computes channels'
+      except config_lib.ConfigError as e:  # the run can do without it
+        self._remote[rank], self._refusal = [], e
+        self._all.send(rank, _DROPPED)
+        change = f'rank {rank}: {e}'
+      self._news.append(change)
       self._met.notify_all()
 
   def _forget(self, rank, why):
@@ -157,8 +165,9 @@ class DevicePool:
     from anp_jax.runtimes.offload import remote
     from anp_jax.runtimes.offload import replaceable
 
+    token = transport.session_token(self._all.secret, value['session'])
     client = transport.connect(
-      self._config, value['address'], value['token'], remote.TIMEOUT
+      self._config, value['address'], token, remote.TIMEOUT
     )
     self._clients[rank] = client
     substitute = device_lib.LocalDevice(
@@ -193,9 +202,11 @@ def serve(config, processes: cluster.Processes) -> None:
       f'config.strategy.offload_to={tuple(config.strategy.offload_to)}: there '
       f'are {processes.count} processes; expected {PROCESSES!r} among them'
     )
-  from anp_jax.runtimes.offload import remote  # imports Flight
+  from anp_jax.runtimes import transport  # imports Flight
+  from anp_jax.runtimes.offload import remote
 
-  devices, token = jax.local_devices(), secrets.token_hex(32)
+  devices, session = jax.local_devices(), secrets.token_hex(8)
+  token = transport.session_token(processes.secret, session)
   server = remote.OffloadServer(config, processes.env, token, devices)
   orders = []  # of process 0
   processes.receive_mail(lambda _, order, __: orders.append(order))
@@ -203,7 +214,7 @@ def serve(config, processes: cluster.Processes) -> None:
     0,
     {
       'address': server.address,
-      'token': token,
+      'session': session,
       'host': socket.gethostname(),
       'devices': [remote.describe(device) for device in devices],
     },

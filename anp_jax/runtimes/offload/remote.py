@@ -126,10 +126,19 @@ class RemoteDevice:
     try:
       return method(*arguments, **options)
     except (pa.ArrowException, ValueError) as e:
-      lost = (flight.FlightUnavailableError, flight.FlightTimedOutError)
-      self.is_lost = self.is_lost or isinstance(e, lost)
+      self.is_lost = self.is_lost or _says_lost(e)
       self.error = self.error or e
       raise
+
+
+def _says_lost(error):
+  """Whether a call's error says that its process cannot be reached."""
+  if isinstance(error, pa.ArrowInvalid):
+    # Arrow has no type of its own for a connection that was closed here.
+    return 'FlightClient is closed' in str(error)
+  return isinstance(
+    error, (flight.FlightUnavailableError, flight.FlightTimedOutError)
+  )
 
 
 class _Caller:
@@ -185,7 +194,7 @@ class OffloadServer(transport.Port):
     Args:
       config: the run's config.
       place: of this process, see `transport.Port`.
-      token: of the run.
+      token: see `transport.session_token`.
       devices: jax.Devices of this process.
     """
     self.requests = 0

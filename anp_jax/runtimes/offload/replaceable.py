@@ -122,6 +122,10 @@ class _Result:
       except (*transport.CONNECTION_ERRORS, futures.CancelledError):
         if not self._is_lost_soon():
           raise
+      except Exception:
+        # Whatever a lost device answers, such as that its client is closed.
+        if not self._device.is_lost:
+          raise
     return self._compute().result()
 
   def _is_lost_soon(self):

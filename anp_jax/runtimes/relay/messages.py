@@ -164,7 +164,7 @@ class Receiver(transport.Port):
     Args:
       config: the run's config.
       env: `cluster_env.ClusterEnv` of this process.
-      token: of the run: a call without it is refused.
+      token: see `transport.session_token`; a call without it is refused.
       on_data: called (request, (n,) uint8) for what arrives, from any thread.
 
     Raises:
@@ -215,8 +215,10 @@ class Sender:
     self._clients = {}
     self._receiver = None
     if processes.count > 1:
-      token = '' if processes.index else secrets.token_hex(32)
-      self._token = processes.gather(token)[0]
+      session = '' if processes.index else secrets.token_hex(8)
+      self._token = transport.session_token(
+        processes.secret, processes.gather(session)[0]
+      )
       self._receiver = Receiver(
         ring.config, processes.env, self._token, self._on_data
       )

@@ -7,6 +7,7 @@ nothing of it is hidden.
 
 from collections.abc import Callable
 import contextlib
+import secrets
 import statistics
 import time
 
@@ -22,7 +23,7 @@ from anp_jax.runtimes.server import setup as setup_lib
 from anp_jax.training import optimizer as optimizer_lib
 
 _TURNS = 5
-_TOKEN = 'handling'
+_TOKEN = secrets.token_hex(32)  # this process calls itself
 
 
 class _Port(transport.Port):

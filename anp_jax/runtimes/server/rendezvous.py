@@ -49,6 +49,7 @@ class Participant:
     env: of this process.
     process: this process, as server 0 compares it; see `cluster.process_info`.
     launched: see `launch_time`.
+    secret: of the run, from `cluster.secret`.
   """
 
   config: object
@@ -56,6 +57,7 @@ class Participant:
   env: cluster_env.ClusterEnv
   process: dict
   launched: float
+  secret: str = dataclasses.field(repr=False)
 
   def open_service(self) -> service_lib.Service:
     """Opens this server's port; server 0 writes its address to the workdir.
@@ -64,19 +66,25 @@ class Participant:
       ConfigError: if the port cannot be opened.
     """
     is_chief = self.env.index == 0
-    token = secrets.token_hex(32) if is_chief else read_address(self.workdir)[1]
-    service = service_lib.Service(self.config, self.env, token)
+    session = (
+      secrets.token_hex(8) if is_chief else read_address(self.workdir)[1]
+    )
+    service = service_lib.Service(
+      self.config, self.env, transport.session_token(self.secret, session)
+    )
     if is_chief:
-      _write(self.workdir, {'address': service.address, 'token': token})
+      _write(self.workdir, {'address': service.address, 'session': session})
     return service
 
   def connect(self, address: str | None = None) -> transport.Client:
     """Returns a client of a server, by default of server 0.
 
     Raises:
+      ConfigError: for an address that is not 'host:port'.
       OSError: where server 0 has not started yet.
     """
-    chief, token = read_address(self.workdir)
+    chief, session = read_address(self.workdir)
+    token = transport.session_token(self.secret, session)
     return transport.connect(self.config, address or chief, token)
 
   def is_over(self, error: Exception, has_joined: bool) -> bool:
@@ -109,7 +117,7 @@ def announce_end(workdir: str, failed: str) -> None:
 
 
 def read_address(workdir: str) -> tuple[str, str]:
-  """Returns (address, token) of server 0.
+  """Returns server 0's address, and a name that is new at each of its starts.
 
   Raises:
     OSError: where it has not started yet; RunEnded, which is one, where the run
@@ -119,11 +127,12 @@ def read_address(workdir: str) -> tuple[str, str]:
     record = json.load(f)
   if 'over' in record:
     raise RunEnded(record['over'], record.get('when', 0.0))
-  return record['address'], record['token']
+  if 'session' not in record:
+    raise OSError(f'{NAME} is that of an earlier version')
+  return record['address'], record['session']
 
 
 def _write(workdir, record):
-  # The token is a secret: only its owner may read it.
   files.write_atomic(
     os.path.join(workdir, NAME), json.dumps(record), mode=0o600
   )

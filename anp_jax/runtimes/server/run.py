@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import threading
 import time
 
@@ -10,6 +11,7 @@ import jax
 from anp_jax import cluster
 from anp_jax import config as config_lib
 from anp_jax.cluster import process_info
+from anp_jax.cluster import secret as secret_lib
 from anp_jax.data.sources import agreement
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import chief as chief_lib
@@ -59,6 +61,7 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     env=processes.env,
     process=process_info.collect(processes.env, config, {}),
     launched=rendezvous.launch_time(),
+    secret=_secret(workdir, processes),
   )
   with contextlib.ExitStack() as stack:
 
@@ -84,6 +87,13 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     with processes.handling_signals():
       _wait_for_jobs(processes, jobs, worker or server, participant.connect)
   return {}
+
+
+def _secret(workdir, processes):
+  """The secret that the run's processes share."""
+  if processes.count == 1:  # needs no file
+    return secrets.token_hex(32)
+  return secret_lib.for_run(workdir)
 
 
 def _count_workers(s, processes):

@@ -60,7 +60,7 @@ class SecondaryServer:
 
   def _run(self, ports):
     """Serves session after session."""
-    service, token = None, None
+    service, start = None, None
     participant = self._participant
     timeout = participant.config.cluster.rendezvous_timeout
     last_answer = time.monotonic()
@@ -68,11 +68,11 @@ class SecondaryServer:
       try:
         chief = participant.connect()
         current = rendezvous.read_address(participant.workdir)[1]
-        if token != current:  # server 0 has been restarted
+        if start != current:  # server 0 has been restarted
           ports.close()
           service = participant.open_service()
           ports.callback(service.shutdown)
-          token = current
+          start = current
         answer = chief.ask(
           'join', server=self._index, address=service.address,
           process=participant.process,

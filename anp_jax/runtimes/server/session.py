@@ -10,6 +10,7 @@ import numpy as np
 from pyarrow import flight
 
 from anp_jax.cluster import process_info
+from anp_jax.runtimes import addresses as addresses_lib
 from anp_jax.runtimes.server import parameter_store
 from anp_jax.runtimes.server import scheduler as scheduler_lib
 
@@ -101,7 +102,9 @@ class ChiefSession(Session):
   def join(self, server: int, address: str, process: dict) -> dict:
     """Admits another server, which then fetches its slice of the start."""
     # Its devices may be others: a server computes on its CPU.
-    problem = process_info.run_mismatch(process, self._run.process)
+    problem = process_info.run_mismatch(
+      process, self._run.process
+    ) or addresses_lib.problem(address)
     with self._changing():
       if problem:
         self.fail(problem)  # the run needs this server

@@ -1,0 +1,266 @@
+"""Whoever lacks the run's secret gets nothing from its Flight ports."""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import socket
+import threading
+
+import jax
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cluster_env
+from anp_jax.runtimes import addresses
+from anp_jax.runtimes import transport
+from anp_jax.runtimes.offload import remote
+from anp_jax.runtimes.relay import messages
+from anp_jax.runtimes.server import service as service_lib
+from tests import builders
+from tests import certificates
+
+_SECRET, _SESSION = 32 * 'a1', 'now'
+_METHODS = (
+  'do_action', 'do_exchange', 'do_get', 'do_put', 'get_flight_info',
+  'get_schema', 'list_actions', 'list_flights',
+)  # fmt: skip
+
+
+def _put(client, options):
+  descriptor = flight.FlightDescriptor.for_command(_REQUEST)
+  writer, reader = client.do_put(descriptor, _SCHEMA, options)
+  with writer:
+    writer.write_batch(_BATCH)
+    writer.done_writing()
+    reader.read()
+
+
+def _exchange(client, options):
+  descriptor = flight.FlightDescriptor.for_command(_REQUEST)
+  writer, reader = client.do_exchange(descriptor, options)
+  with writer:
+    writer.begin(_SCHEMA)
+    writer.write_batch(_BATCH)
+    writer.done_writing()
+    reader.read_all()
+
+
+_SCHEMA = pa.schema([('bytes', pa.uint8())])
+_BATCH = pa.record_batch([pa.array([1, 2, 3], pa.uint8())], schema=_SCHEMA)
+# A request that each service would begin to answer.
+_REQUEST = json.dumps({
+  'bytes': 3, 'session': 'now', 'worker': 'a', 'ticket': [0, 0],
+  'dtype': 'float32', 'device': 0, 'number': 1, 'kind': 'program', 'name': 'y',
+  'part': 'y', 'address': -1,
+}).encode()  # fmt: skip
+_TICKET = flight.Ticket(_REQUEST)
+_PATH = flight.FlightDescriptor.for_path('all')
+_CALLS = {
+  'put': _put,
+  'exchange': _exchange,
+  'get': lambda c, o: c.do_get(_TICKET, o).read_all(),
+  'list': lambda c, o: list(c.list_flights(b'', o)),
+  'list_actions': lambda c, o: list(c.list_actions(o)),
+  'info': lambda c, o: c.get_flight_info(_PATH, o),
+  'schema': lambda c, o: c.get_schema(_PATH, o),
+  'handshake': lambda c, o: c.authenticate_basic_token(b'a', b'b', o),
+  **{
+    name: lambda c, o, name=name: list(
+      c.do_action(flight.Action(name, _REQUEST), o)
+    )
+    for name in service_lib._ACTIONS
+  },
+}
+
+
+def _server(config, place, token, received):
+  del received
+  port = service_lib.Service(config, place, token)
+
+  def works(client):
+    return client.ask('hello') == {'wait': True}  # it has no session yet
+
+  return port, works
+
+
+def _station(config, place, token, received):
+  port = messages.Receiver(
+    config, place, token, lambda request, data: received.append(data)
+  )
+
+  def works(client):
+    client.put({}, [np.arange(3, dtype=np.uint8)])
+    return np.array_equal(received.pop(), [0, 1, 2])
+
+  return port, works
+
+
+def _offload(config, place, token, received):
+  del received
+  port = remote.OffloadServer(config, place, token, jax.devices()[:1])
+
+  def works(client):
+    with pytest.raises(flight.FlightServerError, match='refused: '):
+      client.get('result', device=0, number=7, part='y')  # never computed
+    return port.requests == 0 and not port._tasks and not port._results
+
+  return port, works
+
+
+@pytest.fixture(params=[_server, _station, _offload], ids=lambda f: f.__name__)
+def service(request):
+  """A port, its token, how it is called well, and the calls that reach it."""
+  config = builders.config({'strategy.name': 'server'})
+  token = transport.session_token(_SECRET, _SESSION)
+  reached, received = [], []
+  place = cluster_env.ClusterEnv('test', 0, 2, num_hosts=1)
+  with pytest.MonkeyPatch.context() as m:
+    for name in _METHODS:
+      _record(m, name, reached)
+    port, works = request.param(config, place, token, received)
+    with contextlib.closing(
+      transport.connect(config, port.address, token)
+    ) as client:
+      yield port, lambda: works(client), reached, received
+    port.shutdown()
+
+
+def _record(monkeypatch, name, reached):
+  """Notes each call that passes a gate, whatever answers it."""
+  for cls in (service_lib.Service, messages.Receiver, remote.OffloadServer):
+    original = getattr(cls, name)
+
+    def record(self, *arguments, original=original):
+      reached.append(name)
+      return original(self, *arguments)
+
+    monkeypatch.setattr(cls, name, record)
+
+
+_HEADERS = {
+  'no token': [],
+  'an empty one': [(b'authorization', b'')],
+  'a guess': [(b'authorization', b'Bearer guess')],
+  'the session': [(b'authorization', f'Bearer {_SESSION}'.encode())],
+  'that of another session': [
+    (
+      b'authorization',
+      f'Bearer {transport.session_token(_SECRET, "then")}'.encode(),
+    )
+  ],
+  'that of another run': [
+    (
+      b'authorization',
+      f'Bearer {transport.session_token(32 * "b2", _SESSION)}'.encode(),
+    )
+  ],
+}
+
+
+@pytest.mark.parametrize('headers', _HEADERS.values(), ids=_HEADERS.keys())
+def test_no_call_without_the_token_is_answered(service, headers):
+  port, works, reached, received = service
+  options = flight.FlightCallOptions(timeout=20, headers=headers)
+  with flight.FlightClient(f'grpc://{port.address}') as stranger:
+    for name, call in _CALLS.items():
+      # pyarrow makes an OSError of get_schema's.
+      with pytest.raises((flight.FlightUnauthenticatedError, OSError)) as e:
+        call(stranger, options)
+      assert 'wrong token: not of this run' in str(e.value), name
+  assert not reached and not received
+  assert works() and reached
+
+
+def test_the_token_is_derived_from_the_secret_and_the_session():
+  def hmac_of(key, message):
+    return hmac.new(bytes.fromhex(key), message, hashlib.sha256).hexdigest()
+
+  key = hmac_of(_SECRET, b'key\nflight')
+  assert transport.session_token(_SECRET, 'x') == hmac_of(key, b'x')
+  with pytest.raises(ValueError, match='secret'):
+    transport.session_token('', 'x')
+
+
+@pytest.fixture
+def tls_config(tmp_path):
+  """A config with TLS."""
+  return builders.config({
+    'strategy.name': 'server', **certificates.keys(tmp_path)
+  })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'address',
+  ['grpc://10.0.0.1:4', 'grpc+tls://10.0.0.1:4', 'grpc+tcp://10.0.0.1:4',
+   'grpc+unix:///tmp/x:4', 'http://10.0.0.1:4', 'user@10.0.0.1:4',
+   '10.0.0.1', '10.0.0.1:', '10.0.0.1:0', '10.0.0.1:65536', '10.0.0.1:4/x',
+   ' 10.0.0.1:4', '10.0.0.1:4\n', '::1:4', '', None, 7, ['10.0.0.1:4']],
+)  # fmt: skip
+@pytest.mark.parametrize('tls', [False, True])
+def test_an_address_has_no_scheme(request, address, tls):
+  config = builders.config({'strategy.name': 'server'})
+  if tls:
+    config = request.getfixturevalue('tls_config')
+  with pytest.raises(config_lib.ConfigError, match='HOST:PORT') as e:
+    transport.connect(config, address, 'token')
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'address',
+  ['10.0.0.1:4', 'node-1.cluster_a.org:65535', '[::1]:40000', 'localhost:1'],
+)
+def test_a_host_and_a_port_are_an_address(address):
+  assert addresses.problem(address) == ''
+
+
+def test_nothing_is_told_in_clear_where_the_config_has_tls(tls_config):
+  """Not even to a port that knows no TLS."""
+  packets = []
+  with socket.create_server(('127.0.0.1', 0)) as listener:
+
+    def listen():
+      connection, _ = listener.accept()
+      with connection:
+        connection.settimeout(5)
+        packets.append(connection.recv(4096))
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    client = transport.connect(
+      tls_config, f'127.0.0.1:{listener.getsockname()[1]}', 'token', 5.0
+    )
+    with contextlib.closing(client), pytest.raises(flight.FlightError):
+      client.ask('hello')
+    thread.join()
+  # A handshake (22) of TLS (3, ...), RFC 8446, 5.1.
+  assert packets[0][:2] == b'\x16\x03' and b'token' not in packets[0]
+
+
+@pytest.mark.parametrize(
+  'place',
+  [
+    cluster_env.ClusterEnv('Slurm', 0, 2, 'node1:4000', num_hosts=1),
+    cluster_env.ClusterEnv('flags', 0, 2, '127.0.0.1:4000'),
+    cluster_env.ClusterEnv('flags', 0, 2, '[::1]:4000'),
+    cluster_env.ALONE,
+  ],
+)
+def test_a_run_of_one_host_is_heard_there_only(place):
+  config = builders.config({'strategy.name': 'server'})
+  with transport.Port(config, place, 'token', 'a test') as port:
+    host, number = port.address.split(':')
+    assert host == '127.0.0.1'
+    local = [
+      line.split()[1]
+      for name in ('tcp', 'tcp6')
+      for line in open(f'/proc/net/{name}').readlines()[1:]
+      if line.split()[1].endswith(f':{int(number):04X}')
+      and line.split()[3] == '0A'  # listening
+    ]
+    # gRPC's sockets are IPv6: this is ::ffff:127.0.0.1.
+    assert local == [f'0000000000000000FFFF00000100007F:{int(number):04X}']
