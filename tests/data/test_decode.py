@@ -110,6 +110,52 @@ def test_fast_is_the_mean_over_areas(config, kind, size):
     assert np.abs(image - want).max() <= 1
 
 
+class _Boxes(batch_plan.BatchPlan):
+  """Cuts boxes that a test sets, none of them flipped."""
+
+  boxes = None
+
+  def views(self, positions, sizes):
+    return augment.Views(self.boxes, np.zeros(len(positions), bool))
+
+
+@pytest.mark.parametrize('subsampling', [0, 1, 2])
+def test_boxes_near_the_edges_have_the_whole_pictures_pixels(
+  config, monkeypatch, subsampling
+):
+  """Halved colour of a box's first and last column depends on the next one."""
+  side = 20
+  config.data.image_size = config.data.resize = side
+  # A decoder begins at a block of 8 or 16 columns.
+  gaps = np.array([*itertools.product((0, 1, 8, 16, 17), (0, 1, 2, 3))])
+  # Boxes of the result's size, so that nothing is resized.
+  files = [
+    builders.encode_image(
+      _noise(side + top + 1, side + left + right, (top, left, right)),
+      'JPEG', subsampling=subsampling,
+    )
+    for top, (left, right) in enumerate(gaps)
+  ]  # fmt: skip
+  boxes = np.array(
+    [(top, left, side, side) for top, (left, _) in enumerate(gaps)]
+  )
+  monkeypatch.setattr(_Boxes, 'boxes', boxes)
+  rows = np.arange(len(files))
+  plan = _Boxes(config, len(files), len(files), rows, False)
+  (batch,) = pipeline.batches(image_sources.Source(files), plan)
+  for image, file, (top, left, *_), gap in zip(
+    batch['image'], files, boxes, gaps
+  ):
+    whole = np.asarray(Image.open(io.BytesIO(file)))
+    want = whole[top : top + side, left : left + side]
+    np.testing.assert_array_equal(image, want, err_msg=str((top, *gap)))
+
+
+def _noise(height, width, seed):
+  random = np.random.default_rng(seed)
+  return random.integers(0, 256, (height, width, 3), np.uint8)
+
+
 @pytest.mark.parametrize('times', [2, 4, 8])
 def test_large_jpegs_are_decoded_at_a_smaller_scale(config, times):
   """The same as when the whole picture is averaged, to the JPEG's precision."""

@@ -70,6 +70,16 @@ def test_seconds_of_images_are_added():
   assert _seconds(updates) == [1.5, 3.0, 4.5]
 
 
+@pytest.mark.parametrize('workers, backup', [(4, 0), (5, 1), (9, 1)])
+def test_a_pass_is_of_a_data_shards_images(workers, backup):
+  keys = {'mode': 'synchronous', 'backup_workers': backup}
+  updates = _updates(workers, 3, **{'simulate.image_seconds': 1 / 128}, **keys)
+  assert all(len(u.contributions) == workers - backup for u in updates)
+  # 64 images, divided among the workers that an update takes.
+  seconds = 1 + 64 / (workers - backup) / 128
+  assert _seconds(updates) == [seconds, 2 * seconds, 3 * seconds]
+
+
 @pytest.mark.parametrize('bound', [0, 1, 5])
 def test_no_gradient_is_staler_than_the_bound(bound):
   keys = {'mode': 'bounded', 'max_staleness': bound, 'simulate.spread': 0.5}

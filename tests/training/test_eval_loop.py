@@ -207,6 +207,26 @@ def test_rows_of_each_example_on_any_number_of_devices(small, devices):
       np.testing.assert_array_equal(rows[name], values, err_msg=name)
 
 
+@pytest.mark.parametrize('devices', [1, 4])
+def test_an_example_that_cannot_be_read_has_weight_0(small, devices):
+  """In any batch, also a full one; the others are scored without it."""
+  step, state, mesh = _evaluator(small, devices, held_out=(3, 7, 8))
+  weights = np.ones(EXAMPLES, np.float32)
+  weights[[2, 17, 18, EXAMPLES - 1]] = 0
+  batches = []
+  for start, batch in zip(range(0, EXAMPLES, BATCH), _batches(mesh)):
+    part = np.zeros(BATCH, np.float32)
+    part[: EXAMPLES - start] = weights[start : start + BATCH]
+    batches.append(
+      batch | {'weight': jax.device_put(part, batch['weight'].sharding)}
+    )
+  scores, rows = eval_loop.examples(step, state, batches, EXAMPLES)
+  np.testing.assert_array_equal(rows['weight'], weights)
+  assert scores['examples'] == weights.sum()
+  loss = _rows(small, (3,))['loss'][weights > 0].mean()
+  np.testing.assert_allclose(scores['loss'], loss, rtol=1e-6)
+
+
 def test_logical_shards_are_scored_with_the_same_bits_on_all_devices(small):
   small.strategy.name, small.strategy.logical_shards = 'invariant', 4
   results = []

@@ -7,6 +7,7 @@ is the weights after n updates.
 """
 
 import heapq
+import math
 import time
 
 from anp_jax import config as config_lib
@@ -42,8 +43,8 @@ class TicketScheduler:
     self.version, self.limit = version, total
     self.data_shards = data_shards(config, workers)
     self._synchronous = s.mode == 'synchronous'
-    # An unbounded run is one whose bound is never met.
-    self._bound = s.max_staleness if s.mode == 'bounded' else total
+    # Not the updates of the run: more workers than these may read one version.
+    self._bound = s.max_staleness if s.mode == 'bounded' else math.inf
     self._spares = s.backup_workers if self._synchronous else total
     self._lease_timeout = s.lease_timeout
     self._clock = clock
