@@ -58,7 +58,8 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     workdir=workdir,
     env=processes.env,
     process=process_info.collect(processes.env, config, {}),
-    launched=rendezvous.launch_time(),
+    launch=rendezvous.launch_id(processes.env),
+    before=rendezvous.last_record(workdir),
   )
   with contextlib.ExitStack() as stack:
 
