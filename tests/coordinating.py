@@ -45,6 +45,12 @@ class Clock:
         self._sleepers.remove(sleeper)
         loop.call_soon_threadsafe(waking.set_result, None)
 
+  def run(self, seconds):
+    """Moves by heartbeats; a longer move is one in which nothing can run."""
+    while seconds > 0:
+      self.move(min(seconds, coordinator.HEARTBEAT_PERIOD))
+      seconds -= coordinator.HEARTBEAT_PERIOD
+
 
 class Run:
   """A coordinator and its clients, each made in a thread of its own.
@@ -128,7 +134,7 @@ class Run:
     wait(lambda: len(self.clock._sleepers) > 1)
 
   def _are_heard(self, silent):
-    now = self.clock()
+    now = self.coordinator._clock()
     return all(
       member.last_heard == now
       for index, member in self.coordinator._members.items()
@@ -147,7 +153,7 @@ def info(index, count, values):
     'index': index, 'count': count, 'token': 'job', 'host': f'node{index}',
     'local_index': 0, 'platform': 'cpu', 'problem': '', 'gpus': [],
     'loopback': '', 'mixes_platforms': False, 'optional': [], 'cpu_library': '',
-    'versions': {'jax': '1'}, 'code': '', 'config': {},
+    'versions': {'jax': '1'}, 'code': '', 'modules': {}, 'config': {},
     'command': {}, **values,
   }  # fmt: skip
 
