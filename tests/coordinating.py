@@ -49,6 +49,12 @@ class Clock:
         self._sleepers.remove(sleeper)
         loop.call_soon_threadsafe(waking.set_result, None)
 
+  def run(self, seconds):
+    """Moves by heartbeats; a longer move is one in which nothing can run."""
+    while seconds > 0:
+      self.move(min(seconds, coordinator.HEARTBEAT_PERIOD))
+      seconds -= coordinator.HEARTBEAT_PERIOD
+
 
 class Run:
   """A coordinator and its clients, each made in a thread of its own.
@@ -150,7 +156,7 @@ class Run:
     wait(lambda: len(self.clock._sleepers) > 1)
 
   def _are_heard(self, silent):
-    now = self.clock()
+    now = self.coordinator._clock()
     return all(
       member.last_heard == now
       for index, member in self.coordinator._members.items()

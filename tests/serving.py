@@ -93,12 +93,19 @@ def run(config, workdir, count=1, changes=None):
   return scores
 
 
-def participant(config, folder, index=0, count=1, launched=0.0):
+def participant(config, folder, index=0, count=1, launch=''):
   """Returns one process of a run, as the others see it."""
   env = cluster_env.ClusterEnv('test', index, count, num_hosts=1)
   process = process_info.collect(env, config, {})
+  before = rendezvous.last_record(str(folder))
   return rendezvous.Participant(
-    config, str(folder), env, process, launched, secret.for_run(str(folder), {})
+    config,
+    str(folder),
+    env,
+    process,
+    launch,
+    before,
+    secret.for_run(str(folder), {}),
   )
 
 

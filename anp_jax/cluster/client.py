@@ -8,6 +8,7 @@ import threading
 import time
 
 from anp_jax import config as config_lib
+from anp_jax.cluster import awake_clock
 from anp_jax.cluster import cluster_env
 from anp_jax.cluster import coordinator
 from anp_jax.cluster import handshake
@@ -59,14 +60,23 @@ class CoordinatorClient:
     self._end = None  # the (code, text, ...) with which all must end
     self._on_mail, self._mail = None, []
     self._mail_lock = threading.Lock()
+    self._clock = awake_clock.AwakeClock(coordinator.HEARTBEAT_PERIOD)
+    self._is_silent, self._hung_up = False, threading.Event()
     self._socket = self._connect()
     self._lines = self._socket.makefile('rb')
+    # Process 0 keeps the time; this one only outlives it a little.
+    self._expect_within(settings.rendezvous_timeout + 30)
+    threading.Thread(target=self._watch, name='silence', daemon=True).start()
     self._send(info)
-    go = self._wait_for_go()
+    try:
+      go = self._wait_for_go()
+    except BaseException:
+      self._hung_up.set()
+      raise
     self.hosts = tuple(go['hosts'])
     self.devices = go['devices']
     self.port = go['port']
-    self._socket.settimeout(settings.heartbeat_timeout)
+    self._expect_within(settings.heartbeat_timeout)
     threading.Thread(target=self._listen, name='client', daemon=True).start()
 
   def heartbeat(self, state: dict) -> None:
@@ -132,23 +142,25 @@ class CoordinatorClient:
   def _connect(self):
     host, port = cluster_env.split_address(self._env.coordinator_address)
     self._resolve(host, port)
-    refusals = 0
-    start = last_line = time.monotonic()
-    deadline = start + self._settings.rendezvous_timeout
     ports = [port, *self._env.other_ports]
+    period = len(ports) * 2 * handshake.WITHIN + _RETRY
+    refusals, clock = 0, awake_clock.AwakeClock(period)
+    start = last_line = clock()
+    deadline = start + self._settings.rendezvous_timeout
     while True:
+      clock.tick()
       connection, errors = self._try(host, ports)
       if connection:
         return connection
       refused = [e for e in errors if isinstance(e, handshake.RefusedError)]
       # The right process 0 may come yet, at a port where nobody is.
       refusals = refusals + 1 if len(refused) == len(ports) else 0
-      is_late = time.monotonic() > deadline
+      is_late = clock() > deadline
       if refusals == _MAX_REFUSALS or (refused and is_late):
         raise config_lib.ConfigError(self._no_secret()) from refused[0]
       if is_late:
         raise termination.Lost(self._no_answer(host, errors[0])) from errors[0]
-      now = time.monotonic()
+      now = clock()
       # One process a host says it: the others of a hundred see the same.
       if (
         now - last_line >= coordinator.LOG_PERIOD and self._env.local_index < 1
@@ -207,8 +219,6 @@ class CoordinatorClient:
       time.sleep(_RETRY)
 
   def _wait_for_go(self):
-    # Process 0 keeps the time; this one only outlives it a little.
-    self._socket.settimeout(self._settings.rendezvous_timeout + 30)
     # A torn line is a ValueError, and so is a ConfigError.
     with contextlib.suppress(OSError, json.JSONDecodeError, UnicodeDecodeError):
       for line in self._lines:
@@ -224,20 +234,37 @@ class CoordinatorClient:
       f'rank 0 at {self._env.coordinator_address} has gone before all came'
     )
 
+  def _expect_within(self, seconds):
+    """Hangs up if process 0 says nothing for so long; see `_watch`."""
+    # Not by the socket's own time-out: that counts the seconds in which this
+    # process is stopped.
+    self._socket.settimeout(None)
+    self._last_heard, self._silence = self._clock(), seconds
+
+  def _watch(self):
+    """Hangs up on a process 0 that is silent, which wakes who reads."""
+    while not self._hung_up.wait(coordinator.HEARTBEAT_PERIOD):
+      self._clock.tick()
+      if self._clock() - self._last_heard > self._silence:
+        self._is_silent = True
+        with contextlib.suppress(OSError):
+          self._socket.shutdown(socket.SHUT_RDWR)
+        return
+
   def _listen(self):
-    reason = 'has gone: its process was ended, or its host'
-    try:
+    with contextlib.suppress(OSError, ValueError):
       for line in self._lines:
+        self._last_heard = self._clock()
         if self._receive(json.loads(line)):
-          return
-    except TimeoutError:
-      reason = (
-        f'has been silent for {self._settings.heartbeat_timeout:g} s: its '
-        'process is stopped, or its host dead or cut off from the network'
-      )
-    except (OSError, ValueError):
-      pass
+          break
+    self._hung_up.set()
     if self._end is None:
+      reason = 'has gone: its process was ended, or its host'
+      if self._is_silent:
+        reason = (
+          f'has been silent for {self._settings.heartbeat_timeout:g} s: its '
+          'process is stopped, or its host dead or cut off from the network'
+        )
       first = process_info.name({'index': 0, 'host': self.hosts[0]})
       self._leave(termination.TRY_AGAIN, f'{first} {reason}', False)
 

@@ -14,6 +14,7 @@ import re
 import threading
 import time
 
+from anp_jax.cluster import awake_clock
 from anp_jax.cluster import cluster_env
 from anp_jax.cluster import handshake
 from anp_jax.cluster import listener
@@ -85,7 +86,7 @@ class Coordinator:
     self._token = env.token
     self._timeouts = timeouts
     self._log = log
-    self._clock = clock
+    self._clock = awake_clock.AwakeClock(HEARTBEAT_PERIOD, clock)
     self._sleep = sleep
     self._members: dict[int, members_lib.Member] = {}
     self._running = False
@@ -108,13 +109,9 @@ class Coordinator:
       self._tasks.add(accepting)
     start = last_line = self._clock()
     while True:
-      before = self._clock()
+      self._clock.tick()
       await self._sleep(HEARTBEAT_PERIOD)
       now = self._clock()
-      # While this process was itself stopped, or a library held its
-      # interpreter, nobody could be heard.
-      for member in self._members.values():
-        member.last_heard += now - before - HEARTBEAT_PERIOD
       left = self._timeouts.rendezvous - (now - start)
       if self._running:
         self._check_members(now)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import threading
 import time
 
+from anp_jax.cluster import awake_clock
+
 # Times the longest recent step: the timeout of a step. Times stall_timeout:
 # that of a compile, a save, an evaluation, the start.
 _STEP_FACTOR, _OTHER_FACTOR = 10, 10
@@ -20,7 +22,8 @@ class Watchdog:
 
   The timeout of a step adapts: ten times the longest of the last 32, and never
   less than config.cluster.stall_timeout; all else may take ten times that, but
-  until JAX is up it is config.cluster.rendezvous_timeout.
+  until JAX is up it is config.cluster.rendezvous_timeout. Seconds in which the
+  process is stopped do not count.
   """
 
   def __init__(
@@ -42,13 +45,13 @@ class Watchdog:
     self._on_stall = on_stall
     self._report = report
     self._period = period
-    self._clock = clock
+    self._clock = awake_clock.AwakeClock(period, clock)
     self._joining_timeout = joining_timeout
     # One tuple, so that the watchdog's thread never reads half of a change.
-    self._latest = ('starting', 0, clock())
+    self._latest = ('starting', 0, self._clock())
     self._last_step = None  # when the last step began
     self._durations = collections.deque(maxlen=_RECENT)
-    self._phase_start = clock()  # when the present phase began
+    self._phase_start = self._clock()  # when the present phase began
     self._longest_pause = 0.0  # a save or an evaluation
     self._thread = threading.Thread(
       target=self._run, name='watchdog', daemon=True
@@ -58,6 +61,7 @@ class Watchdog:
   def start(self) -> None:
     """Starts the thread that checks; a second call does nothing."""
     if self._thread.ident is None:
+      self._clock.tick()
       self._thread.start()
 
   def stop(self) -> None:
@@ -110,6 +114,7 @@ class Watchdog:
 
   def _run(self):
     while not self._ended.wait(self._period):
+      self._clock.tick()
       self._report(self.state())
       if self.is_stalled():
         self._on_stall(self.state())

@@ -10,9 +10,9 @@ set -uo pipefail
 left=${1:?TIMES is missing}
 shift
 told=
-# A run that ended later than this was theirs. The next whole second: one that
-# ended just before was not.
-ANP_LAUNCHED=$(($(date +%s) + 1))
+# The run of this name has ended, if one has: a process that comes back then leaves.
+# launch_local.sh gives all of its processes one name.
+: "${ANP_LAUNCHED:=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}"
 export ANP_LAUNCHED
 
 pass_on() {

@@ -81,12 +81,10 @@ def test_one_of_another_job_is_sent_away_alone(token):
 def test_a_missing_rank_is_named_while_waiting_and_after():
   run = coordinating.Run(3, rendezvous=9, clock=coordinating.Clock()).join(0, 2)
   coordinating.wait(lambda: len(run.coordinator._members) == 2)
-  run.clock.move(3)
-  coordinating.wait(lambda: run.lines)
-  assert run.lines == [
-    'waiting: rank 1 has not come yet (2 of 3 are here); 6 s left'
-  ]
-  run.clock.move(6.5)
+  run.clock.run(3)
+  line = 'waiting: rank 1 has not come yet (2 of 3 are here); 6 s left'
+  coordinating.wait(lambda: line in run.lines)
+  run.clock.run(7)
   run.started()
   for index in (0, 2):
     assert isinstance(run.errors[index], termination.Lost)
@@ -100,7 +98,7 @@ def test_a_missing_rank_is_named_while_waiting_and_after():
 def test_many_missing_ranks_are_counted():
   run = coordinating.Run(64, rendezvous=9, clock=coordinating.Clock()).join(0)
   coordinating.wait(lambda: run.coordinator._members)
-  run.clock.move(9.5)
+  run.clock.run(10)
   run.started()
   assert 'rank 7, rank 8 and 55 more have not come' in str(run.errors[0])
 
@@ -172,6 +170,44 @@ def test_a_pause_of_process_0_is_no_silence_of_the_others():
   run.clock.move(1000)  # until the next pulse
   run.beats(20)
   assert not run.ended
+
+
+def test_a_pause_of_process_0_is_no_time_to_come_in():
+  run = coordinating.Run(2, rendezvous=9, clock=coordinating.Clock()).join(0)
+  coordinating.wait(lambda: run.coordinator._members)
+  run.clock.run(2)
+  run.clock.move(600)
+  run.clock.run(6)
+  run.join(1).started()
+  assert not run.errors and run.clients.keys() == {0, 1}
+
+
+def test_a_pause_of_process_0_is_no_time_to_come_to_the_end():
+  run = coordinating.started(2, leave=9, clock=coordinating.Clock())
+  threading.Thread(target=run.clients[0].close, daemon=True).start()
+  coordinating.wait(lambda: coordinator.LEAVE in run.coordinator._gathered)
+  run.beats(2)
+  run.clock.move(600)
+  run.beats(20)
+  assert not run.ended
+  run.clock.run(10)
+  for _, text, _ in run.wait_for_end(0, 1):
+    assert text.startswith('rank 1 on node1 has not come to the end within 9 s')
+
+
+def test_a_rank_that_falls_silent_after_a_pause_of_process_0_is_lost():
+  run = coordinating.Run(
+    2, heartbeat=9.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
+  ).join(0)
+  with run.raw_rank(1):
+    run.started()
+    run.clock.move(600)
+    run.beats(7, silent=[1])
+    assert not run.ended
+    run.clock.run(4 * coordinator.HEARTBEAT_PERIOD)
+    ((code, text, _),) = run.wait_for_end(0)
+  assert code == 75
+  assert text.startswith('rank 1 on node1 has been silent for 0 s')
 
 
 def test_process_0_is_told_last(monkeypatch):
@@ -365,7 +401,7 @@ def test_one_that_does_not_come_to_the_end_is_named():
   coordinating.wait(
     lambda: len(run.coordinator._gathered.get(coordinator.LEAVE, {})) == 2
   )
-  run.clock.move(9.5)
+  run.clock.run(10)
   for code, text, _ in run.wait_for_end(0, 1, 2):
     assert code == 75
     assert text.startswith(

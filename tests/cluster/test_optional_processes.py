@@ -112,8 +112,7 @@ def test_a_run_begins_without_those_that_do_not_come_in_time():
   run = coordinating.Run(3, rendezvous=2, clock=clock)
   run.join(0, 2, optional=[1])
   coordinating.wait(lambda: len(run.coordinator._members) == 2)
-  for _ in range(3):
-    clock.move(1.0)
+  clock.run(3)
   run.started()
   assert not run.errors and run.clients[2].hosts == ('node0', '', 'node2')
   run.join(1, optional=[1]).started()
@@ -127,8 +126,7 @@ def test_a_run_does_not_begin_without_those_that_it_needs():
   run = coordinating.Run(3, rendezvous=2, clock=clock)
   run.join(0, 1, optional=[1])
   coordinating.wait(lambda: len(run.coordinator._members) == 2)
-  for _ in range(3):
-    clock.move(1.0)
+  clock.run(3)
   run.started()
   assert 'rank 2 has not come within 2 s' in str(run.errors[0])
 

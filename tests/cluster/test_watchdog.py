@@ -160,21 +160,56 @@ def test_a_phase_that_ends_during_the_check_is_not_stalled(clock):
   assert not watchdog.is_stalled()
 
 
+def test_time_in_which_the_process_is_stopped_is_no_stall(clock):
+  """Neither in the step that is under way nor in the limit of the next ones."""
+  watchdog = _watchdog(clock)
+  watchdog._clock.tick()
+  _steps(watchdog, clock, 1, 1, 1)
+  for seconds in (1, 600, 1, 1):  # Ctrl-Z, and `fg` after 600 s
+    clock.now += seconds
+    assert not watchdog.is_stalled()
+    watchdog._clock.tick()
+  assert watchdog.state()['seconds'] < 10
+  watchdog.heartbeat('input', 4)
+  watchdog.heartbeat('step', 4)
+  assert watchdog.timeout('step') == 100
+  for _ in range(99):
+    clock.now += 1
+    watchdog._clock.tick()
+  assert not watchdog.is_stalled()
+  clock.now += 2
+  assert watchdog.is_stalled()
+
+
+def _pass(clock, period, reports, calls, count):
+  """Moves a running watchdog's clock by periods, and lets it see each."""
+  for _ in range(count):
+    count_before = len(reports)
+    clock.now += period
+    deadline = time.monotonic() + 10
+    while len(reports) < count_before + 2 and not calls:
+      assert time.monotonic() < deadline
+      time.sleep(0.001)
+
+
 def test_it_reports_until_it_calls_once(clock):
-  calls, reports = [], []
+  calls, reports, period = [], [], 0.0078125  # whose sums are exact
   watchdog = watchdog_lib.Watchdog(
-    100.0, calls.append, reports.append, 0.01, clock
+    100 * period, calls.append, reports.append, period, clock
   )
   watchdog.heartbeat('step', 7)
   watchdog.start()
-  deadline = time.monotonic() + 10
-  while len(reports) < 3 and time.monotonic() < deadline:
-    time.sleep(0.01)
-  assert reports[0] == {'phase': 'step', 'step': 7, 'seconds': 0.0}
+  clock.now += 600  # stopped
+  _pass(clock, period, reports, calls, 90)
+  assert {k: reports[0][k] for k in ('phase', 'step')} == {
+    'phase': 'step',
+    'step': 7,
+  }
   assert not calls
-  clock.now += 101
-  time.sleep(0.2)
-  assert calls == [{'phase': 'step', 'step': 7, 'seconds': 101.0}]
+  _pass(clock, period, reports, calls, 15)
+  time.sleep(0.1)
+  assert len(calls) == 1
+  assert 100 * period < calls[0]['seconds'] <= 103 * period
 
 
 def test_it_does_not_call_once_it_is_stopped(clock):

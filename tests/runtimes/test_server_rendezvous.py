@@ -2,7 +2,7 @@
 
 import json
 import os
-import signal
+import re
 import subprocess
 import time
 import types
@@ -11,6 +11,7 @@ from pyarrow import flight
 import pytest
 
 from anp_jax import cluster
+from anp_jax.cluster import cluster_env
 from anp_jax.runtimes.server import log as log_lib
 from anp_jax.runtimes.server import rendezvous
 from anp_jax.runtimes.server import scheduler as scheduler_lib
@@ -31,10 +32,12 @@ def config(config):
 @pytest.fixture(params=['server', 'worker'])
 def run_member(request, config, tmp_path):
   """Runs a process on a workdir in which there is no server 0."""
-  config = serving.config_of(config, **{'cluster.rendezvous_timeout': 0.5})
+  config = serving.config_of(config, **{'cluster.rendezvous_timeout': 1.0})
 
-  def run(launched):
-    participant = serving.participant(config, tmp_path, 1, 3, launched)
+  def run(launch='', while_it_runs=None):
+    participant = serving.participant(config, tmp_path, 1, 3, launch)
+    if while_it_runs:
+      while_it_runs()
     if request.param == 'worker':
       worker_lib.Worker(participant, None).run()
     else:
@@ -43,38 +46,124 @@ def run_member(request, config, tmp_path):
   return run
 
 
-def _session(config, store=None, log=None, servers=1, process=None):
+def _session(config, store=None, log=None, servers=1, chief=None):
   scheduler = scheduler_lib.TicketScheduler(config, 5, 0, set())
-  run = session_lib.RunInfo('', process or {}, {}, ())
+  process, launches = (chief.process, chief.launches) if chief else ({}, set())
+  run = session_lib.RunInfo('', process, {}, (), launches)
   return session_lib.ChiefSession(
     'now', store, scheduler, log, [None] * servers, run
   )
 
 
-def test_started_again_after_the_end_ends_as_the_run_did(run_member, tmp_path):
-  before = time.time()
-  rendezvous.announce_end(str(tmp_path), '')
-  run_member(before)
-  rendezvous.announce_end(str(tmp_path), 'update 3 is not finite')
+@pytest.fixture
+def end_run(config, tmp_path, monkeypatch):
+  """Ends a run of some launches, on a host whose clock is seconds ahead."""
+  now, chief = time.time, serving.participant(config, tmp_path, 0, 3)
+
+  def end(failed='', launches=(), ahead=0):
+    chief.launches.clear()
+    chief.launches.update(launches)
+    with monkeypatch.context() as patch:
+      patch.setattr(time, 'time', lambda: now() + ahead)
+      chief.announce_end(failed)
+
+  return end
+
+
+@pytest.mark.parametrize('launches', [['ours'], ['other', 'ours']], ids=str)
+def test_started_again_after_the_end_ends_as_the_run_did(
+  run_member, end_run, capsys, launches
+):
+  end_run('', launches)
+  run_member('ours')
+  line = ': the run in this workdir has ended: leaving\n'
+  assert capsys.readouterr().out.endswith(line)
+  end_run('update 3 is not finite', launches)
   with pytest.raises(cluster.Failed, match='^update 3 is not finite$'):
-    run_member(before)
+    run_member('ours')
+
+
+@pytest.mark.parametrize(
+  'before, launch, ahead',
+  [(None, '', -300), ('', '', 300), ('', 'ours', -300), ('failed', '', 0)],
+)
+def test_a_run_that_ends_while_a_process_waits_is_its_own(
+  run_member, end_run, capsys, before, launch, ahead
+):
+  """Whatever ended before it, and though nobody gave them a name."""
+  if before is not None:
+    end_run(before)
+  run_member(launch, lambda: end_run(ahead=ahead))
+  assert 'has ended: leaving' in capsys.readouterr().out
+  with pytest.raises(cluster.Failed, match='^no$'):
+    run_member(launch, lambda: end_run('no'))
 
 
 @pytest.mark.timeout(20)
-def test_run_before_is_none_to_wait_for_without_end(run_member, tmp_path):
-  rendezvous.announce_end(str(tmp_path), '')
+@pytest.mark.parametrize(
+  'launch, launches',
+  [('', []), ('', ['']), ('ours', ['other']), ('our', ['ours'])],
+)
+def test_run_before_is_none_to_wait_for_without_end(
+  run_member, end_run, launch, launches
+):
+  end_run('', launches)
   with pytest.raises(cluster.Lost, match='the run in this workdir has ended$'):
-    run_member(time.time())
-  # As earlier versions left it.
-  (tmp_path / rendezvous.NAME).write_text(json.dumps({'over': ''}))
+    run_member(launch)
+  end_run('not finite', launches)
+  with pytest.raises(cluster.Lost, match='has ended: not finite$'):
+    run_member(launch)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize('record', [{'over': ''}, {'over': '', 'when': 2e9}])
+def test_a_record_of_an_earlier_version_is_of_a_run_before(
+  run_member, tmp_path, record
+):
+  (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
   with pytest.raises(cluster.Lost, match='the run in this workdir has ended$'):
-    run_member(time.time())
+    run_member('ours')
+
+
+def test_each_process_tells_server_0_its_launch(
+  run_member, end_run, tmp_path, monkeypatch
+):
+  record = {'address': 'grpc://x:1', 'token': 'of the run'}
+  (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
+  launches = []
+
+  def ask(name, **request):
+    launches.append(request['launch'])
+    end_run()
+    return {'wait': True}
+
+  def connect(self):
+    rendezvous.read_address(self.workdir)
+    return types.SimpleNamespace(ask=ask, close=lambda: None)
+
+  monkeypatch.setattr(rendezvous.Participant, 'connect', connect)
+  run_member('ours')
+  assert launches == ['ours']
+
+
+def test_the_end_of_a_run_names_the_launches_that_took_part(config, tmp_path):
+  """Each of its own, as `scripts/again.sh` names them on several hosts."""
+  chief = serving.participant(config, tmp_path, 0, 3, 'a')
+  session = _session(config, servers=2, chief=chief)
+  session.join(1, 'grpc://x:1', chief.process, 'b')
+  session.hello('worker', chief.process, 1, 'c')
+  session.hello('typed by hand', chief.process, 1, '')
+  odd = {**chief.process, 'problem': 'no'}
+  assert 'problem' in session.hello('odd', odd, 1, 'd')
+  chief.announce_end('')
+  record = rendezvous.last_record(str(tmp_path))
+  assert record['over'] == '' and record['launches'] == ['a', 'b', 'c']
 
 
 def test_a_restarted_server_waits_for_the_next_session(config, tmp_path):
   """It has lost what this session's updates were applied to."""
-  process = serving.participant(config, tmp_path, 0, 3).process
-  session = _session(config, servers=2, process=process)
+  chief = serving.participant(config, tmp_path, 0, 3)
+  process, session = chief.process, _session(config, servers=2, chief=chief)
   assert session.join(1, 'x:1', process) == {'session': 'now'}
   assert not session.lost
   assert session.join(1, 'x:2', process) == {'wait': True}
@@ -117,7 +206,7 @@ def test_a_call_that_waits_when_its_session_ends_has_its_worker_reconnect(
 def test_port_of_a_server_is_closed_also_where_the_run_has_ended(
   config, tmp_path, monkeypatch
 ):
-  participant = serving.participant(config, tmp_path, 1, 3, time.time())
+  participant = serving.participant(config, tmp_path, 1, 3)
   server = secondary.SecondaryServer(participant, None)
   record = {'address': 'x:1', 'session': 'a'}
   (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
@@ -128,7 +217,7 @@ def test_port_of_a_server_is_closed_also_where_the_run_has_ended(
     real_shutdown(self)
 
   def ask(name, **request):
-    rendezvous.announce_end(str(tmp_path), '')
+    participant.announce_end('')
     joined.append(request['address'])
     return {'wait': True}
 
@@ -151,18 +240,40 @@ def test_a_process_that_ended_by_ctrl_c_is_not_started_again():
   assert (result.returncode, result.stdout) == (130, 'started\n')
 
 
-def test_a_restarted_process_knows_when_its_run_was_launched(monkeypatch):
-  monkeypatch.delenv('ANP_LAUNCHED', raising=False)
-  before = time.time()
-  assert before <= rendezvous.launch_time() <= time.time()
+def _launches(*command, **environment):
+  """Names of launches that a command's processes print, one a line."""
+  variables = {k: v for k, v in os.environ.items() if k != 'ANP_LAUNCHED'}
   result = subprocess.run(
-    ['scripts/again.sh', '1', 'bash', '-c', 'echo $ANP_LAUNCHED; kill -9 $$'],
-    cwd=launching.ROOT, capture_output=True, text=True,
+    command, cwd=launching.ROOT, capture_output=True, text=True,
+    env={**variables, **environment}, check=False,
   )  # fmt: skip
-  assert result.returncode == 128 + signal.SIGKILL
-  first, second = result.stdout.split()
+  names = result.stdout.split()
+  assert all(re.fullmatch('[0-9a-f]{32}', name) for name in names), names
+  return names
+
+
+def test_a_restarted_process_keeps_the_name_of_its_launch(monkeypatch):
+  command = ('scripts/again.sh', '1', 'bash', '-c')
+  lost = 'echo $ANP_LAUNCHED; kill -9 $$'
+  first, second = _launches(*command, lost)
   assert first == second
-  # In whole seconds, but not before it was.
-  assert before <= float(first) <= time.time() + 1
-  monkeypatch.setitem(os.environ, 'ANP_LAUNCHED', first)
-  assert rendezvous.launch_time() == float(first)
+  assert _launches(*command, lost)[0] != first  # another launch
+  assert _launches(*command, lost, ANP_LAUNCHED='ab' * 16)[0] == 'ab' * 16
+  monkeypatch.setenv('ANP_LAUNCHED', first)
+  env = cluster_env.ClusterEnv('flags', 1, 2)
+  assert rendezvous.launch_id(env) == first
+  assert rendezvous.launch_id(env._replace(token='7.0.1')) == '7.0.1'
+  monkeypatch.delenv('ANP_LAUNCHED')
+  assert rendezvous.launch_id(env) == ''
+
+
+@pytest.mark.parametrize('again', [(), ('--again=1',)], ids=str)
+def test_processes_of_one_local_launch_share_its_name(tmp_path, again):
+  python = tmp_path / 'python'
+  python.write_text('#!/bin/sh\necho $ANP_LAUNCHED\n')
+  python.chmod(0o755)
+  names = _launches(
+    'scripts/launch_local.sh', '3', *again, PYTHON=str(python), PORT='1',
+    ANP_LAUNCHED='ab' * 16,
+  )  # fmt: skip
+  assert len(names) == 3 and len({*names, 'ab' * 16}) == 2

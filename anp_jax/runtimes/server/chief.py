@@ -190,7 +190,7 @@ class Chief:
     version, total = self._session.store.version, self._total
     self._checkpoints.wait()
     self._session.finish()
-    rendezvous.announce_end(self._workdir, '')
+    self._participant.announce_end('')
     if version < total:
       reason = preemption.REASONS.get(self._vote, 'a signal')
       workdir_lib.mark_stopped(self._workdir, version, total, reason)
@@ -211,7 +211,7 @@ class Chief:
     """Tells the other processes why the run cannot continue."""
     if self._session:
       self._session.fail(text)
-    rendezvous.announce_end(self._workdir, text)
+    self._participant.announce_end(text)
 
   def close(self) -> None:
     """Lets the other processes hear of the end, and closes the port."""
@@ -272,18 +272,18 @@ class Chief:
     self._service.session = self._session
 
   def _run_info(self):
+    s = self._config.strategy
     return session_lib.RunInfo(
       address=self._service.address,
       process=self._participant.process,
+      launches=self._participant.launches,
       settings={
         'batch_size': self._config.batch_size,
         'data_shards': self._data_shards,
         'snapshot_every': [self._every['eval'], self._every['checkpoint']],
         'data': self._setup.data_description(),
         # What workers can have in flight, and some more that are gone.
-        'max_pending': 8
-        * self._config.strategy.in_flight
-        * (self._workers + 1),
+        'max_pending': 8 * s.in_flight * (self._workers + 1),
       },
       metric_names=update_metrics.names(self._setup.objective),
     )

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import secrets
-import time
 
 from anp_jax import cluster
 from anp_jax.cluster import cluster_env
@@ -19,24 +18,33 @@ class RunEnded(OSError):
   """The run that was last in this workdir has ended.
 
   Attributes:
-    failed: why it could not continue; '' if it ended well.
-    when: it did, in seconds since 1970.
+    record: what stands in the workdir, see `Participant.announce_end`.
   """
 
-  def __init__(self, failed: str, when: float):
-    self.failed, self.when = failed, when
+  def __init__(self, record: dict):
+    self.record = record
+    failed = record['over']
     super().__init__(
       f'the run in this workdir has ended{": " if failed else ""}{failed}'
     )
 
 
-def launch_time() -> float:
-  """Returns when this process's run was started, in seconds since 1970.
+def launch_id(env: cluster_env.ClusterEnv) -> str:
+  """Returns a name that no other launch has; '' if nobody gave it one.
 
-  A process that `scripts/again.sh` restarts belongs to the run of its first
-  start.
+  The processes of one launch share it, except where `scripts/again.sh` gives
+  each its own; a process that is restarted keeps it.
   """
-  return float(os.environ.get('ANP_LAUNCHED') or time.time())
+  return env.token or os.environ.get('ANP_LAUNCHED', '')
+
+
+def last_record(workdir: str) -> dict:
+  """Returns what the last server 0 of a workdir left there; {} if nothing."""
+  try:
+    with open(os.path.join(workdir, NAME)) as f:
+      return json.load(f)
+  except (FileNotFoundError, PermissionError, ValueError):
+    return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +56,9 @@ class Participant:
     workdir: that all processes see.
     env: of this process.
     process: this process, as server 0 compares it; see `cluster.process_info`.
-    launched: see `launch_time`.
+    launch: see `launch_id`.
+    before: `last_record` when this process started.
+    launches: of the processes that took part, as server 0 knows them.
     secret: of the run, from `cluster.secret`.
   """
 
@@ -56,8 +66,10 @@ class Participant:
   workdir: str
   env: cluster_env.ClusterEnv
   process: dict
-  launched: float
+  launch: str
+  before: dict
   secret: str = dataclasses.field(repr=False)
+  launches: set = dataclasses.field(default_factory=set)
 
   def open_service(self) -> service_lib.Service:
     """Opens this server's port; server 0 writes its address to the workdir.
@@ -87,33 +99,44 @@ class Participant:
     token = transport.session_token(self.secret, session)
     return transport.connect(self.config, address or chief, token)
 
-  def is_over(self, error: Exception, has_joined: bool) -> bool:
+  def is_over(self, error: Exception, name: str) -> bool:
     """Whether a call's error says that this process's run has ended.
+
+    No clock decides: those of two hosts differ. A record of the end is of this
+    process's run if its launch took part, or if it was not there when this
+    process started. Else it is of a run before, and this one is waited for.
 
     Args:
       error: of the call.
-      has_joined: whether this process has met server 0. One that has just been
-        started waits: the file may be of the run before.
+      name: of who leaves then, for people.
 
     Raises:
       cluster.Failed: if that run could not continue.
     """
-    since = 0 if has_joined else self.launched
-    if not isinstance(error, RunEnded) or error.when < since:
+    if not isinstance(error, RunEnded):
       return False
-    if error.failed:
-      raise cluster.Failed(error.failed) from error
+    record = error.record
+    took_part = self.launch and self.launch in record.get('launches', ())
+    if not took_part and record == self.before:
+      return False
+    if record['over']:
+      raise cluster.Failed(record['over']) from error
+    print(f'{name}: {error}: leaving')
     return True
 
+  def announce_end(self, failed: str) -> None:
+    """Leaves word for processes that return late that the run has ended.
 
-def announce_end(workdir: str, failed: str) -> None:
-  """Leaves word for processes that return late that the run has ended.
-
-  Args:
-    workdir: of the run.
-    failed: why it could not continue; '' if it ended well.
-  """
-  _write(workdir, {'over': failed, 'when': time.time()})
+    Args:
+      failed: why it could not continue; '' if it ended well.
+    """
+    record = {
+      'over': failed,
+      'launches': sorted({self.launch, *self.launches} - {''}),
+      # Tells it from the end of another run, which may have gone alike.
+      'id': secrets.token_hex(8),
+    }
+    _write(self.workdir, record)
 
 
 def read_address(workdir: str) -> tuple[str, str]:
@@ -126,7 +149,7 @@ def read_address(workdir: str) -> tuple[str, str]:
   with open(os.path.join(workdir, NAME)) as f:
     record = json.load(f)
   if 'over' in record:
-    raise RunEnded(record['over'], record.get('when', 0.0))
+    raise RunEnded(record)
   if 'session' not in record:
     raise OSError(f'{NAME} is that of an earlier version')
   return record['address'], record['session']

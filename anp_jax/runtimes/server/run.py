@@ -60,7 +60,8 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     workdir=workdir,
     env=processes.env,
     process=process_info.collect(processes.env, config, {}),
-    launched=rendezvous.launch_time(),
+    launch=rendezvous.launch_id(processes.env),
+    before=rendezvous.last_record(workdir),
     secret=_secret(workdir, processes),
   )
   with contextlib.ExitStack() as stack:

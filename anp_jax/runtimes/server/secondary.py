@@ -75,7 +75,7 @@ class SecondaryServer:
           start = current
         answer = chief.ask(
           'join', server=self._index, address=service.address,
-          process=participant.process,
+          process=participant.process, launch=participant.launch,
         )  # fmt: skip
         last_answer = time.monotonic()
         self.progress += 1
@@ -85,7 +85,7 @@ class SecondaryServer:
           self._serve(service, chief, answer)
           return
       except transport.CONNECTION_ERRORS as e:
-        if participant.is_over(e, has_joined=self._optimizer is not None):
+        if participant.is_over(e, f'server {self._index}'):
           return
         if time.monotonic() - last_answer > timeout:
           raise cluster.Lost(

@@ -42,12 +42,14 @@ class RunInfo:
     process: its process, see `cluster.process_info`.
     settings: for each process that joins, JSON values.
     metric_names: of the values that are reported with each gradient.
+    launches: of the processes that take part, see `rendezvous.launch_id`.
   """
 
   address: str
   process: dict
   settings: dict
   metric_names: tuple[str, ...]
+  launches: set = dataclasses.field(default_factory=set)
 
 
 def snapshot_test(settings: dict):
@@ -99,7 +101,9 @@ class ChiefSession(Session):
     self._first = scheduler.version  # version of the first of them
     self._changed = threading.Condition()
 
-  def join(self, server: int, address: str, process: dict) -> dict:
+  def join(
+    self, server: int, address: str, process: dict, launch: str = ''
+  ) -> dict:
     """Admits another server, which then fetches its slice of the start."""
     # Its devices may be others: a server computes on its CPU.
     problem = process_info.run_mismatch(
@@ -109,6 +113,7 @@ class ChiefSession(Session):
       if problem:
         self.fail(problem)  # the run needs this server
         return {'problem': problem}
+      self._run.launches.add(launch)
       if self.lost or server in self.addresses:
         # It has restarted, and lost its slice: all begin another session.
         self.lost = True
@@ -116,7 +121,9 @@ class ChiefSession(Session):
       self.addresses[server] = address
       return {'session': self.name, **self._run.settings}
 
-  def hello(self, worker: str, process: dict, devices: int) -> dict:
+  def hello(
+    self, worker: str, process: dict, devices: int, launch: str = ''
+  ) -> dict:
     """Admits a worker, or the same worker after a lost connection."""
     problem = process_info.first_mismatch(
       [self._run.process, {**process, 'index': 1}]
@@ -130,6 +137,7 @@ class ChiefSession(Session):
       if problem:
         return {'problem': problem}
       self._devices = devices
+      self._run.launches.add(launch)
       self.scheduler.release(worker)
       servers = [self.addresses.get(i) for i in range(len(self.starts))]
       if not all(servers):

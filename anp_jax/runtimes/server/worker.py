@@ -102,7 +102,6 @@ class Worker:
     self._pausing = threading.Lock()
     self._pauses = 0
     self._setup = self._program = None
-    self._has_joined = False  # this run
 
   def run(self) -> None:
     """Computes until the run is over, or `close`.
@@ -188,19 +187,18 @@ class Worker:
         chief = self._participant.connect()
         hello = chief.ask(
           'hello', worker=self.name, process=self._participant.process,
-          devices=jax.local_device_count(),
+          devices=jax.local_device_count(), launch=self._participant.launch,
         )  # fmt: skip
         if 'problem' in hello:
           raise config_lib.ConfigError(hello['problem'])
         self.progress += 1
-        self._has_joined = True
         if 'session' in hello:
           addresses = hello['servers'][1:]
           return hello, [chief, *map(self._participant.connect, addresses)]
         chief.close()
         reason = 'not all servers are there'
       except transport.CONNECTION_ERRORS as e:
-        if self._participant.is_over(e, self._has_joined):
+        if self._participant.is_over(e, f'worker {self.name}'):
           return None, []
         reason = transport.describe_error(e)
       time.sleep(_RETRY)

@@ -1,0 +1,48 @@
+"""A run that is stopped for a while, as by Ctrl-Z, continues afterwards."""
+
+import signal
+import time
+
+import pytest
+
+from anp_jax.reporting import telemetry
+from tests import launching
+
+pytestmark = pytest.mark.multiprocess
+
+_HEARTBEAT, _STALL = 5, 9  # seconds
+
+
+def _steps(workdir):
+  return [r['step'] for r in telemetry.read(str(workdir))]
+
+
+def _send(ranks, number):
+  for process in ranks.processes:
+    process.send_signal(number)
+
+
+@pytest.mark.soak  # a busy machine starts too slowly for such timeouts
+def test_a_run_continues_that_was_stopped_longer_than_its_timeouts(tmp_path):
+  """A clock of the machine says that both ranks were silent and stuck."""
+  keys = {
+    'duration': '2000 steps',
+    'eval.every': '2000 steps',
+    'checkpoint.every': '2000 steps',
+    'log.every': '10 steps',
+    'cluster.heartbeat_timeout': str(_HEARTBEAT),
+    'cluster.stall_timeout': str(_STALL),
+  }
+  arguments = launching.arguments(tmp_path / 'run', **keys)
+  with launching.Ranks(tmp_path, 2, arguments) as ranks:
+    deadline = time.monotonic() + 180
+    while not _steps(tmp_path / 'run'):
+      assert time.monotonic() < deadline, ranks.text()
+      time.sleep(0.05)
+    _send(ranks, signal.SIGSTOP)
+    before = _steps(tmp_path / 'run')[-1]
+    time.sleep(1.3 * _STALL)
+    assert _steps(tmp_path / 'run')[-1] == before < 2000
+    _send(ranks, signal.SIGCONT)
+    assert ranks.wait() == [0, 0], ranks.text() + ranks.text(1)
+  assert _steps(tmp_path / 'run')[-1] == 2000
