@@ -2,6 +2,12 @@
 # What train.sbatch and server.sbatch share; they source it with the arguments
 # of main.py. It ends them where no task could start.
 
+# The signal that asked this script to stop: the time limit's, say. Before there
+# are tasks it is only noted.
+asked=
+trap 'asked=USR1' USR1
+trap 'asked=TERM' TERM
+
 workdir=
 previous=
 for argument in "$@"; do
@@ -102,6 +108,7 @@ is_stopped() {
 
 # Votes of all tasks to stop.
 pass_on() {
+  asked=$1
   echo "$1: asking all tasks to save and stop"
   timeout 30 scancel --signal=USR1 "$job"
 }
@@ -119,6 +126,14 @@ newest() {
     ! -name '*[!0-9]*' -printf '%h\t%f\n' 2>/dev/null | awk -F '\t' '
     $2 > step[$1] + 0 { sum += $2 - step[$1]; step[$1] = $2 }
     END { if (NR) print sum + 0 }'
+}
+
+# Whether what was passed on ended a task that had no handler for it yet: it was
+# starting, and had nothing to save. 138 is 128 and the number of SIGUSR1.
+is_early() {
+  [ -n "$asked" ] && { [ "$status" = 138 ] || grep -qE \
+    '^srun: error: .*: tasks? [0-9,-]+: (User defined signal 1|Exited with exit code 138)' \
+    "$srun_log"; }
 }
 
 # Starts this job again, unless somebody cancelled it, or three starts in a row
@@ -146,3 +161,8 @@ again() {
   sleep 60
   exit "$status"
 }
+
+[ -z "$asked" ] || again "$asked came before there were tasks" 0
+# A trap waits for a command in the foreground: srun is in the background.
+trap 'pass_on USR1' USR1
+trap 'pass_on TERM' TERM

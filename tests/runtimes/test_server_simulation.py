@@ -7,6 +7,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.server import log as log_lib
+from anp_jax.runtimes.server import simulation
 from tests import builders
 from tests import launching
 from tests import serving
@@ -155,3 +156,43 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
   keys = {'strategy.simulate.log': str(tmp_path / 'nothing')}
   with pytest.raises(config_lib.ConfigError, match='expected the workdir of'):
     serving.run(_simulated(config, 3, **keys), tmp_path / 'b')
+
+
+_START = {
+  'start': 0, 'workers': 3, 'servers': 1, 'shards': 1, 'wire_dtype': 'float32',
+  'compensation': 'none',
+}  # fmt: skip
+
+
+def _followed(config, folder, start, updates=12, devices=1):
+  start = {'batch_size': config.batch_size} | start
+  lines = [start] + [
+    {'order': n, 'devices': devices, 'parts': [{'reads': [n]}]}
+    for n in range(updates)
+  ]
+  (folder / log_lib.NAME).write_text(
+    ''.join(json.dumps(x) + '\n' for x in lines)
+  )
+  keys = {'strategy.simulate.log': str(folder)}
+  return simulation._read_log(_simulated(config, 3, **keys), 12)
+
+
+def test_a_log_that_fits_is_followed(tmp_path, config):
+  assert len(_followed(config, tmp_path, _START)) == 13
+
+
+@pytest.mark.parametrize('name, changes, more', [
+  ('workers', {'workers': 2}, {}),
+  ('servers', {'servers': 2}, {}),
+  ('shards', {'shards': 2}, {}),
+  ('batch_size', {'batch_size': 7}, {}),
+  ('wire_dtype', {'wire_dtype': 'bfloat16'}, {}),
+  ('compensation', {'compensation': 'taylor'}, {}),
+  ('delay', {'delay': {'strength': 0.25}}, {}),
+  ('look_ahead', {'look_ahead': {'method': 'dana'}}, {}),
+  ('updates', {}, {'updates': 11}),
+  ('devices', {}, {'devices': 2}),
+])  # fmt: skip
+def test_each_key_of_a_log_must_fit(tmp_path, config, name, changes, more):
+  with pytest.raises(config_lib.ConfigError, match=f'its {name} is'):
+    _followed(config, tmp_path, _START | changes, **more)

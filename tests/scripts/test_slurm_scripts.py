@@ -109,6 +109,65 @@ def test_a_task_of_an_array_speaks_for_itself_only(
   assert all(f' {name} ' in f'{call} ' for call in job.calls('squeue'))
 
 
+# A task that is still starting ends by the signal, as it has no handler.
+_ENDS_BY_SIGNAL = """
+[ "$SCRIPT" = none ] || kill -USR1 $PPID
+command -p sleep 0.5
+touch "$WORKDIR/logs/19-0.log"
+{line}
+exit {status}
+"""
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+@pytest.mark.parametrize('line, status', [
+  ('', 138),
+  # Of several tasks srun ends some, or they see that one has gone.
+  ('node2: task 1: User defined signal 1', 143),
+  ('node[1-2]: tasks 0-3: User defined signal 1 (core dumped)', 137),
+  ('node2: task 1: Exited with exit code 138', 75),  # of again.sh
+])  # fmt: skip
+def test_the_time_limit_of_tasks_that_are_starting(job, script, line, status):
+  echo = line and f'echo "srun: error: {line}" >&2'
+  job.program('srun', _ENDS_BY_SIGNAL.format(line=echo, status=status))
+  ended, text = job.start(script, {**_JOB, 'SCRIPT': ''})
+  assert ended == status
+  assert job.calls('scontrol') == ['requeue 19']
+  assert (
+    'USR1 came before a task could save at step 0: starting job 19 again\n'
+    in text
+  )
+  assert 'was lost' not in text
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+def test_a_signal_that_nobody_passed_on_is_a_loss(job, script):
+  job.program('srun', _ENDS_BY_SIGNAL.format(line='', status=138))
+  ended, text = job.start(script, {**_JOB, 'SCRIPT': 'none'})
+  assert ended == 138 and 'USR1' not in text
+  assert ('a task was lost (status 138)' in text) == (script == _TRAIN)
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+def test_a_loss_after_the_signal_is_a_loss(job, script):
+  job.program('srun', _ENDS_BY_SIGNAL.format(
+    line='echo "srun: error: node2: task 1: Killed" >&2', status=137
+  ))  # fmt: skip
+  ended, text = job.start(script, {**_JOB, 'SCRIPT': ''})
+  assert ended == 137 and 'could save' not in text
+  assert ('a task was lost (status 137)' in text) == (script == _TRAIN)
+
+
+@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
+def test_the_time_limit_before_there_are_tasks(job, script):
+  """While the script prepares what the tasks need."""
+  job.program('mkdir', 'kill -USR1 $PPID; command -p mkdir "$@"')
+  status, text = job.start(script, _JOB)
+  assert status == 0, text
+  assert 'USR1 came before there were tasks at step 0: starting job 19' in text
+  assert job.calls('scontrol') == ['requeue 19'] and not job.calls('python')
+
+
 # srun's own words and status where a task on node2 ends first, for the reason
 # given, and srun ends the other.
 _FIRST = """
