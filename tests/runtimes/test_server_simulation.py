@@ -7,6 +7,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.server import log as log_lib
+from anp_jax.runtimes.server import simulation
 from tests import builders
 from tests import launching
 from tests import serving
@@ -155,3 +156,46 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
   keys = {'strategy.simulate.log': str(tmp_path / 'nothing')}
   with pytest.raises(config_lib.ConfigError, match='expected the workdir of'):
     serving.run(_simulated(config, 3, **keys), tmp_path / 'b')
+
+
+@pytest.mark.parametrize(
+  'name, value, updates, devices',
+  [
+    ('workers', 2, 12, 1),
+    ('servers', 2, 12, 1),
+    ('updates', None, 11, 1),
+    ('devices', None, 12, 2),
+    ('look_ahead', {'method': 'dana', 'under_way': 6, 'workers': 3}, 12, 1),
+    ('batch_size', 8, 12, 1),
+    ('wire_dtype', 'bfloat16', 12, 1),
+    ('compensation', 'sqrt', 12, 1),
+    ('delay', {'strength': 0.5}, 12, 1),
+    ('delay', {'decay': 0.5}, 12, 1),
+    ('shards', 3, 12, 1),
+  ],
+)
+def test_each_setting_of_a_log_is_compared(
+  tmp_path, config, name, value, updates, devices
+):
+  """A log with this one difference; without it the log is followed."""
+  config = _simulated(config, 3, **{'strategy.simulate.log': str(tmp_path)})
+  start = {
+    'start': 0, 'workers': 3, 'servers': 1, 'shards': 1,
+    'batch_size': config.batch_size, 'wire_dtype': 'float32',
+    'compensation': 'none', 'delay': {}, 'look_ahead': {},
+  }  # fmt: skip
+
+  def write(start, count, devices):
+    lines = [start] + [
+      {'order': n, 'devices': devices, 'parts': [{'reads': [0]}]}
+      for n in range(count)
+    ]
+    text = ''.join(json.dumps(line) + '\n' for line in lines)
+    (tmp_path / log_lib.NAME).write_text(text)
+
+  write(start, 12, 1)
+  assert len(simulation._read_log(config, 12)) == 13
+  changes = {} if value is None else {name: value}
+  write(start | changes, updates, devices)
+  with pytest.raises(config_lib.ConfigError, match=f'its {name} is '):
+    simulation._read_log(config, 12)

@@ -70,6 +70,16 @@ def test_seconds_of_images_are_added():
   assert _seconds(updates) == [1.5, 3.0, 4.5]
 
 
+@pytest.mark.parametrize(
+  'workers, backups, images', [(1, 0, 64), (4, 0, 16), (4, 2, 32), (3, 1, 32)]
+)
+def test_a_pass_is_of_a_workers_part_of_the_batch(workers, backups, images):
+  keys = {'mode': 'synchronous', 'simulate.image_seconds': 1 / 128}
+  updates = _updates(workers, 3, backup_workers=backups, **keys)
+  seconds = 1 + images / 128
+  assert _seconds(updates) == [seconds, 2 * seconds, 3 * seconds]
+
+
 @pytest.mark.parametrize('bound', [0, 1, 5])
 def test_no_gradient_is_staler_than_the_bound(bound):
   keys = {'mode': 'bounded', 'max_staleness': bound, 'simulate.spread': 0.5}
