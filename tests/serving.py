@@ -1,5 +1,6 @@
 """Asynchronous runs in one process, a thread for each process of the run."""
 
+import dataclasses
 import threading
 import time
 
@@ -34,6 +35,18 @@ FULL = {
   'optimizer.clip_norm': 1.0,
   'data.mixup': 0.2,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class CountedState:
+  """A server's state that counts updates, and holds nothing else."""
+
+  step: int
+  momenta: tuple = ()
+
+  def replace(self, **changes):
+    """Returns a copy with these fields, as a SliceState's does."""
+    return dataclasses.replace(self, **changes)
 
 
 def config_of(config, **keys):

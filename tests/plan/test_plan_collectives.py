@@ -131,3 +131,34 @@ def test_parameter_servers_pass_all_bytes_of_all_workers():
   # One node of 8 workers: each sends and gets all, over half a bus.
   seconds = collectives.parameter_servers(_cluster(1, 8, bus), _SIZE)
   assert seconds == pytest.approx(16 * _SIZE / 10e9 + 2 * 5e-6)
+
+
+def test_two_devices_on_a_bus_have_it_whole_and_three_half_of_it():
+  """The streams of a ring of two meet nowhere; those of three do."""
+  bus = tables.Link('bus', 20e9, 1e-6, is_shared=True)
+  apart = tables.Link('apart', 20e9, 1e-6)
+  for devices, width in ((2, 20e9), (3, 10e9), (4, 10e9)):
+    n = devices
+    expected = 2 * (n - 1) * (_SIZE / n / width + 1e-6)
+    seconds = collectives.all_reduce(_cluster(1, n, bus), _SIZE)
+    assert seconds == pytest.approx(expected, rel=1e-9)
+    if devices == 2:
+      alone = collectives.all_reduce(_cluster(1, n, apart), _SIZE)
+      assert seconds == alone
+
+
+@pytest.mark.parametrize('is_shared, port', [(False, 10e9), (True, 20e9 / 3)])
+def test_two_devices_on_a_bus_stage_what_leaves_the_node(is_shared, port):
+  """Over 20 GB/s, then over 10 GB/s: each byte takes 1 / 20 + 1 / 10."""
+  bus = tables.Link('bus', 20e9, 1e-6, is_shared=is_shared)
+  within = _SIZE / 20e9 + 2 * 1e-6
+  between = 2 * (_SIZE / 4 / (port / 2) + 5e-6)
+  seconds = collectives.hierarchical_all_reduce(_cluster(2, 2, bus), _SIZE)
+  assert seconds == pytest.approx(within + between, rel=1e-9)
+
+
+def test_one_device_of_a_node_stages_nothing():
+  bus = tables.Link('bus', 20e9, 1e-6, is_shared=True)
+  expected = 2 * (_SIZE / 2 / 10e9 + 5e-6)
+  seconds = collectives.all_reduce(_cluster(2, 1, bus), _SIZE)
+  assert seconds == pytest.approx(expected, rel=1e-9)

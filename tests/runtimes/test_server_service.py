@@ -367,12 +367,12 @@ class _Optimizer:
 
   def apply(self, state, gradients, stats_deltas, contributions, read):
     assert read is None
-    return types.SimpleNamespace(step=state.step + 1), True
+    return serving.CountedState(state.step + 1), True
 
 
 def test_gradients_of_used_tickets_do_not_pile_up():
   """Neither what waits when its ticket is used nor what comes later."""
-  start = types.SimpleNamespace(step=0)
+  start = serving.CountedState(0)
   store = parameter_store.ParameterStore(
     _Optimizer(), start, lambda version: False, 3
   )
@@ -390,6 +390,25 @@ def test_gradients_of_used_tickets_do_not_pile_up():
     store.enqueue_gradient((5, 0), worker, *arrays)
   with pytest.raises(parameter_store.InvalidMessage, match='3 gradients wait'):
     store.enqueue_gradient((5, 0), 'd', *arrays)
+  store.close()
+
+
+def test_updates_wait_while_two_snapshots_are_not_fetched():
+  """Each is as large as the weights; the third one waits, and so each time."""
+  start = serving.CountedState(0)
+  store = parameter_store.ParameterStore(
+    _Optimizer(), start, lambda version: True, 9
+  )
+  for step in range(5):
+    store.enqueue_gradient((step, 0), 'a', np.ones(2), np.ones(1))
+    contribution = {'ticket': (step, 0), 'worker': 'a', 'reads': [step]}
+    store.submit(step, [contribution])
+  for newest in (2, 3, 4):
+    assert store.read(newest, 10)[0] == newest
+    with pytest.raises(TimeoutError):
+      store.read(newest + 1, 0.1)
+    assert store.snapshot(newest - 1, 0).step == newest - 1
+  assert store.read(5, 10)[0] == 5
   store.close()
 
 

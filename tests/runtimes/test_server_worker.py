@@ -1,8 +1,10 @@
 """A worker's batch queue and pauses, used by several threads, and the log."""
 
 import threading
+import types
 
 import numpy as np
+import pytest
 
 from anp_jax.runtimes.server import log as log_lib
 from anp_jax.runtimes.server import worker as worker_lib
@@ -123,6 +125,70 @@ def test_weights_read_before_another_scored_are_read_again(config):
     run.now = 7
   thread.join(10)
   assert run.pulled == [0, 7] and results == [(([7], 7, None), 7)]
+
+
+class _Server:
+  """Gives out tickets; a pull is answered when so many are under way."""
+
+  def __init__(self, tickets, together):
+    self._tickets = iter(range(tickets))
+    self._barrier = threading.Barrier(together)
+    self._lock = threading.Lock()
+    self.now = self.most = self.pulls = 0
+
+  def ask(self, name, **_):
+    assert name == 'take'
+    step = next(self._tickets, None)
+    return {'over': True} if step is None else {'ticket': (step, 0)}
+
+  def get(self, name, **_):
+    with self._lock:
+      self.now += 1
+      self.pulls += 1
+      self.most = max(self.most, self.now)
+    self._barrier.wait(10)
+    with self._lock:
+      self.now -= 1
+    return {'drop': True}, b''
+
+
+class _Feed:
+  """Batches without data."""
+
+  waited = 0.0
+
+  def __next__(self):
+    return 'batch'
+
+  def close(self):
+    pass
+
+
+@pytest.mark.parametrize(
+  'mode, in_flight, together',
+  [
+    ('async', 1, 1), ('async', 2, 2), ('async', 3, 3), ('bounded', 2, 2),
+    ('synchronous', 2, 1),
+  ],
+)  # fmt: skip
+def test_a_worker_has_as_many_gradients_in_flight(
+  config, mode, in_flight, together
+):
+  """Fewer would wait at the server's barrier until it breaks."""
+  config = serving.config_of(
+    config, **{'strategy.mode': mode, 'strategy.in_flight': in_flight}
+  )
+  setup = types.SimpleNamespace(
+    config=config, layout=None, feed=lambda *_: _Feed()
+  )
+  worker = types.SimpleNamespace(
+    name='a', progress=0, closed=threading.Event(),
+    compute=lambda pull, step, batch: pull(),
+  )  # fmt: skip
+  server = _Server(6, together)
+  hello = {'session': 'now', 'data_shards': 1}
+  worker_lib._WorkerSession(worker, hello, [server], setup, None).run()
+  assert (server.most, server.pulls) == (together, 6)
 
 
 def test_ticket_that_is_used_is_not_computed(config):
