@@ -112,7 +112,7 @@ def test_batch_norm_equals_numpy(x64, relu, platform, group):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('platform', PLATFORMS)
 def test_a_relu_after_the_norm_has_gradient_0_at_0(platform, dtype):
-  """As jax.nn.relu has; where scale and bias are 0, so is each y."""
+  """JAX has it so, too. Where scale and bias are 0, so is each y."""
   random = np.random.default_rng(6)
   x, dy = jnp.asarray(random.normal(size=(2, 8, 5, 3, 16)), dtype)
   zero = jnp.zeros(16)
