@@ -146,8 +146,8 @@ def test_boxes_near_the_edges_have_the_whole_pictures_pixels(
   for image, file, (top, left, *_), gap in zip(
     batch['image'], files, boxes, gaps
   ):
-    whole = np.asarray(Image.open(io.BytesIO(file)))
-    want = whole[top : top + side, left : left + side]
+    picture = np.asarray(Image.open(io.BytesIO(file)))
+    want = picture[top : top + side, left : left + side]
     np.testing.assert_array_equal(image, want, err_msg=str((top, *gap)))
 
 

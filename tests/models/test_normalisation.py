@@ -109,6 +109,24 @@ def test_batch_norm_equals_numpy(x64, relu, platform, group):
     np.testing.assert_allclose(new[name], expected, **close)
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('platform', PLATFORMS)
+def test_a_relu_after_the_norm_has_gradient_0_at_0(platform, dtype):
+  """JAX has it so, too. Where scale and bias are 0, so is each y."""
+  random = np.random.default_rng(6)
+  x, dy = jnp.asarray(random.normal(size=(2, 8, 5, 3, 16)), dtype)
+  zero = jnp.zeros(16)
+  bias = jnp.where(jnp.arange(16) < 8, zero, 1.0)
+  layer = layers.BatchNorm(4, dtype=dtype, platform=platform, relu=True)
+  y, (dx, dscale, dbias), _ = _layer_step(layer, x, zero, bias, dy)
+  np.testing.assert_array_equal(np.float32(y), np.broadcast_to(bias, y.shape))
+  assert not np.float32(dx).any()
+  assert not dscale[:8].any() and not dbias[:8].any()
+  # One of y above 0 lets all of dy through.
+  want = np.float64(dy).sum((0, 1, 2))[8:]
+  np.testing.assert_allclose(dbias[8:], want, rtol=0, atol=1e-4)
+
+
 def test_batch_norm_of_rows_without_a_map_equals_numpy(x64):
   x, scale, bias, dy = (a[:, 0, 0] if a.ndim == 4 else a for a in _example())
   layer = layers.BatchNorm(4, dtype='float64', param_dtype='float64')
