@@ -200,6 +200,7 @@ import sys
 import time
 import types
 from anp_jax.cluster import client
+from anp_jax.cluster import cluster_env
 
 card = json.loads(sys.argv[1])
 secret = sys.argv[3]
