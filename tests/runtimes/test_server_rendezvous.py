@@ -128,7 +128,7 @@ def test_a_record_of_an_earlier_version_is_of_a_run_before(
 def test_each_process_tells_server_0_its_launch(
   run_member, end_run, tmp_path, monkeypatch
 ):
-  record = {'address': 'grpc://x:1', 'token': 'of the run'}
+  record = {'address': 'x:1', 'session': 'a'}
   (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
   launches = []
 
@@ -150,7 +150,7 @@ def test_the_end_of_a_run_names_the_launches_that_took_part(config, tmp_path):
   """Each of its own, as `scripts/again.sh` names them on several hosts."""
   chief = serving.participant(config, tmp_path, 0, 3, 'a')
   session = _session(config, servers=2, chief=chief)
-  session.join(1, 'grpc://x:1', chief.process, 'b')
+  session.join(1, 'x:1', chief.process, 'b')
   session.hello('worker', chief.process, 1, 'c')
   session.hello('typed by hand', chief.process, 1, '')
   odd = {**chief.process, 'problem': 'no'}
@@ -173,8 +173,8 @@ def test_a_restarted_server_waits_for_the_next_session(config, tmp_path):
 
 def test_a_server_whose_address_has_a_scheme_is_refused(config, tmp_path):
   """Workers would be told to call it without TLS."""
-  process = serving.participant(config, tmp_path, 0, 3).process
-  session = _session(config, servers=2, process=process)
+  chief = serving.participant(config, tmp_path, 0, 3)
+  process, session = chief.process, _session(config, servers=2, chief=chief)
   (problem,) = session.join(1, 'grpc://x:1', process).values()
   assert "'grpc://x:1'" in problem and session.addresses == {0: ''}
   assert session.failed == problem
