@@ -22,7 +22,7 @@ def _send(ranks, number):
     process.send_signal(number)
 
 
-@pytest.mark.soak  # a busy machine starts too slowly for such timeouts
+@pytest.mark.multiprocess  # a busy machine starts too slowly for such timeouts
 def test_a_run_continues_that_was_stopped_longer_than_its_timeouts(tmp_path):
   """A clock of the machine says that both ranks were silent and stuck."""
   keys = {
