@@ -10,7 +10,8 @@ from tests import launching
 
 pytestmark = pytest.mark.multiprocess
 
-_HEARTBEAT, _STALL = 5, 9  # seconds
+# Seconds: no shorter, as a busy machine starts slowly.
+_HEARTBEAT, _STALL = 10, 25
 
 
 def _steps(workdir):
@@ -22,7 +23,6 @@ def _send(ranks, number):
     process.send_signal(number)
 
 
-@pytest.mark.multiprocess  # a busy machine starts too slowly for such timeouts
 def test_a_run_continues_that_was_stopped_longer_than_its_timeouts(tmp_path):
   """A clock of the machine says that both ranks were silent and stuck."""
   keys = {
