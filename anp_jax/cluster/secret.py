@@ -18,9 +18,12 @@ from anp_jax.config import urls
 VARIABLE = 'ANP_RUN_SECRET'
 NAME = '.secret'
 _BYTES = 32
-_HEX = re.compile(f'[0-9a-f]{{{2 * _BYTES},}}')
+_HEX = re.compile(f'(?:[0-9a-f]{{2}}){{{_BYTES},}}')
 # A network file system may show the name of a file before what is in it.
 _FILLED_WITHIN = 15.0  # seconds
+# Where one host alone cannot write to the workdir, a process of another one
+# makes the file, and all are then told which host it is.
+_MADE_WITHIN = 30.0  # seconds
 
 
 def for_run(workdir: str, environment=os.environ) -> str:
@@ -53,9 +56,8 @@ def for_run(workdir: str, environment=os.environ) -> str:
     )
   path = os.path.join(workdir, NAME)
   try:
-    os.makedirs(workdir, exist_ok=True)
     if not os.path.exists(path):
-      _create(path)
+      _create_or_wait(path)
     return _read(path)
   except OSError as e:
     raise config_lib.ConfigError(
@@ -86,6 +88,22 @@ def is_proof(proof, key: str, *texts: str) -> bool:
   return isinstance(proof, str) and hmac.compare_digest(
     proof.encode(), prove(key, *texts).encode()
   )
+
+
+def _create_or_wait(path):
+  """Has the file made, here or by a process that can write there."""
+  deadline = time.monotonic() + _MADE_WITHIN
+  while True:
+    try:
+      os.makedirs(os.path.dirname(path), exist_ok=True)
+      _create(path)
+      return
+    except OSError:
+      if time.monotonic() > deadline:
+        raise
+    time.sleep(0.2)
+    if os.path.exists(path):
+      return
 
 
 def _create(path):

@@ -1,0 +1,147 @@
+"""The secret of a run: who makes it, who may read it, what is derived."""
+
+import hashlib
+import hmac
+import os
+import stat
+import threading
+import time
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import secret
+
+_TEXT = '0123456789abcdef' * 4
+
+
+def test_all_processes_of_a_folder_read_one_secret(tmp_path):
+  folder, secrets = str(tmp_path / 'new' / 'run'), []
+  threads = [
+    threading.Thread(target=lambda: secrets.append(secret.for_run(folder, {})))
+    for _ in range(16)
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(10)
+  assert len(secrets) == 16 and len(set(secrets)) == 1
+  assert len(bytes.fromhex(secrets[0])) == 32
+  assert os.listdir(folder) == [secret.NAME]  # no draft is left
+  mode = os.stat(os.path.join(folder, secret.NAME)).st_mode
+  assert stat.S_IMODE(mode) == 0o600
+  # A run that resumes uses it again; another run has another.
+  assert secret.for_run(folder, {}) == secrets[0]
+  assert secret.for_run(str(tmp_path / 'other'), {}) != secrets[0]
+
+
+@pytest.mark.parametrize('mode', [0o640, 0o604, 0o660, 0o644])
+def test_a_file_that_others_may_read_is_no_secret(tmp_path, mode):
+  secret.for_run(str(tmp_path), {})
+  (tmp_path / secret.NAME).chmod(mode)
+  with pytest.raises(config_lib.ConfigError, match='others may know'):
+    secret.for_run(str(tmp_path), {})
+
+
+def test_a_file_of_another_owner_is_no_secret(tmp_path, monkeypatch):
+  secret.for_run(str(tmp_path), {})
+  monkeypatch.setattr(os, 'geteuid', lambda: os.getuid() + 1)
+  with pytest.raises(config_lib.ConfigError, match='others may know'):
+    secret.for_run(str(tmp_path), {})
+
+
+def test_a_link_is_not_followed(tmp_path):
+  (tmp_path / 'elsewhere').write_text(_TEXT)
+  (tmp_path / 'elsewhere').chmod(0o600)
+  (tmp_path / secret.NAME).symlink_to(tmp_path / 'elsewhere')
+  with pytest.raises(config_lib.ConfigError, match='cannot be read'):
+    secret.for_run(str(tmp_path), {})
+
+
+@pytest.mark.parametrize('text', ['', 'short', _TEXT[:-1], _TEXT.upper()])
+def test_a_file_that_holds_no_secret_is_named(tmp_path, monkeypatch, text):
+  monkeypatch.setattr(secret, '_FILLED_WITHIN', 0.3)
+  path = tmp_path / secret.NAME
+  path.write_text(text)
+  path.chmod(0o600)
+  with pytest.raises(config_lib.ConfigError, match='is no secret'):
+    secret.for_run(str(tmp_path), {})
+
+
+def test_a_file_whose_text_appears_late_is_waited_for(tmp_path):
+  path = tmp_path / secret.NAME
+  path.touch(0o600)
+  timer = threading.Timer(0.5, path.write_text, [_TEXT])
+  timer.start()
+  assert secret.for_run(str(tmp_path), {}) == _TEXT
+  timer.join()
+
+
+def test_a_host_that_cannot_write_waits_for_one_that_can(tmp_path, monkeypatch):
+  """It is then named, see `shared_folder`; nobody waits for it in vain."""
+
+  def create(path):
+    raise OSError(30, 'Read-only file system')
+
+  def write():
+    draft = tmp_path / 'draft'
+    draft.write_text(_TEXT)
+    draft.chmod(0o600)
+    draft.rename(tmp_path / secret.NAME)
+
+  monkeypatch.setattr(secret, '_create', create)
+  timer = threading.Timer(0.5, write)
+  timer.start()
+  assert secret.for_run(str(tmp_path), {}) == _TEXT
+  timer.join()
+
+
+def test_a_folder_that_nobody_can_write_to_is_refused(tmp_path, monkeypatch):
+  def create(path):
+    raise OSError(30, 'Read-only file system')
+
+  monkeypatch.setattr(secret, '_create', create)
+  monkeypatch.setattr(secret, '_MADE_WITHIN', 0.3)
+  start = time.monotonic()
+  with pytest.raises(config_lib.ConfigError, match='Read-only file system'):
+    secret.for_run(str(tmp_path), {})
+  assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+  'text', ['', 'hunter2', _TEXT[:-1], _TEXT + '0', _TEXT.upper()]
+)
+def test_a_variable_that_holds_no_secret_is_refused(tmp_path, text):
+  with pytest.raises(config_lib.ConfigError) as e:
+    secret.for_run(str(tmp_path), {secret.VARIABLE: text})
+  assert secret.VARIABLE in str(e.value)
+  assert not text or text not in str(e.value)  # logs are read by others
+
+
+def test_the_variable_comes_before_the_file(tmp_path):
+  assert secret.for_run(str(tmp_path), {secret.VARIABLE: _TEXT}) == _TEXT
+  assert secret.for_run('gs://a/b', {secret.VARIABLE: _TEXT}) == _TEXT
+  assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize('workdir', ['', 'gs://bucket/run'])
+def test_a_place_that_must_not_hold_a_secret_needs_the_variable(workdir):
+  with pytest.raises(config_lib.ConfigError, match=secret.VARIABLE):
+    secret.for_run(workdir, {})
+
+
+def test_keys_are_hmacs_of_the_secret():
+  expected = hmac.new(bytes.fromhex(_TEXT), b'key\nflight', hashlib.sha256)
+  assert secret.derive(_TEXT, 'flight') == expected.hexdigest()
+  assert secret.derive(_TEXT, 'coordinator') != expected.hexdigest()
+
+
+def test_only_the_proof_of_the_same_texts_is_one():
+  proof = secret.prove(_TEXT, 'newcomer', 'a', 'b')
+  assert secret.is_proof(proof, _TEXT, 'newcomer', 'a', 'b')
+  other = _TEXT[:-1] + '0'
+  assert not secret.is_proof(proof, other, 'newcomer', 'a', 'b')
+  assert not secret.is_proof(proof, _TEXT, 'coordinator', 'a', 'b')
+  assert not secret.is_proof(proof, _TEXT, 'newcomer', 'b', 'a')
+  for text in ('', proof[:-1], proof + '0', None, 5, 'é'):
+    assert not secret.is_proof(text, _TEXT, 'newcomer', 'a', 'b')
