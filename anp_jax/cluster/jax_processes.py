@@ -9,6 +9,9 @@ from anp_jax.system import xla_flags
 # JAX's own watch over its processes is the last resort: it ends them without
 # saying who was lost. Seconds at least, and times as long as ours.
 _MIN_TIMEOUT, _TIMES_OURS = 600, 2
+# It counts time in which a process was suspended, as Slurm may do for hours,
+# and ours does not. A process that is lost is noticed by ours.
+_HEARTBEAT = 7 * 24 * 3600  # seconds
 
 
 def join(env, client, settings, heartbeat) -> None:
@@ -43,7 +46,7 @@ def join(env, client, settings, heartbeat) -> None:
     local_device_ids=client.devices,
     coordinator_bind_address=_joined(bind, client.port) if bind else None,
     initialization_timeout=timeout,
-    heartbeat_timeout_seconds=timeout,
+    heartbeat_timeout_seconds=_HEARTBEAT,
     shutdown_timeout_seconds=60,
   )
   heartbeat('opening')
