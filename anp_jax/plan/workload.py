@@ -238,7 +238,7 @@ def _gradient(config, model, state):
       x,
       True,
       mutable=list(stats),
-      rngs={per_example.EXAMPLE: key},
+      rngs={'dropout': key, per_example.EXAMPLE: key},
     )
     # As a cross entropy does, it reads the outputs twice.
     return jax.nn.logsumexp(outputs.astype(jnp.float32)), new

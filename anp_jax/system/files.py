@@ -14,7 +14,7 @@ from absl import logging
 # Errors of one entry, not of the disk or of this process.
 MISSING = {errno.ENOENT, errno.ENOTDIR}
 UNREADABLE = {errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
-_LFS = b'version https://git-lfs.github.com/spec/'
+LFS_POINTER = b'version https://git-lfs.github.com/spec/'
 NO_FILE = (-1, -1)  # the state of what is no file
 
 
@@ -97,7 +97,7 @@ def is_lfs_pointer(path: str) -> bool:
   """Whether Git LFS left its pointer in the place of a file."""
   try:
     with open(path, 'rb') as file:
-      return file.read(len(_LFS)) == _LFS
+      return file.read(len(LFS_POINTER)) == LFS_POINTER
   except OSError:
     return False
 

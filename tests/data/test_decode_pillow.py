@@ -177,6 +177,19 @@ def test_a_damaged_file_is_left_out(config, caplog):
   assert 'not an image of a format' in caplog.text
 
 
+def test_a_pointer_of_git_lfs_is_named(config, caplog):
+  """Whoever cloned without Git LFS has such files under the images' names."""
+  pointer = (
+    b'version https://git-lfs.github.com/spec/v1\n'
+    b'oid sha256:4d7a2146\nsize 12345\n'
+  )
+  file = builders.encode_image(_picture(90, 80, 0), 'JPEG')
+  plan = batch_plan.BatchPlan(config, 2, 2, np.arange(2), False)
+  (batch,) = pipeline.batches(image_sources.Source([file, pointer]), plan)
+  assert batch['weight'].tolist() == [1, 0]
+  assert 'a pointer of Git LFS' in caplog.text
+
+
 def test_decoded_cache(config):
   config.data.cache = 'decoded'
   config.data.image_size, config.data.resize = 32, 40

@@ -46,6 +46,16 @@ def test_state_is_that_of_the_optimizer_and_the_averages(resnet50):
   assert count == pytest.approx(expected, abs=64)
 
 
+def test_a_network_of_the_users_with_dropout():
+  keys = {'data.source': 'synthetic', 'data.image_size': '32'}
+  name = {'model.name': 'tests.user_network:SmallNet'}
+  count = workload.count(command_line.load(_MODERN, keys | name), 100, 10)
+  # Kernels and biases of two convolutions, a norm of 6 channels, a classifier.
+  convolutions = 3 * 3 * 3 * 6 + 6 + 3 * 3 * 6 * 8 + 8
+  assert count.parameters == convolutions + 2 * 6 + 8 * 10 + 10
+  assert count.statistics == 2 * 6
+
+
 @pytest.mark.slow
 def test_a_network_that_draws_numbers_for_each_example():
   config = command_line.load(

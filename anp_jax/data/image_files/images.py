@@ -16,6 +16,7 @@ from PIL import Image
 
 from anp_jax.data.image_files import colours
 from anp_jax.data.image_files import image_format
+from anp_jax.system import files
 
 # Photographs of telephones, which pillow-heif reads where it is installed.
 HEIF_SUFFIXES = ('.heic', '.heif', '.hif')
@@ -92,6 +93,8 @@ def reading(data: bytes, max_megapixels: float) -> Iterator[Image.Image]:
     text = 'not an image of a format that is read'
     if image_format.sniff(data) == 'HEIF' and not has_heif():
       text = 'HEIC, which takes pillow-heif (pip install pillow-heif)'
+    if data.startswith(files.LFS_POINTER):
+      text = 'a pointer of Git LFS, not the image (git lfs pull)'
     raise ValueError(text) from None
   except MemoryError:
     raise
