@@ -64,7 +64,7 @@ def _whole(folder, total):
   assert sorted(tickets) == [[s, 0] for s in range(total)]
   result = subprocess.run(
     [sys.executable, '-m', 'anp_jax.runtimes.server.replay',
-     str(folder / 'run')],
+     str(folder / 'run'), '--trust'],
     cwd=launching.ROOT, capture_output=True, text=True,
   )  # fmt: skip
   assert result.returncode == 0, result.stdout + result.stderr

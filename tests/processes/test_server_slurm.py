@@ -42,7 +42,7 @@ def test_two_nodes_and_their_replay(cluster, tmp_path):
   assert sorted(tickets) == list(range(300))
   result = subprocess.run(
     [sys.executable, '-m', 'anp_jax.runtimes.server.replay',
-     str(tmp_path / 'run')],
+     str(tmp_path / 'run'), '--trust'],
     cwd=launching.ROOT, capture_output=True, text=True,
   )  # fmt: skip
   assert result.returncode == 0, result.stdout + result.stderr
