@@ -344,6 +344,7 @@ def test_a_step_sends_little_more_than_it_must(cluster):
     ['srun', '--nodes=2', '--ntasks-per-node=1', '--time=5', sys.executable,
      '-m', 'scripts.bench.links', '--model=lenet', '--size=64', '--batch=8'],
     cwd=launching.ROOT, capture_output=True, text=True, timeout=300,
+    env={**os.environ, 'ANP_RUN_SECRET': '5a' * 32},
   )  # fmt: skip
   assert done.returncode == 0, done.stderr
   ratios = json.loads(done.stdout.splitlines()[-1])
