@@ -208,7 +208,8 @@ def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
   train.run(config, work, 'evaluate')
   texts = launching.run(
     tmp_path / 'logs', 2,
-    [f'--workdir={work}', '--mode=evaluate', f'--output={tmp_path / "two"}'],
+    ['--trust', f'--workdir={work}', '--mode=evaluate',
+     f'--output={tmp_path / "two"}'],
   )  # fmt: skip
   assert 'checkpoint of step 12, 70 images' in texts[0]
   single = _table(tmp_path / 'work/evaluation/12-validation/predictions.csv')
