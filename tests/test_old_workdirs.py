@@ -164,9 +164,9 @@ def use(name, workdir, devices, train, parts):
   commands = {
     'evaluate': ['PYTHON', 'main.py', *config, '--workdir=WORKDIR',
                  '--mode=evaluate', *_keys(train)],
-    'predict': [*module, 'anp_jax.predict', f'--checkpoint={model}',
+    'predict': [*module, 'anp_jax.predict', '--trust', f'--checkpoint={model}',
                 '--top=4', '--output=WORKDIR.csv', *images],
-    'export': [*module, 'anp_jax.export', f'--checkpoint={model}',
+    'export': [*module, 'anp_jax.export', '--trust', f'--checkpoint={model}',
                '--platforms=cpu', '--output=WORKDIR.exported'],
   }  # fmt: skip
   texts = dict(
