@@ -101,7 +101,9 @@ def test_memory_does_not_grow_with_the_files(tmp_path):
 
   held(300)
   few, many = held(300), held(6000)
-  assert many < 1.5 * few  # the pictures of 6,000 would be 18 MB
+  # Were all 6,000 requested at once, 12 MB would be held. What other
+  # threads of the process allocate meanwhile was once 0.1 MB.
+  assert many < few + 2e6
   assert few < 2e6
 
 
