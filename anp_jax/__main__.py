@@ -72,13 +72,14 @@ def main(argv: list[str], mode: str = '') -> int:
       # Heavy: only once the input is known to be good.
       from anp_jax import train
       from anp_jax.checkpoint import run_dir
+      from anp_jax.tools import trials
 
       if flags.change:
         stack.enter_context(
           run_dir.change(workdir, config, flags.change, processes)
         )
       how = flags.mode, flags.checkpoint, processes, flags.output
-      train.run(config, workdir, *how)
+      train.run(config, workdir, *how, loop=trials.loop(flags.mode))
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
     print(urls.named(f'error: {text}'), file=sys.stderr)

@@ -41,18 +41,18 @@ def export() -> None:
 
 
 def compare() -> None:
-  """Compares runs: `python -m anp_jax.compare`."""
-  _start('anp_jax.compare')
+  """Compares runs: `python -m anp_jax.tools.compare`."""
+  _start('anp_jax.tools.compare.__main__')
 
 
 def study() -> None:
-  """Compares ways of training: `python -m anp_jax.study`."""
-  importlib.import_module('anp_jax.study.__main__').command()
+  """Compares ways of training: `python -m anp_jax.tools.study`."""
+  importlib.import_module('anp_jax.tools.study.__main__').command()
 
 
 def plan() -> None:
-  """Predicts how a training scales: `python -m anp_jax.plan`."""
-  importlib.import_module('anp_jax.plan.__main__').command()
+  """Predicts how a training scales: `python -m anp_jax.tools.plan`."""
+  importlib.import_module('anp_jax.tools.plan.__main__').command()
 
 
 def _start(module, **arguments):

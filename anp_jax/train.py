@@ -1,5 +1,6 @@
 """A run, from config to report: one loop that reads from top to bottom."""
 
+from collections.abc import Callable
 import contextlib
 
 from absl import logging
@@ -17,17 +18,14 @@ from anp_jax.reporting.analysis import run as analysis
 from anp_jax.system import compute_dtype
 from anp_jax.system import emulation
 from anp_jax.system import mirror
-from anp_jax.trials import benchmark
-from anp_jax.trials import range_test
-
-_TRIALS = {'benchmark': benchmark.run, 'range_test': range_test.run}
 
 
 def run(
   config, workdir: str, mode: str = 'train', checkpoint: str = 'newest',
-  processes: cluster.Processes | None = None, output: str = '',
+  processes: cluster.Processes | None = None, output: str = '', *,
+  loop: Callable[[strategy_lib.Job], dict] | None = None,
 ) -> dict:  # fmt: skip
-  """Trains, or resumes, the run of a workdir; scores it, or tries it out.
+  """Trains, or resumes, the run of a workdir, or scores it.
 
   Args:
     config: resolved and valid.
@@ -37,6 +35,7 @@ def run(
     checkpoint: that mode 'evaluate' scores: 'newest', 'best' or a step.
     processes: of the run, from `cluster.start`; None: this one.
     output: folder for what mode 'evaluate' writes; '': one in the workdir.
+    loop: replaces training; see `tools.trials`.
 
   Returns:
     The validation metrics of the last evaluation, {} if there was none.
@@ -56,7 +55,7 @@ def run(
   _emulate(config, mode, processes)
   job = strategy_lib.Job(config, workdir, processes, mode, checkpoint, output)
   with _uploading(workdir):
-    return strategy_lib.find(config).run(job, _train_or_score)
+    return strategy_lib.find(config).run(job, loop or _train_or_score)
 
 
 @contextlib.contextmanager
@@ -99,8 +98,6 @@ def _train_or_score(job: strategy_lib.Job) -> dict:
     return analysis.run(
       job.config, job.workdir, job.checkpoint, job.processes, job.output
     )
-  if job.mode in _TRIALS:
-    return _TRIALS[job.mode](job)
   run = run_lib.Run(job)
   return run.finish_again() if run.is_finished else _train(run)
 

@@ -1,1 +1,1 @@
-../anp_jax/study/again.sh
+../anp_jax/tools/study/again.sh

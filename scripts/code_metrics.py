@@ -2,10 +2,13 @@
 
   python -m scripts.code_metrics anp_jax/train.py ../nanodo/nanodo/train.py
   python -m scripts.code_metrics --rules anp_jax scripts
+  python -m scripts.code_metrics --code
 
 The first form prints a table of the files named, a row each; the second prints
 the places that break the rules of docs/architecture.md (Language and size), and
-ends with status 1 if there are any.
+ends with status 1 if there are any; the third prints the lines of code of each
+part of the project beside its budget, and ends with status 1 if one is over it.
+Lines of code are those with code: no docstrings, comments or blanks.
 """
 
 import ast
@@ -65,6 +68,21 @@ def count(path: str) -> Counts:
     longest=max(map(body_lines, functions), default=0),
     most_arguments=max(map(arguments, functions), default=0),
     branches=sum(isinstance(n, _BRANCHES) for n in nodes),
+  )
+
+
+def code_lines(path: str) -> int:
+  """Returns the lines of a Python file that are not docstring, comment, blank."""
+  text = _read(path)
+  docstrings = set()
+  for node in ast.walk(ast.parse(text)):
+    is_scope = isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Module))
+    if is_scope and ast.get_docstring(node) is not None:
+      docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+  return sum(
+    bool(line.strip()) and not line.strip().startswith('#')
+    for number, line in enumerate(text.splitlines(), 1)
+    if number not in docstrings
   )
 
 

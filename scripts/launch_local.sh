@@ -1,1 +1,1 @@
-../anp_jax/study/launch_local.sh
+../anp_jax/tools/study/launch_local.sh

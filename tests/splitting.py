@@ -10,11 +10,11 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.portability import collectives
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.system import stopwatch
+from anp_jax.tools.portability import collectives
 from anp_jax.training import build as build_lib
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec

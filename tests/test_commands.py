@@ -23,14 +23,14 @@ _CALLS = {  # the module of each command, and what its function is given
   'prepare': ('anp_jax.data.prepare.__main__', {}),
   'show': ('anp_jax.data.show.__main__', {}),
   'export': ('anp_jax.export', {}),
-  'compare': ('anp_jax.compare', {}),
-  'study': ('anp_jax.study.__main__', {}),
-  'plan': ('anp_jax.plan.__main__', {}),
+  'compare': ('anp_jax.tools.compare', {}),
+  'study': ('anp_jax.tools.study.__main__', {}),
+  'plan': ('anp_jax.tools.plan.__main__', {}),
 }
 # Their main functions take what follows the command's name.
 _WITHOUT_NAME = (
-  'anp_jax.study.__main__', 'anp_jax.plan.__main__',
-  'anp_jax.portability.__main__', 'anp_jax.runtimes.server.replay',
+  'anp_jax.tools.study.__main__', 'anp_jax.tools.plan.__main__',
+  'anp_jax.tools.portability.__main__', 'anp_jax.runtimes.server.replay',
 )  # fmt: skip
 # Studies save what runs, and a planner ends by itself.
 _WITHOUT = 'study', 'plan'
@@ -88,7 +88,7 @@ def test_help_names_the_command_as_it_was_typed(monkeypatch, typed, lines):
 
 @pytest.mark.parametrize(
   'module', [*sorted({m for m, _ in _CALLS.values()}),
-             'anp_jax.portability.__main__', 'anp_jax.runtimes.server.replay']
+             'anp_jax.tools.portability.__main__', 'anp_jax.runtimes.server.replay']
 )  # fmt: skip
 @pytest.mark.parametrize('before', [[], ['--config=configs/lenet.py']])
 def test_each_command_tells_its_version(module, before, capsys):

@@ -11,8 +11,8 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From the bottom up: each imports only from those before it.
 _LAYERS = (
   'config', 'system', 'models', 'cluster', 'data', 'parallel', 'training',
-  'checkpoint', 'reporting', 'runtimes', 'predict', 'run', 'trials', 'train',
-  'export', 'compare', '__main__', 'portability', 'plan', 'study', 'commands',
+  'checkpoint', 'reporting', 'runtimes', 'predict', 'run', 'train', 'export',
+  'tools', '__main__', 'commands',
 )  # fmt: skip
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
 
@@ -38,7 +38,7 @@ def test_every_folder_imports_only_from_those_below_it():
   wrong = []
   for path in _files('anp_jax'):
     layer = path.parts[1].removesuffix('.py')
-    if layer in ('__init__', 'strategies'):  # the latter: old addresses only
+    if layer == '__init__':
       continue
     below = _LAYERS[: _LAYERS.index(layer) + 1]
     wrong += [

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 import pytest
 
 from anp_jax import __main__ as main
-from anp_jax import compare
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint.weights import processors
 from anp_jax.checkpoint.weights import published
 from anp_jax.config import command_line
 from anp_jax.config import exits
-from anp_jax.reporting.comparison import curves
+from anp_jax.tools.compare import __main__ as compare
+from anp_jax.tools.compare import curves
 from tests import builders
 from tests import mutations
 

@@ -10,7 +10,7 @@ from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.reporting import telemetry
-from anp_jax.study import __main__ as study
+from anp_jax.tools.study import __main__ as study
 
 _NAME = 'tests.sign_sgd:SignSgd'
 _KEYS = {

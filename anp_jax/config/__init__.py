@@ -7,7 +7,6 @@ starts from `base()` and says only what differs.
 
 import os
 
-from anp_jax.config.aliases import renamed_key
 from anp_jax.config.data_keys import MOST_MEGAPIXELS
 from anp_jax.config.durations import milestones
 from anp_jax.config.durations import steps
@@ -33,7 +32,7 @@ from anp_jax.config.resume import resumable
 __all__ = [
   'MOST_MEGAPIXELS', 'ConfigError', 'base', 'cache_dir', 'changeable',
   'changed', 'changes', 'completed', 'data_dir', 'difference', 'flat',
-  'from_flat', 'golden', 'known_keys', 'milestones', 'nearest', 'renamed_key',
+  'from_flat', 'golden', 'known_keys', 'milestones', 'nearest',
   'replaced', 'resolved', 'resumable', 'steps', 'to_json', 'variant', 'window',
 ]  # fmt: skip
 

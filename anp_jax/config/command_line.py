@@ -8,7 +8,6 @@ import time
 
 import ml_collections
 
-from anp_jax.config import aliases
 from anp_jax.config import argument_parser
 from anp_jax.config import errors
 from anp_jax.config import outputs
@@ -151,7 +150,7 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   Raises:
     ConfigError: for a missing flag, or whatever is wrong with the config.
   """
-  overrides = _MODE_KEYS.get(flags.mode, {}) | aliases.renamed(overrides)
+  overrides = _MODE_KEYS.get(flags.mode, {}) | overrides
   is_evaluation = flags.mode == 'evaluate'
   run = saved_run.read(flags.workdir)
   config = _wanted_config(flags, overrides, run)
@@ -319,5 +318,5 @@ def applying(spec: str, overrides: dict[str, str]) -> dict[str, str]:
 def _recipe(spec):
   """The config that a recipe returns, as it is."""
   path, _, variant = spec.partition(':')
-  path = recipes.find(aliases.recipe(path))
+  path = recipes.find(path)
   return recipes.read(path, variant)

@@ -9,7 +9,6 @@ import os
 
 import ml_collections
 
-from anp_jax.config import aliases
 from anp_jax.config import errors
 from anp_jax.config import keys as keys_lib
 from anp_jax.config import rules
@@ -64,7 +63,7 @@ def resolved(config, typed: dict[str, str] | None = None):
   Raises:
     ConfigError: naming the key, the value and what was expected.
   """
-  values, typed = aliases.renamed(flat(config)), aliases.renamed(typed or {})
+  values, typed = flat(config), typed or {}
   keys = _keys_of(values, typed)
   for key in values:
     _check_known(key, keys)
@@ -98,16 +97,12 @@ def applying(config, typed: dict[str, str]) -> dict[str, str]:
     config: see `resolved`.
     typed: text by dotted key.
   """
-  values, renamed = aliases.renamed(flat(config)), aliases.renamed(typed)
-  keys = _keys_of(values, renamed)
-  for key in renamed.keys() & keys.keys():
-    values[key] = keys[key].parse(key, renamed[key])
+  values = flat(config)
+  keys = _keys_of(values, typed)
+  for key in typed.keys() & keys.keys():
+    values[key] = keys[key].parse(key, typed[key])
   inapplicable = keys.keys() - _applicable(values).keys()
-  return {
-    key: text
-    for key, text in typed.items()
-    if aliases.renamed_key(key) not in inapplicable
-  }
+  return {key: text for key, text in typed.items() if key not in inapplicable}
 
 
 def replaced(config, changes: dict[str, object]):
@@ -120,8 +115,7 @@ def replaced(config, changes: dict[str, object]):
   Raises:
     ConfigError: if there is no such key, or it does not apply.
   """
-  changes = aliases.renamed(changes)
-  values = aliases.renamed(flat(config)) | changes
+  values = flat(config) | changes
   keys = known_keys(_strategy_name(values))
   for key in changes:
     _check_known(key, keys)
@@ -137,19 +131,18 @@ def from_flat(saved: dict):
   """
   trust.note_read(saved)
   values = {key: _tuples(value) for key, value in saved.items()}
-  return _frozen(_completed(aliases.renamed(values)))
+  return _frozen(_completed(values))
 
 
 def completed(saved: dict) -> dict:
-  """Returns `saved`, after JSON, by the keys' names of now, with defaults.
+  """Returns `saved`, after JSON, with the defaults of keys that it lacks.
 
-  Keys that there are no more stay; keys that do not apply do not.
+  Keys that are not known stay; keys that do not apply do not.
   """
   trust.note_read(saved)
-  values = aliases.renamed(saved)
-  keys = known_keys(_strategy_name(values))
-  removed = {k: v for k, v in values.items() if k not in keys}
-  return json.loads(json.dumps(_completed(values))) | removed
+  keys = known_keys(_strategy_name(saved))
+  removed = {k: v for k, v in saved.items() if k not in keys}
+  return json.loads(json.dumps(_completed(saved))) | removed
 
 
 def flat(config) -> dict[str, object]:
@@ -220,7 +213,7 @@ def _applicable(values):
   keys = table.KEYS | strategy_keys(name)
   effective = {key: values.get(key, k.default) for key, k in keys.items()}
   models = [effective] + [
-    effective | aliases.renamed(texts)
+    effective | texts
     for texts in strategy_lib.declared(name).alternatives(effective)
   ]
   return {

@@ -12,8 +12,6 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.config import table
 
 _NAME = 'strategy.name'
-# Of this key alone, runs that are old wrote nothing down: any number may be.
-_UNRECORDED = 'strategy.threads'
 # At 0 these are no part of an optimizer, and its saved state has one part less;
 # weight decay is always a part of the optimizers that have it in its own place.
 _LEFT_OUT_AT_0 = (
@@ -110,8 +108,6 @@ def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
     One line that names the first key that differs and may not.
   """
   now = json.loads(resolve.to_json(config))
-  if _UNRECORDED not in saved:
-    free = (*free, _UNRECORDED)
   # A key that came after the run began had its default there.
   saved = resolve.completed(saved)
   of_now = resolve.known_keys(now[_NAME])

@@ -57,8 +57,8 @@ from anp_jax.data.input import stream as stream_lib
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.portability import program as program_lib
 from anp_jax.system import xla_flags
+from anp_jax.tools.portability import program as program_lib
 from anp_jax.training import build
 from anp_jax.training import mixing
 from anp_jax.training import objective as objective_lib

@@ -33,8 +33,8 @@ else:
 
 from anp_jax import cluster
 from anp_jax.config import command_line
-from anp_jax.portability import collectives
-from anp_jax.study import traffic
+from anp_jax.tools.portability import collectives
+from anp_jax.tools.study import traffic
 
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 

@@ -7,17 +7,17 @@ import sys
 
 import pytest
 
-from anp_jax import compare
 from anp_jax import config as config_lib
 from anp_jax import export
 from anp_jax.config import command_line
 from anp_jax.config import help
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.data.show import __main__ as show
-from anp_jax.plan import __main__ as plan
 from anp_jax.predict import __main__ as predict
-from anp_jax.study import __main__ as study
 from anp_jax.system import xla_flags
+from anp_jax.tools.compare import __main__ as compare
+from anp_jax.tools.plan import __main__ as plan
+from anp_jax.tools.study import __main__ as study
 import main
 
 _ROOT = str(pathlib.Path(__file__).resolve().parents[2])
@@ -103,7 +103,7 @@ _WRITING = {
   ),
   'split study': (
     study.main,
-    ['kernel_split', f'--config={_ROOT}/configs/channel_split_cifar10.py'],
+    ['channel_split', f'--config={_ROOT}/configs/channel_split_cifar10.py'],
     '--workdir',
   ),
 }  # fmt: skip

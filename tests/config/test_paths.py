@@ -5,13 +5,13 @@ import pwd
 
 import pytest
 
-from anp_jax import compare
 from anp_jax import export
 from anp_jax.config import argument_parser
 from anp_jax.config import command_line
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.predict import __main__ as predict
-from anp_jax.study import __main__ as study
+from anp_jax.tools.compare import __main__ as compare
+from anp_jax.tools.study import __main__ as study
 
 _TINY = 'configs/resnet_anp.py:tiny'
 

@@ -25,8 +25,6 @@ def test_a_shipped_recipe_is_found_in_any_folder(folder):
   assert path == str(recipes.shipped() / 'lenet.py')
   config = command_line.load('./configs/resnet_anp.py:tiny', {})
   assert config.model.name == 'resnet18'
-  # By the name that it had before.
-  assert command_line.load('configs/kernel_split_cifar10.py', {})
 
 
 def test_a_file_of_the_folder_comes_first(folder):

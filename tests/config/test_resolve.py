@@ -200,7 +200,7 @@ def test_networks_of_the_registry_are_the_configs():
     ({'strategy.mode': 'bounded'},
      'config.strategy.mode belongs to strategy.name=server, not sync'),
     ({'strategy.period': '8'}, 'belongs to strategy.name=local'),
-    ({'strategy.lanes': '2'}, 'strategy.in_flight belongs to'),
+    ({'strategy.in_flight': '2'}, 'strategy.in_flight belongs to'),
     ({'data.lists': ''}, 'config.data.lists belongs to data.source=folder'),
     ({'optimizer.name': 'lars', 'optimizer.eps': '1e-8'},
      'config.optimizer.eps belongs to optimizer.name=rmsprop'),
@@ -227,7 +227,7 @@ def test_every_key_that_does_not_apply_is_refused_at_its_default():
 
 def test_of_many_keys_those_that_apply_are_taken():
   typed = {
-    'strategy.period': '3', 'strategy.lanes': '2', 'model.width': '8',
+    'strategy.period': '3', 'strategy.in_flight': '2', 'model.width': '8',
     'seed': '4', 'strategy.nonsense': '1',
   }  # fmt: skip
 
@@ -237,7 +237,7 @@ def test_of_many_keys_those_that_apply_are_taken():
 
   assert taken() == {'model.width', 'seed', 'strategy.nonsense'}
   assert taken(strategy__name='local') == taken() | {'strategy.period'}
-  assert taken(strategy__name='server') == taken() | {'strategy.lanes'}
+  assert taken(strategy__name='server') == taken() | {'strategy.in_flight'}
   assert taken(model__name='lenet') == taken() - {'model.width'}
 
 

@@ -148,17 +148,6 @@ def test_a_cache_of_files_changes_nothing(before, after, same):
   assert (config_lib.difference(saved, config) == '') == same
 
 
-def test_runs_that_noted_no_threads_are_resumed_with_any():
-  """Whatever their pools had, it was not in the config."""
-  config = builders.config({'strategy.name': 'invariant'})
-  saved = _saved(config)
-  del saved['strategy.threads']
-  config.strategy.threads = 8
-  assert config_lib.difference(saved, config) == ''
-  saved['strategy.threads'] = 2
-  assert 'config.strategy.threads is 8' in config_lib.difference(saved, config)
-
-
 def test_keys_that_may_change_are_listed_by_group():
   assert config_lib.resumable(config_lib.base()) == (
     'duration', 'time_limit', 'data.dir', 'data.path', 'data.lists',

@@ -9,7 +9,7 @@ from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import plan as plan_lib
-from anp_jax.portability import collectives
+from anp_jax.tools.portability import collectives
 from anp_jax.training import build
 from tests import launching
 from tests import splitting
@@ -323,7 +323,7 @@ def test_a_run_resumes_split_and_unsplit(tmp_path):
   train('split', 8, 2, **split)
   # Without shares, the processes are timed.
   train('split', 10, 2, **{**split, 'strategy.shares': '()'})
-  assert (tmp_path / 'split' / 'kernel_split.json').exists()
+  assert (tmp_path / 'split' / 'channel_split.json').exists()
   train('split', 12, 1)
   splitting.assert_same_weights(
     tmp_path / 'split', tmp_path / 'unsplit', '12/params/conv1/kernel'

@@ -4,10 +4,10 @@ import jax
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.portability import collectives
 from anp_jax.runtimes.calibration import boundaries
 from anp_jax.runtimes.calibration import timing
 from anp_jax.runtimes.calibration import workloads
+from anp_jax.tools.portability import collectives
 from anp_jax.training import build
 from tests import splitting
 

@@ -15,8 +15,8 @@ from anp_jax.parallel import division
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.parallel.local import exchanges
-from anp_jax.portability import collectives
 from anp_jax.system import cores
+from anp_jax.tools.portability import collectives
 from anp_jax.training import build
 from anp_jax.training import objective as objective_lib
 from anp_jax.training import run_spec

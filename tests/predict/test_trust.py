@@ -7,7 +7,6 @@ import jax
 import pytest
 
 from anp_jax import __main__ as main
-from anp_jax import compare
 from anp_jax import config as config_lib
 from anp_jax import export
 from anp_jax import train
@@ -18,6 +17,7 @@ from anp_jax.config import strategy
 from anp_jax.config import trust
 from anp_jax.data.sources import tfds_set
 from anp_jax.predict import __main__ as predict
+from anp_jax.tools.compare import __main__ as compare
 from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles', 'stranger')

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from anp_jax.reporting import telemetry
-from anp_jax.study import __main__ as study_main
+from anp_jax.tools.study import __main__ as study_main
 
 pytestmark = pytest.mark.multiprocess
 

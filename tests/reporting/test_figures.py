@@ -14,10 +14,10 @@ from anp_jax.reporting.analysis import figures
 from anp_jax.reporting.analysis import pictures
 from anp_jax.reporting.analysis import results as results_lib
 from anp_jax.reporting.run_page import curves
-from anp_jax.study import grid
-from anp_jax.study import plots
-from anp_jax.study import results as study_results
 from anp_jax.system import drawing
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import plots
+from anp_jax.tools.study import results as study_results
 from tests import figure_text
 
 _LONG = 'an extraordinarily long name_of a class that no figure has room for'

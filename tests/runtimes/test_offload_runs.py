@@ -42,14 +42,14 @@ def test_a_run_measures_plans_and_resumes(tmp_path, capsys, monkeypatch):
   assert ' (cpu:1), offload devices from 1 on' in printed
   assert f'offload  {device_lib.processor()} (cpu:1)\n' in printed
   assert 'plan     conv2  16 features' in printed
-  saved = json.loads((tmp_path / 'kernel_split.json').read_text())
+  saved = json.loads((tmp_path / 'channel_split.json').read_text())
   assert saved['key']['helpers'] == [f'{device_lib.processor()} (cpu:1)']
   seconds = saved['costs']['layers']['conv2']['seconds']
   assert len(seconds) == 2 and all(t > 0 for row in seconds for t in row)
   # On the same devices the plan stays; without offload devices there is none.
   train.run(_config(duration='8 steps'), str(tmp_path))
   assert 'continuing from step 6' in capsys.readouterr().out
-  assert json.loads((tmp_path / 'kernel_split.json').read_text()) == saved
+  assert json.loads((tmp_path / 'channel_split.json').read_text()) == saved
   # A finished run times nothing, on any devices.
   with monkeypatch.context() as m:
     m.delattr(calibrate, 'measure')

@@ -180,13 +180,6 @@ def test_a_server_whose_address_has_a_scheme_is_refused(config, tmp_path):
   assert session.failed == problem
 
 
-def test_a_file_of_an_earlier_version_is_no_server_0(config, tmp_path):
-  record = {'address': 'grpc://x:1', 'token': 'a'}
-  (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
-  with pytest.raises(OSError, match='earlier version'):
-    serving.participant(config, tmp_path, 1, 3).connect()
-
-
 def test_a_call_that_waits_when_its_session_ends_has_its_worker_reconnect(
   config, tmp_path
 ):

@@ -141,14 +141,13 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
   start = {
     'start': 0, 'workers': 2, 'servers': 1, 'shards': 1,
     'batch_size': config.batch_size, 'wire_dtype': 'float32',
-    'compensation': 'none',
+    'compensation': 'none', 'look_ahead': {}, 'delay': {},
   }  # fmt: skip
   update = {'order': 0, 'devices': 1, 'parts': [{'reads': [0]}]}
   for changes, word in (
     ({}, 'its workers is 2, expected 3'),
     ({'workers': 3, 'servers': 2}, 'its servers is 2, expected 1'),
     ({'workers': 3}, 'its updates is 1, expected 12'),
-    ({'workers': 3, 'ahead': 2.0}, 'predicted weights 2 updates ahead'),
   ):
     log.write_text(f'{json.dumps(start | changes)}\n{json.dumps(update)}\n')
     with pytest.raises(config_lib.ConfigError, match=word):
@@ -160,7 +159,7 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
 
 _START = {
   'start': 0, 'workers': 3, 'servers': 1, 'shards': 1, 'wire_dtype': 'float32',
-  'compensation': 'none',
+  'compensation': 'none', 'look_ahead': {}, 'delay': {},
 }  # fmt: skip
 
 

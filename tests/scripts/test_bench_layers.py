@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from anp_jax.models import resnet
-from anp_jax.portability import program as program_lib
+from anp_jax.tools.portability import program as program_lib
 from scripts.bench import _places
 from scripts.bench import _shares
 from scripts.bench import _trace

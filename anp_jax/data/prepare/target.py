@@ -67,8 +67,8 @@ class Target:
       )
     if os.path.lexists(self.final) and not overwrite:
       raise config_lib.ConfigError(
-        f'{self.final} was made from other files or options, or by an '
-        'earlier version: give another --name, or --overwrite to replace it'
+        f'{self.final} was made from other files or options, or by another '
+        'version: give another --name, or --overwrite to replace it'
       )
     os.makedirs(self.work, exist_ok=True)
     with _lock(self.work), worker_pool.Pool(workers) as pool:

@@ -93,7 +93,7 @@ def images_per_second(train: list[dict]) -> float | None:
 def run(workdir: str) -> list[tuple]:
   """What was trained on, when and by which command, as (name, text) rows."""
   starts = telemetry.starts(workdir)
-  if not starts:  # of an earlier version
+  if not starts:
     return []
   first, last = starts[0], starts[-1]
   end = max(r.get('time', 0) for r in [*starts, *telemetry.read(workdir)])

@@ -17,7 +17,7 @@ from anp_jax.system import files
 from anp_jax.system.onednn import library
 from anp_jax.training import run_spec
 
-FILE = 'kernel_split.json'
+FILE = 'channel_split.json'
 # Least and most; more than the least until the ratios of the devices' speeds
 # are known well enough, while seconds are left.
 _ROUNDS, _SECONDS, _INTERVAL = (3, 30), 20.0, 0.05

@@ -93,7 +93,7 @@ def _overrides(text):
   overrides = {}
   for part in filter(str.strip, text.split(';')):
     key, equals, value = part.partition('=')
-    key = config_lib.renamed_key(key.strip())
+    key = key.strip()
     if not equals:
       raise config_lib.ConfigError(
         f'{part.strip()!r}: expected key=value, with ; between several'

@@ -75,21 +75,6 @@ def used_steps(records: list[dict], version: int) -> set[int]:
   return {steps.get(n, n) for n in range(version)}
 
 
-def look_ahead(session: dict) -> dict:
-  """Returns the `look_ahead.Settings` of a session, as JSON values.
-
-  Raises:
-    ConfigError: if an earlier version has predicted its weights.
-  """
-  if session.get('ahead'):
-    raise config_lib.ConfigError(
-      f'{NAME}: its session from update {session["start"]} predicted weights '
-      f'{session["ahead"]:g} updates ahead; expected one without '
-      'strategy.weight_prediction, which is gone'
-    )
-  return session.get('look_ahead', {})
-
-
 def simulated_seconds(records: list[dict], version: int) -> float:
   """Returns when the update to a version was made; 0 if the log has no time."""
   parts = next(

@@ -150,8 +150,6 @@ def read_address(workdir: str) -> tuple[str, str]:
     record = json.load(f)
   if 'over' in record:
     raise RunEnded(record)
-  if 'session' not in record:
-    raise OSError(f'{NAME} is that of an earlier version')
   return record['address'], record['session']
 
 

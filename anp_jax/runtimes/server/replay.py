@@ -50,7 +50,7 @@ def replay(config, records: list[dict], version: int):
   state = None
   for session, stop in _sessions(records, version):
     # The log counts: keys may have changed since.
-    ahead = look_ahead.Settings(**log_lib.look_ahead(session))
+    ahead = look_ahead.Settings(**session['look_ahead'])
     setup = setup_lib.create(_session_config(config, session), ahead)
     if state is None:
       state = jax.device_get(setup.initial_state()[0])
@@ -72,10 +72,9 @@ def _session_config(config, session):
   """The config as it was in a session of the run."""
   from anp_jax.runtimes.server import delay_compensation
 
-  delay = delay_compensation.Settings(**session.get('delay', {}))
+  delay = delay_compensation.Settings(**session['delay'])
   changes = {
-    # Schedules end with the run. Logs of earlier versions do not say when.
-    'duration': session.get('duration', config.duration),
+    'duration': session['duration'],  # schedules end with the run
     'batch_size': session['batch_size'],
     # One server makes the same weights as several: no bit depends on it.
     'strategy.name': 'server',
@@ -85,8 +84,7 @@ def _session_config(config, session):
     'strategy.delay_compensation': delay.strength,
     'strategy.delay_decay': delay.decay,
   }
-  # Those that --change may name; logs of earlier versions lack them.
-  return config_lib.replaced(config, changes | session.get('changeable', {}))
+  return config_lib.replaced(config, changes | session['changeable'])
 
 
 def _replay_session(setup, session, state, updates):

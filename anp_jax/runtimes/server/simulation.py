@@ -225,8 +225,8 @@ def _read_log(config, total):
     **starts[0],
     'updates': sum(n in updates for n in range(total)),
     'devices': sorted({r['devices'] for r in updates.values()}),
-    'look_ahead': look_ahead.Settings(**log_lib.look_ahead(starts[0])),
-    'delay': delay_compensation.Settings(**starts[0].get('delay', {})),
+    'look_ahead': look_ahead.Settings(**starts[0]['look_ahead']),
+    'delay': delay_compensation.Settings(**starts[0]['delay']),
   }
   workers = settings.simulate.workers
   expected = {

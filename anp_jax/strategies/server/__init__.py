@@ -1,1 +1,0 @@
-"""Addresses of commands as they were before runtimes/; see runtimes."""

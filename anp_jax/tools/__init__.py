@@ -1,0 +1,1 @@
+"""Commands that ask questions about runs; the package never imports them."""

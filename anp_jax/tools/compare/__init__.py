@@ -1,0 +1,1 @@
+"""`python -m anp_jax.tools.compare`: runs side by side, on one page."""

@@ -1,0 +1,112 @@
+"""Runs side by side: curves, what differs in their configs, what they reached.
+
+The page is one file, as that of a run.
+"""
+
+import os
+
+from anp_jax.reporting.run_page import html
+from anp_jax.system import drawing
+from anp_jax.system import files
+from anp_jax.system import markdown
+from anp_jax.tools.compare import curves
+from anp_jax.tools.compare import runs as runs_lib
+from anp_jax.tools.compare import tables
+
+_WIDEST = 100  # columns of a terminal's table, beyond which names are numbers
+_LETTERS = 40  # of a cell there
+_CAUTION = (
+  'the runs name different classes: their scores do not say which is better'
+)
+_APART = (
+  '† the runs were trained on different images: the rates do not say which run '
+  'is faster'
+)
+_SWATCH = 2  # pixels of a dash whose length is 1
+
+
+def write(paths: list[str], output: str) -> str:
+  """Writes the page that compares runs.
+
+  Args:
+    paths: of workdirs, or of folders that hold workdirs.
+    output: path of the HTML file.
+
+  Returns:
+    What differs and what was reached, as plain text for the terminal.
+
+  Raises:
+    ConfigError: if a path leads to no run.
+    OSError: if the file cannot be written.
+  """
+  runs = runs_lib.find(paths)
+  differences, results = tables.differences(runs), tables.results(runs)
+  caution = '' if tables.have_same_classes(runs) else _CAUTION
+  files.write_atomic(output, _page(runs, differences, results, caution))
+  names = [run.name for run in runs]
+  blocks = []
+  if any(_width(names, rows) > _WIDEST for rows in (differences, results)):
+    blocks.append('\n'.join(f'{i}  {name}' for i, name in enumerate(names, 1)))
+    names = [str(i) for i in range(1, len(names) + 1)]
+  if caution:
+    blocks.append(f'caution  {caution}')
+  blocks += [
+    _plain(names, differences) or 'the configs do not differ',
+    _plain(names, results) or 'nothing was recorded',
+  ]
+  if any(row.best for row in results):
+    blocks.append('* the best of the runs')
+  if any(row.label.endswith(tables.APART) for row in results):
+    blocks.append(_APART)
+  return '\n\n'.join(blocks)
+
+
+def _page(runs, differences, results, caution):
+  png = curves.draw(runs)
+  count = f'{len(runs)} run' + 's' * (len(runs) > 1)
+  looks = [curves.look(index) for index in range(len(runs))]
+  titles = ['Results', 'Curves', 'Differences', 'Runs']
+  return html.template(os.path.dirname(__file__)).render(
+    name=f'Comparison of {count}',
+    titles=[title for title in titles if png or title != 'Curves'],
+    caution=caution,
+    results=results,
+    has_best=any(row.best for row in results),
+    footnote=(
+      _APART if any(r.label.endswith(tables.APART) for r in results) else ''
+    ),
+    differences=differences,
+    curves=html.data_uri(png, 'png') if png else '',
+    runs=[
+      {
+        'name': drawing.printable(run.name),
+        'path': os.path.abspath(run.path),
+        'color': look.color,
+        'glyph': look.glyph,
+        'dashes': ' '.join(f'{_SWATCH * length:g}' for length in look.dashes),
+      }
+      for run, look in zip(runs, looks)
+    ],
+  )
+
+
+def _plain(names, rows):
+  """A table for the terminal; '' if it has no rows."""
+  if not rows:
+    return ''
+  head = ['', *(f'{drawing.shortened(name, _LETTERS)} ' for name in names)]
+  body = [
+    [
+      row.label,
+      *(
+        drawing.shortened(cell, _LETTERS) + (' ', '*')[i in row.best]
+        for i, cell in enumerate(row.cells)
+      ),
+    ]
+    for row in rows
+  ]
+  return markdown.plain([head, *body], 'lr')
+
+
+def _width(names, rows):
+  return len(_plain(names, rows).partition('\n')[0])

@@ -1,0 +1,179 @@
+"""The runs that are compared: what they left in their workdirs."""
+
+import dataclasses
+import glob
+import os
+
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.config import saved_run
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.reporting import run_page
+from anp_jax.reporting import telemetry
+from anp_jax.reporting.run_page import tables
+from anp_jax.system import files
+from anp_jax.training import metric_labels
+
+_CONFIG, _LABELS = 'config.json', 'labels.json'  # in a workdir
+_MODELS = 'models'  # of a workdir of several models, a folder each, by index
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run, or one model of a run that has several.
+
+  Attributes:
+    path: its folder.
+    name: the end of its path that no other run has.
+    config: its values by the keys' names of now.
+    train: lines of training, from `tables.load`, and in each the 'images' and
+      the 'trained_seconds' until then, as far as they are known.
+    validation: likewise.
+    facts: what its page says of the network and the devices; {} before its end.
+    is_finished: whether it has ended; None: that is not known.
+    classes: what labels.json says.
+  """
+
+  path: str
+  name: str
+  config: dict
+  train: list[dict]
+  validation: list[dict]
+  facts: dict[str, str]
+  is_finished: bool | None
+  classes: object
+
+  @property
+  def labels(self) -> dict[str, str]:
+    """What people call its metrics, by name."""
+    names = set().union(*self.train[-1:], *self.validation)
+    return metric_labels.labels(names)
+
+
+def find(paths: list[str]) -> list[Run]:
+  """Returns the runs of workdirs, and of folders that hold workdirs.
+
+  Args:
+    paths: in the order of the result. A run that two of them lead to is there
+      once.
+
+  Raises:
+    ConfigError: naming the path that leads to no run, or the file that cannot
+      be read.
+  """
+  workdirs = {}
+  for path in paths:
+    for workdir in _workdirs(path):
+      workdirs.setdefault(os.path.realpath(workdir), workdir)
+  workdirs = list(workdirs.values())
+  runs = []
+  for name, workdir in zip(_names(workdirs), workdirs):
+    runs += _load(name, workdir)
+  return runs
+
+
+def _workdirs(path):
+  """The workdir at a path, or those in the folder there."""
+  if _is_workdir(path):
+    return [path]
+  inside = sorted(glob.glob(os.path.join(glob.escape(path), '*')))
+  workdirs = [p for p in inside if _is_workdir(p)]
+  if not workdirs:
+    what = 'no run, and no folder that holds runs'
+    if not os.path.isdir(path):
+      what = 'no folder'
+    raise config_lib.ConfigError(
+      f'{path!r} is {what}: expected the workdir of a training'
+      f'{saved_run.nearest_run(path)}'
+    )
+  return workdirs
+
+
+def _is_workdir(path):
+  return os.path.isfile(os.path.join(path, _CONFIG))
+
+
+def _names(paths):
+  """The shortest ends of paths that differ from each other."""
+  paths = [os.path.abspath(path).split(os.sep) for path in paths]
+  names = [path[-1] for path in paths]
+  for count in range(2, max(map(len, paths)) + 1):
+    clashes = {name for name in names if names.count(name) > 1}
+    names = [
+      os.sep.join(path[-count:]) if name in clashes else name
+      for path, name in zip(paths, names)
+    ]
+  return names
+
+
+def _load(name, workdir):
+  """The run of a workdir, or one for each of its models."""
+  saved = saved_run.read(workdir)
+  config = config_lib.completed(saved)
+  classes = files.read_json_object(os.path.join(workdir, _LABELS))
+  # A comparison imports nothing that a run's files name.
+  strategy = strategy_lib.declared(config['strategy.name'])
+  if strategy.keeps_models_apart:
+    return [
+      Run(
+        path=folder,
+        name=f'{name}/{os.path.basename(folder)}',
+        config=model_config,
+        facts={},
+        is_finished=None,
+        classes=classes,
+        **_lines(folder, model_config),
+      )
+      for folder, model_config in _models(workdir, config)
+    ]
+  facts = run_page.facts(workdir)
+  return [
+    Run(
+      path=workdir,
+      name=name,
+      config=config,
+      facts=facts,
+      is_finished=bool(telemetry.result(workdir)),
+      classes=classes,
+      **_lines(workdir, config),
+    )
+  ]
+
+
+def _models(workdir, config):
+  """(folder, config) of each model of a workdir."""
+  keys = config_lib.known_keys(config['strategy.name'])
+  strategy = strategy_lib.declared(config['strategy.name'])
+  for index, texts in enumerate(strategy.alternatives(config)):
+    changes = {k: keys[k].parse(k, v) for k, v in texts.items() if k in keys}
+    # Which models the others are is no part of a model's own config.
+    model_config = {**config, **changes, 'strategy.models': ()}
+    folder = os.path.join(workdir, _MODELS, f'{index:03}')
+    yield folder, config_lib.completed(model_config)
+
+
+def _lines(folder, config):
+  """The lines of a model's training and validation, as `Run` has them."""
+  train, validation = tables.load(folder)
+  return {
+    'train': _placed(train, train, config),
+    'validation': _placed(validation, train, config),
+  }
+
+
+def _placed(lines, train, config):
+  """The lines, with the images and the seconds until then."""
+  batch_size = config['batch_size']
+  timed = [r for r in train if 'seconds' in r]
+  ends = [0] + [r['step'] for r in timed]
+  clock = np.cumsum([0] + [r['seconds'] for r in timed])
+  result = []
+  for line in lines:
+    line = dict(line)
+    if batch_size:
+      line['images'] = line['step'] * batch_size
+    if timed:
+      line['trained_seconds'] = float(np.interp(line['step'], ends, clock))
+    result.append(line)
+  return result

@@ -1,0 +1,163 @@
+"""Predicts how a config's training scales on machines that are not here.
+
+  python -m anp_jax.tools.plan --config=configs/resnet_anp.py:modern --device=h200
+    --nodes=1,2,4,...,512 --devices_per_node=8 --link=ib-ndr400x8
+
+predicts, for each number of nodes, images/s, where the time of a step goes,
+memory, and time and device-hours to the run's end, as a table, as a figure with
+--out=FILE.png or --workdir=DIR, and as JSON on the last line. --strategies=
+sync,fsdp,local,server:bounded compares strategies; --config.KEY=VALUE is for
+all of them.
+
+  python -m anp_jax.tools.plan --config=... --measure
+
+times some steps of the config on the device at hand, and predicts more of them:
+up to 64 nodes, joined by 10 Gbit/s Ethernet, unless --nodes and --link say it.
+
+  python -m anp_jax.tools.plan --config=... --target_hours=2 --budget_devices=256
+
+ranks nodes, strategies and (without --device) devices by device-hours.
+
+  python -m anp_jax.tools.plan --check
+
+compares the model with published rates of ResNet-50: published, predicted and
+error by row, and the means. With --rows=FILE.csv those of another file, which
+has the columns of anp_jax/tools/plan/published.csv. docs/planner.md explains more.
+
+Status 0; 1: no way reaches the target; 2: bad input, or a config that fits none
+of the sizes. Hyphens in flags are underscores.
+"""
+
+import json
+import os
+import re
+import sys
+
+from anp_jax.config import argument_parser
+from anp_jax.config import command_line
+from anp_jax.config import exits
+from anp_jax.system import markdown
+from anp_jax.system import xla_flags
+from anp_jax.tools.plan import sizes
+from anp_jax.tools.plan import tables
+
+
+@exits.with_status()
+def main(arguments: list[str]) -> int:
+  """Returns the process's exit status."""
+  overrides, rest = command_line.split_overrides(arguments)
+  flags = _flags([_underscored(a) for a in rest])
+  known_tables = tables.load(flags.entries)
+  if flags.check or flags.rows:
+    return _check(known_tables, flags)
+  if flags.list:
+    return _list(known_tables)
+  # JAX, once the flags are right.
+  from anp_jax.tools.plan import command as planning
+
+  if flags.measure and flags.config:  # a step as main.py compiles it
+    applying = command_line.applying(flags.config, overrides)
+    xla_flags.enable_for(command_line.load(flags.config, applying))
+  return planning.run(known_tables, flags, overrides)
+
+
+def _underscored(argument: str) -> str:
+  """A flag with hyphens within its name as the one with underscores."""
+  name, equals, value = argument.partition('=')
+  if re.fullmatch(r'--\w[\w-]*', name):
+    name = f'--{name[2:].replace("-", "_")}'
+  return name + equals + value
+
+
+def _flags(arguments):
+  parser = argument_parser.Parser(
+    prog='python -m anp_jax.tools.plan', description=__doc__
+  )
+  add = parser.add_argument
+  add('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
+  add('--device', help='of the table, such as h200; see --list')
+  add('--nodes', default='', help='such as 1,2,4 or 1,2,4,...,512')
+  add('--devices_per_node', type=int, help="default: 8; --measure: this host's")
+  add('--link', default='', metavar='NAMExPORTS', help="a node's ports")
+  add('--node_link', default='', help="within a node (default: the device's)")
+  add(
+    '--data_sheet', action='store_true',
+    help="leave out the device's own published rates",
+  )  # fmt: skip
+  add('--strategies', default='', help="such as sync,fsdp (default: config's)")
+  add(
+    '--scaling', default='auto',
+    help=f'{", ".join(sizes.SCALINGS)}: the batch stays, or grows with the '
+    'devices; auto: it stays as far as it divides (default: %(default)s)',
+  )  # fmt: skip
+  add('--strong', action='store_true', help='--scaling=strong')
+  add('--weak', action='store_true', help='--scaling=weak')
+  add('--images_per_device', type=int, default=0, help='for weak scaling')
+  add('--input_rate', type=float, default=0, help="images/s of a node's host")
+  add('--jitter', type=float, help='of a step: deviation over mean')
+  add('--examples', type=int, default=0, help='images an epoch')
+  add('--classes', type=int, default=0, help='of data that is not here')
+  add(
+    '--measure', action='store_true',
+    help='time some steps of the config on the device at hand first',
+  )  # fmt: skip
+  add('--measure_batches', default='', help='the two that are timed: 32,128')
+  add('--target_hours', type=float, default=0, help="to the run's end")
+  add('--budget_devices', type=int, default=0, help='at most so many')
+  add('--out', default='', metavar='FILE.png', help='the figure')
+  add('--workdir', default='', metavar='DIR', help='for plan.png, plan.json')
+  parser.add_argument(
+    '--check', action='store_true', help='compare with published rates'
+  )
+  add('--rows', default='', metavar='FILE', help='for --check: other rates')
+  add('--list', action='store_true', help='the devices and links there are')
+  add(
+    '--entries', default='', metavar='FILE',
+    help='TOML with devices and links of your own; see anp_jax/tools/plan/*.toml',
+  )  # fmt: skip
+  return parser.parse(arguments)
+
+
+def _check(known_tables, flags) -> int:
+  from anp_jax.tools.plan import check  # JAX, once the flags are right
+  from anp_jax.tools.plan import published
+
+  rows = published.read(known_tables, flags.rows or published.FILE)
+  comparisons = check.compare(rows)
+  print(check.lines(comparisons))
+  summary = {k: round(v, 4) for k, v in check.errors(comparisons).items()}
+  print(json.dumps(summary))
+  return 0
+
+
+def _list(known_tables) -> int:
+  devices = [('device', 'peak TFLOP/s', 'GB', 'GB/s', 'node link', 'source')]
+  for d in known_tables.devices.values():
+    peak = f'{max(d.tflops.values()):g}'
+    devices.append((
+      d.name, peak, f'{d.gigabytes:g}', f'{d.gigabytes_per_second:g}',
+      d.node_link, d.source,
+    ))  # fmt: skip
+  links = [('link', 'GB/s', 'us', 'topology')]
+  for link in known_tables.links.values():
+    links.append((
+      link.name, f'{link.bandwidth / 1e9:g}', f'{1e6 * link.latency:g}',
+      link.topology,
+    ))  # fmt: skip
+  print(markdown.plain(devices, 'lrrrl'))
+  print('\n' + markdown.plain(links, 'lrrl'))
+  return 0
+
+
+def command() -> None:
+  """Runs as a program: python -m anp_jax.tools.plan, anp-plan."""
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  if '--measure' not in sys.argv:  # nothing else needs an accelerator
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+  else:
+    xla_flags.use_huge_pages()
+  sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == '__main__':
+  command()

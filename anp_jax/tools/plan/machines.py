@@ -1,0 +1,184 @@
+"""Machines that a plan is for: devices, their clusters, what they reach."""
+
+from collections.abc import Sequence
+import dataclasses
+
+from anp_jax import config as config_lib
+from anp_jax.tools.plan import check
+from anp_jax.tools.plan import collectives
+from anp_jax.tools.plan import fit as fit_lib
+from anp_jax.tools.plan import model
+from anp_jax.tools.plan import published
+from anp_jax.tools.plan import sizes
+from anp_jax.tools.plan import tables
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+  """A kind of device on several numbers of nodes.
+
+  Attributes:
+    device: that computes.
+    clusters: one a size, the smallest first.
+    efficiency: what the device and its links reach.
+    measured: (a, c) of its step if it was timed, else None.
+    handling: of a gradient of `server`, see `strategies.Setting`.
+    batches: (images, seconds) of the steps that were timed.
+    jitter: of its step.
+    published: rates of its kind.
+    error: mean error of predictions of it.
+  """
+
+  device: tables.Device
+  clusters: Sequence[collectives.Cluster]
+  efficiency: model.Efficiency
+  measured: tuple[float, float] | None
+  jitter: float
+  published: Sequence[published.Row]
+  error: float
+  handling: tuple[float, float] | None = None
+  batches: tuple[tuple[int, float], ...] = ()
+
+  def to_json(self) -> dict:
+    """What was timed, in seconds; only of a machine that was."""
+    fixed, per_image = self.measured
+    result = {
+      'fixed': fixed, 'per_image': per_image, 'jitter': self.jitter,
+      'batches': self.batches,
+    }  # fmt: skip
+    if self.handling:
+      result['at_worker'], result['at_server'] = self.handling
+    return result
+
+
+def from_flags(known_tables, flags, configs, cost) -> list[Machine]:
+  """Returns the machines of the flags, each with what it reaches.
+
+  Args:
+    known_tables: devices and links.
+    flags: of the command, completed.
+    configs: of the strategies, by name; with --measure, a step of the first is
+      timed.
+    cost: `workload.Workload` of the first.
+
+  Raises:
+    ConfigError: for a device or link that is missing or unknown.
+  """
+  names = [n.strip() for n in (flags.device or '').split(',') if n.strip()]
+  if not names and not flags.measure:
+    raise config_lib.ConfigError(
+      f'--device is missing: one of {", ".join(known_tables.devices)}; or '
+      '--measure'
+    )
+  devices = [known_tables.device(name) for name in names]
+  for device in devices:
+    device.peak(cost.dtype)
+  clusters = [_clusters(known_tables, flags, device) for device in devices]
+  rows = published.read(known_tables)
+  if flags.measure:
+    return [_measured(known_tables, flags, configs, cost, rows)]
+  error = check.sheet_error(rows)
+  machines = []
+  for device, sized in zip(devices, clusters):
+    same = [r for r in rows if r.device.name == device.name]
+    systems = dict.fromkeys(r.system for r in same)
+    used = [r for r in rows if r not in same] if flags.data_sheet else rows
+    fitted = fit_lib.fit_cases(fit_lib.cases(used, check.resnet50))
+    efficiency = fitted.efficiency(device, cost.dtype, *systems)
+    jitter = model.JITTER if flags.jitter is None else flags.jitter
+    machines.append(
+      Machine(device, sized, efficiency, None, jitter, same, error)
+    )
+  return machines
+
+
+def _measured(known_tables, flags, configs, cost, rows) -> Machine:
+  """The device at hand, whose step is timed."""
+  from anp_jax.tools.plan import calibrate  # opens the device
+
+  batches = ()
+  if flags.measure_batches:
+    batches = sizes.numbers('--measure_batches', flags.measure_batches)
+  first = next(iter(configs.values()))
+  serves = any(c.strategy.name == 'server' for c in configs.values())
+  measurement = calibrate.measure(first, cost, batches, serves)
+  device, is_known = calibrate.entry(
+    measurement, known_tables, flags.devices_per_node
+  )
+  times = ', '.join(
+    f'{1e3 * seconds:.4g} ms for {images} images'
+    for images, seconds in measurement.batches
+  )
+  print(
+    f'measured on {measurement.device}: {times}; T(b) = '
+    f'{1e3 * measurement.fixed:.3g} ms + {1e3 * measurement.per_image:.3g} ms '
+    f'b, jitter {100 * measurement.jitter:.1f} %'
+  )
+  if measurement.handling:
+    worker, server = (1e3 * seconds for seconds in measurement.handling)
+    print(
+      f"a gradient of 'server' takes its worker {worker:.3g} ms more than the "
+      f'pass, and the servers {server:.3g} ms'
+    )
+  note = '' if is_known else ', as it has no entry of its own (--entries)'
+  print(
+    f'{device.gigabytes:.3g} GB a device; node link ({device.node_link}) and '
+    f"host's cores ({device.host_cores:g} a device) are those of the entry "
+    f'{device.name!r}{note}'
+  )
+  fitted = fit_lib.fit_cases(fit_lib.cases(rows, check.resnet50))
+  jitter = measurement.jitter if flags.jitter is None else flags.jitter
+  return Machine(
+    device=device,
+    clusters=_clusters(known_tables, flags, device),
+    efficiency=fitted.efficiency(device, cost.dtype),
+    measured=(measurement.fixed, measurement.per_image),
+    jitter=jitter,
+    published=(),
+    error=check.errors(check.compare(rows))['few_mean'],
+    handling=measurement.handling,
+    batches=measurement.batches,
+  )
+
+
+def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
+  """A cluster for each number of nodes."""
+  counts = sizes.numbers('--nodes', flags.nodes)
+  node_link = known_tables.link(
+    '--node_link', flags.node_link or device.node_link
+  )
+  if not flags.link and max(counts) > 1 and node_link.topology != 'torus':
+    raise config_lib.ConfigError(
+      '--link=NAMExPORTS is missing: what joins the nodes, such as ib-ndr400x8'
+    )
+  link = known_tables.link('--link', flags.link or 'eth-10')
+  return [
+    collectives.Cluster(count, flags.devices_per_node, node_link, link)
+    for count in counts
+  ]
+
+
+def published_rates(machine, workload) -> list[tuple[str, int, float]]:
+  """Returns published rates of the device and network, in a like dtype.
+
+  Args:
+    machine: whose device it is.
+    workload: `workload.Workload`.
+
+  Returns:
+    (system, devices, images/s) of each; none of a machine that was timed.
+  """
+  is_same = workload.name == 'resnet50' and workload.image_flops > 2e10
+  if not is_same or machine.measured:
+    return []
+  return [
+    (r.system, r.cluster.size, r.rate)
+    for r in machine.published
+    if _is_as_fast(machine.device, r.dtype, workload.dtype)
+  ]
+
+
+def _is_as_fast(device, dtype, other) -> bool:
+  """Whether numbers of two dtypes have one width and one peak."""
+  is_as_wide = model.width(dtype) == model.width(other)
+  return is_as_wide and device.peak(dtype) == device.peak(other)

@@ -1,0 +1,227 @@
+"""A plan: what is predicted at each size, and where it stops paying."""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+from anp_jax import config as config_lib
+from anp_jax.tools.plan import collectives
+from anp_jax.tools.plan import memory as memory_lib
+from anp_jax.tools.plan import sizes
+from anp_jax.tools.plan import strategies
+
+# A size pays if its further devices bring at least this share of their own
+# speed.
+_PAYS = 0.5
+# Seconds of a core for an image, python scripts/bench/input.py, 2026-11-21
+# (docs/RESULTS.md): a photograph of 400 px decoded and cut to 224 px, and an
+# image of the embedded set.
+_PHOTOGRAPH, _EMBEDDED = 1.17e-3, 0.14e-3
+_NO_DECODING = ('synthetic', 'digits', 'arrays')
+LOSSES = {
+  'fixed': 'small batches: the fixed cost of a step',
+  'communication': 'communication',
+  'input': 'input: the host decodes too few images',
+  'compute': 'computing: what is not divided',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+  """What is predicted for one strategy at one size.
+
+  Attributes:
+    strategy: as typed, such as 'sync' or 'server:bounded'.
+    cluster: its nodes and links.
+    images: a step and device.
+    batch: images a step of all devices.
+    rate: images/s.
+    seconds: of a step: compute, communication, input, fixed.
+    efficiency: rate over that of as many devices that wait for nobody, with
+      the images a device of the smallest size.
+    memory: of a device.
+    epoch_seconds, run_seconds: to an epoch's images, and to the run's end.
+    why_not: why it cannot run; '': it can.
+  """
+
+  strategy: str
+  cluster: collectives.Cluster
+  images: int = 0
+  batch: float = 0
+  rate: float = 0.0
+  seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+  efficiency: float = 0.0
+  memory: memory_lib.Memory | None = None
+  epoch_seconds: float = math.inf
+  run_seconds: float = math.inf
+  why_not: str = ''
+
+  @property
+  def runs(self) -> bool:
+    """Whether the batch divides and a device has room."""
+    return not self.why_not
+
+  @property
+  def device_hours(self) -> float:
+    """Devices times hours to the run's end."""
+    return self.cluster.size * self.run_seconds / 3600
+
+  def to_json(self) -> dict:
+    """Plain numbers by name."""
+    result = {
+      'strategy': self.strategy, 'nodes': self.cluster.nodes,
+      'devices': self.cluster.size,
+    }  # fmt: skip
+    if self.memory is not None:
+      result |= {
+        'images_per_device': self.images, 'batch': self.batch,
+        'memory_bytes': round(self.memory.total), 'fits': self.memory.fits,
+        'images_that_fit': self.memory.most_images,
+        'images_per_second': round(self.rate, 2),
+        'efficiency': round(self.efficiency, 4),
+        'step_seconds': {k: round(v, 6) for k, v in self.seconds.items()},
+        'epoch_seconds': round(self.epoch_seconds, 1),
+        'run_seconds': round(self.run_seconds, 1),
+        'device_hours': round(self.device_hours, 2),
+      }  # fmt: skip
+    return result | ({'why_not': self.why_not} if self.why_not else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What the flags ask for, without the sizes.
+
+  Attributes:
+    scaling: of `sizes.images_per_device`.
+    per_device: images a device; 0: as the scaling says.
+    input_rate: images/s of a node's host; 0: from its cores.
+  """
+
+  scaling: str = 'auto'
+  per_device: int = 0
+  input_rate: float = 0.0
+
+
+def plan(
+  name: str, settings: Sequence[strategies.Setting], request: Request
+) -> list[Point]:
+  """Predicts one strategy at each size.
+
+  Args:
+    name: of the strategy, as typed.
+    settings: one a size, the smallest first.
+    request: how the batch divides, and what the hosts decode.
+
+  Returns:
+    One point a size; those that cannot run say why not.
+  """
+  result, base, per_device = [], None, request.per_device
+  for setting in settings:
+    try:
+      images = sizes.images_per_device(
+        setting.config, setting.cluster, request.scaling, per_device
+      )
+      step = strategies.step(setting, images)
+    except config_lib.ConfigError as e:
+      result.append(Point(name, setting.cluster, why_not=str(e)))
+      continue
+    if base is None:
+      base = _base_rate(setting, images)
+    if request.scaling == 'weak':
+      per_device = images  # those of the smallest size that can run
+    result.append(_point(name, setting, images, step, request, base))
+  return result
+
+
+def _base_rate(setting, images) -> float:
+  """Images/s of one device that waits for nobody."""
+  return images / setting.alone(images).total
+
+
+def _point(name, setting, images, step, request, base) -> Point:
+  host = request.input_rate or _host_rate(setting)
+  waiting = 0.0
+  if host:
+    waiting = max(0.0, step.images / (host * setting.cluster.nodes)
+                  - step.seconds)  # fmt: skip
+  rate = step.images / (step.seconds + waiting)
+  memory = memory_lib.count(setting, images)
+  why_not = ''
+  if not memory.fits:
+    why_not = (
+      f'{memory.total / 1e9:.1f} GB a device, and {setting.device.name} has '
+      f'{memory.limit / 1e9:.1f}: at most {memory.most_images} images at a time'
+    )
+  return Point(
+    strategy=name,
+    cluster=setting.cluster,
+    images=images,
+    batch=step.images,
+    rate=rate,
+    seconds={
+      'compute': step.compute,
+      'communication': step.communication,
+      'input': waiting,
+      'fixed': step.fixed,
+    },
+    efficiency=rate / (base * setting.cluster.size),
+    memory=memory,
+    epoch_seconds=setting.workload.examples / rate,
+    run_seconds=_run_images(setting, step) * step.run_factor / rate,
+    why_not=why_not,
+  )
+
+
+def _run_images(setting, step) -> float:
+  """Images of the whole run; steps of a larger batch have more of them."""
+  if setting.config.strategy.name == 'relay':  # laps count, not steps
+    return setting.workload.total_images
+  update = step.update_images or step.images
+  examples = setting.workload.examples
+  return config_lib.steps(setting.config.duration, update, examples) * update
+
+
+def _host_rate(setting) -> float:
+  """Images/s that a node's cores decode; 0: as many as it computes."""
+  data = setting.config.data
+  if setting.measured is not None and setting.device.kind == 'cpu':
+    return 0.0  # its steps were timed with their input
+  if data.source in _NO_DECODING or data.cache == 'decoded':
+    return 0.0
+  seconds = _PHOTOGRAPH * max(data.image_size / 224, 0.5) ** 2
+  if data.source == 'anp_shapes':
+    seconds = _EMBEDDED * max(data.image_size / 48, 1)
+  cores = setting.device.host_cores * setting.cluster.devices
+  return cores / seconds
+
+
+def last_that_pays(points: Sequence[Point]) -> tuple[Point | None, str]:
+  """The largest size whose further devices bring half of their speed or more.
+
+  Args:
+    points: of one strategy, the smallest first.
+
+  Returns:
+    The point, and what costs the next one most of the time that it loses; ''
+    if all pay. (None, '') if none runs.
+  """
+  running = [p for p in points if p.runs]
+  if not running:
+    return None, ''
+  for before, after in zip(running, running[1:]):
+    more = after.cluster.size / before.cluster.size - 1
+    if more > 0 and after.rate / before.rate - 1 < _PAYS * more:
+      return before, LOSSES[binding(before, after)]
+  return running[-1], ''
+
+
+def binding(before: Point, after: Point) -> str:
+  """The part whose device-seconds an image grew most between two sizes."""
+
+  def growth(name):
+    first, second = (
+      p.seconds[name] * p.cluster.size / p.batch for p in (before, after)
+    )
+    return second - first
+
+  return max(LOSSES, key=growth)

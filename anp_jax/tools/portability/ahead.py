@@ -1,0 +1,141 @@
+"""A config's training and evaluation step, compiled for a target."""
+
+import functools
+import os
+import time
+
+import jax
+
+from anp_jax import config as config_lib
+from anp_jax.data import sources
+from anp_jax.data.input import stream as stream_lib
+from anp_jax.parallel import division
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.system import flops
+from anp_jax.tools.portability import collectives
+from anp_jax.tools.portability import table
+from anp_jax.tools.portability import targets
+from anp_jax.training import build
+from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
+
+_MEMORY = {
+  'arguments': 'argument_size_in_bytes',
+  'results': 'output_size_in_bytes',
+  'in_place': 'alias_size_in_bytes',
+  'temporary': 'temp_size_in_bytes',
+}
+
+
+def inspect(config, target: targets.Target, folder: str = '') -> dict:
+  """Compiles the steps that a run of the config on the target would take.
+
+  Args:
+    config: resolved; config.batch_size=0 is per device, as in training.
+    target: what to compile for.
+    folder: where the programs' texts are written; '': nowhere.
+
+  Returns:
+    `device`, the kind's name; `devices`; `examples` of an epoch; `parameters`,
+    how many; `named_dtype` of the gradients' sums; and for 'train' and 'eval'
+    what `_compile` gives, for 'train' with `gradients_asked` and
+    `gradients_compiled`: dtypes.
+
+  Raises:
+    ConfigError: if the config does not fit the devices.
+    targets.Missing: if the target's plugin is not installed.
+    RuntimeError: if the plugin knows no such topology.
+  """
+  mesh = mesh_lib.create(config, list(targets.devices(target)))
+  if not config.batch_size:
+    devices = mesh_lib.batch_devices(mesh)
+    batch_size = config.batch_size_per_device * devices
+    config = config_lib.replaced(config, {'batch_size': batch_size})
+  division.check(config, config.batch_size, mesh)
+  source = sources.open_source(config, training=True)
+  objective = objective_lib.create(source.vocabulary, config)
+  parts = build.create(
+    run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source))
+  )
+  report = {
+    'device': mesh.devices.flat[0].device_kind,
+    'devices': mesh.size,
+    'examples': len(source),
+    'parameters': sum(
+      s.size for s in jax.tree.leaves(parts.abstract_single.params)
+    ),
+    'named_dtype': config.strategy.reduce_dtype,
+  }
+  batch = build.abstract_batch(config, mesh, config.batch_size)
+
+  def compile_as(step, function, *arguments):
+    keep = functools.partial(_keep, folder, f'{target.text}-{step}')
+    return _compile(function, arguments, keep)
+
+  report['train'] = train = compile_as(
+    'train', parts.train_step, parts.abstract_state, batch
+  )
+  # All that JAX asks to be summed, less the gradients.
+  summed = sum(collectives.sums(train['asked']).values())
+  alone = mesh.shape[mesh_lib.DATA] == 1
+  rest = summed if alone else summed - report['parameters']
+  for text in ('asked', 'compiled'):
+    if text in train:
+      train[f'gradients_{text}'] = collectives.gradient_dtypes(
+        train[text], rest
+      )
+  examples = len(sources.open_source(config, training=False))
+  size = stream_lib.evaluation_batch(config, examples, mesh.size)
+  batch = build.abstract_batch(config, mesh, size)
+  evaluated = parts.abstract_single.evaluated()
+  report['eval'] = compile_as('eval', parts.eval_step, *evaluated, batch)
+  return report
+
+
+def _compile(function, arguments, keep) -> dict:
+  """What a jitted function becomes for abstract arguments.
+
+  Args:
+    function: jitted; its last argument is a batch.
+    arguments: pytrees of jax.ShapeDtypeStruct, with shardings.
+    keep: called with an ending of a file's name and a program's text.
+
+  Returns:
+    `images` of a batch; `flops` of one device's products; `asked` and
+    `compiled`, the collectives of `collectives.totals`; `memory` of one device
+    in bytes; `seconds` of compiling; or, where XLA refuses, `why_not`.
+  """
+  *_, batch = arguments
+  lowered = function.lower(*arguments)
+  text = lowered.as_text()
+  keep('.mlir', text)
+  report = {
+    'images': batch['image'].shape[0],
+    'flops': flops.count_call(function, *arguments),
+    'asked': collectives.totals(collectives.asked(text)),
+  }
+  start = time.monotonic()
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as e:  # such as out of memory
+    return report | {'why_not': table.one_line(e)}
+  report['seconds'] = round(time.monotonic() - start, 1)
+  text = compiled.as_text()
+  keep('.hlo', text)
+  report['compiled'] = collectives.totals(collectives.compiled(text))
+  sizes = compiled.memory_analysis()
+  memory = {name: getattr(sizes, key) for name, key in _MEMORY.items()}
+  # What is updated in place is an argument and a result, but there once.
+  memory['together'] = (
+    memory['arguments'] + memory['results'] - memory['in_place']
+    + memory['temporary']
+  )  # fmt: skip
+  return report | {'memory': memory}
+
+
+def _keep(folder, name, ending, text):
+  if folder:
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, name.replace(':', '-') + ending)
+    with open(path, 'w') as f:
+      f.write(text)

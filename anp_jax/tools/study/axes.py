@@ -1,0 +1,171 @@
+"""The flag --vary of a study: any key of the config is an axis."""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+import dataclasses
+import itertools
+import math
+import re
+
+from anp_jax import config as config_lib
+from anp_jax.config import command_line
+from anp_jax.config import resolve
+
+# What a run's config says of the varied keys that it has: (key, text) pairs.
+Varied = tuple[tuple[str, str], ...]
+# There are at the most as many of them as nodes.
+_COUNTS = (
+  'strategy.backup_workers', 'strategy.groups', 'strategy.max_staleness',
+  'strategy.servers',
+)  # fmt: skip
+_BRACKETS = re.compile(r'\((.*)\)')  # around a text with commas of its own
+_PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+  """One varied key.
+
+  Attributes:
+    key: its dotted name.
+    values: its values as texts.
+    is_count: whether a value such as '25%' is a count, of that many of the
+      nodes.
+    flag: that varies it.
+  """
+
+  key: str
+  values: tuple[str, ...]
+  is_count: bool = False
+  flag: str = '--vary'
+
+  def on(self, nodes: int) -> tuple[str, ...]:
+    """Returns the values on so many nodes, each once."""
+    if not self.is_count:
+      return self.values
+    return tuple(dict.fromkeys(_on_nodes(v, nodes) for v in self.values))
+
+
+def parse(
+  texts: Iterable[str],
+  strategies: Iterable[str],
+  overrides: Mapping[str, str],
+  flags: Mapping[str, str],
+  flag: str = '--vary',
+) -> tuple[Axis, ...]:
+  """Returns the axes that a flag asks for, in their order.
+
+  Args:
+    texts: of the flag, such as 'strategy.mode=async,bounded'. A comma in
+      brackets does not separate values; those around a text are no part of it.
+    strategies: of the study.
+    overrides: of all its runs, by dotted key.
+    flags: of keys that a flag of their own varies, by dotted key.
+    flag: that asks, named where it is refused.
+
+  Raises:
+    ConfigError: for a key that there is not, with the nearest, for one that is
+      set twice, and for a value that the key does not take.
+  """
+  keys = resolve.known_keys(*strategies)
+  axes = {}
+  for text in texts:
+    typed, equals, values = text.partition('=')
+    key = typed.strip()
+    if not equals:
+      raise config_lib.ConfigError(
+        f'{flag}={text}: expected KEY=VALUE,VALUE,..., such as '
+        'strategy.mode=async,bounded'
+      )
+    if key in flags:
+      raise config_lib.ConfigError(
+        f'{flag}={text}: the study sets it; use {flags[key]}'
+      )
+    if key not in keys:
+      raise config_lib.ConfigError(
+        f'{flag}={text}: unknown key {key}{config_lib.nearest(key, keys)}'
+      )
+    if key in axes or key in overrides:
+      raise config_lib.ConfigError(f'{flag}={text}: {key} is set twice')
+    is_count = key in _COUNTS
+    parts = [
+      _value(key, keys[key], part, is_count, flag) for part in _split(values)
+    ]
+    axes[key] = Axis(key, tuple(dict.fromkeys(parts)), is_count, flag)
+  return tuple(axes.values())
+
+
+def combinations(
+  spec: str, overrides: Mapping[str, str], axes: Iterable[Axis], nodes: int
+) -> list[Varied]:
+  """Returns every combination of the values that a run can have, each once.
+
+  A key that has no meaning in a run, such as strategy.mode with
+  strategy.name=sync, is not in its combination.
+
+  Args:
+    spec: FILE[:VARIANT] of the config.
+    overrides: of the run, the strategy's name among them, by dotted key.
+    axes: of the study.
+    nodes: of the run.
+  """
+  combined = {}
+  for values in itertools.product(*(axis.on(nodes) for axis in axes)):
+    varied = dict(zip((axis.key for axis in axes), values))
+    applying = command_line.applying(spec, dict(overrides) | varied)
+    combined[tuple((k, v) for k, v in varied.items() if k in applying)] = True
+  return list(combined)
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+  """Returns the shortest endings of dotted keys that tell them apart."""
+  keys = tuple(keys)
+  names = {}
+  for key in keys:
+    parts = key.split('.')
+    endings = ['.'.join(parts[i:]) for i in reversed(range(len(parts)))]
+    names[key] = next(
+      ending
+      for ending in endings
+      if sum(f'.{other}'.endswith(f'.{ending}') for other in keys) == 1
+      or ending == key
+    )
+  return names
+
+
+def _value(key, declared, text, is_count, flag):
+  """The text of a value in one form, whatever way it was typed."""
+  text = text.strip()
+  percent = _PERCENT.fullmatch(text)
+  if percent and is_count:
+    if not 0 < float(percent[1]) <= 100:
+      raise config_lib.ConfigError(
+        f'{flag}={key}={text}: expected a percentage of the nodes above 0, at '
+        'most 100'
+      )
+    return text
+  if isinstance(declared.default, str):
+    text = _BRACKETS.sub(r'\1', text)
+  value = declared.parse(key, text)
+  declared.validate(key, value)
+  return value if isinstance(value, str) else repr(value)
+
+
+def _on_nodes(text, nodes):
+  """A value on so many nodes: a percentage is a count of them, at least 1."""
+  percent = _PERCENT.fullmatch(text)
+  if not percent:
+    return text
+  return str(max(1, math.floor(nodes * float(percent[1]) / 100 + 0.5)))
+
+
+def _split(text):
+  """The parts between commas that are not in brackets."""
+  parts, depth = [''], 0
+  for letter in text:
+    depth += (letter in '([{') - (letter in ')]}')
+    if letter == ',' and not depth:
+      parts.append('')
+    else:
+      parts[-1] += letter
+  return parts

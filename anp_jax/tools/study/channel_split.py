@@ -1,0 +1,174 @@
+"""How fast split convolutions are, compared with the cost model's predictions.
+
+  python -m anp_jax.tools.study channel_split
+    --config=configs/channel_split_cifar10.py,configs/channel_split_cifar10.py:500x1500
+    --workdir=runs/split_study --devices=2 --batch_sizes=8,16
+
+trains nothing: for each config, number of devices (processes of this machine, a
+core each; with --slurm of as many nodes) and batch size it times whole steps:
+of one device alone, with the plan, and with other shares. It compares them with
+the predictions of the cost model of `strategy.name=channel_split`, which is
+fitted without steps with split convolutions: its calibration times single
+convolutions, the step that is not split, and collectives. Then it predicts the
+speed-up on up to 32 such devices, over links of --bandwidths and over links
+like those measured.
+
+With more devices than cores, processes share cores, and their measured speed-up
+means nothing. The table then also has the predicted one for a core each, if the
+study measures the same config on fewer devices, too.
+
+--load keeps the last device's core busy with another process, which takes half
+of it. --config.KEY=VALUE applies to all; with strategy.offload_to the other
+processes offload for the first, and nothing is predicted over links.
+`python -m anp_jax.tools.study.channel_split_process --help` explains how to measure
+on other machines. Status 0: all well; 1: a run failed; 2: bad input.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+
+from anp_jax import config as config_lib
+from anp_jax.config import argument_parser
+from anp_jax.config import command_line
+from anp_jax.config import emulation_keys
+from anp_jax.config import exits
+from anp_jax.config import outputs
+from anp_jax.tools.study import channel_split_page
+from anp_jax.tools.study import channel_split_process
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import launching
+from anp_jax.tools.study import slurm
+
+
+@exits.with_status('interrupted; run the same command to start again')
+def main(arguments: list[str]) -> int:
+  """Returns the process's exit status."""
+  try:
+    overrides, rest = command_line.split_overrides(arguments)
+    flags = _flags(rest)
+    devices = grid.numbers('--devices', flags.devices, 2)
+    grid.numbers('--batch_sizes', flags.batch_sizes, 1)
+    links = bandwidths(flags.bandwidths)
+    if flags.load and flags.slurm is not None:
+      raise config_lib.ConfigError(
+        "--load: expected without --slurm: it keeps a core of this machine's"
+      )
+    configs = [c.strip() for c in flags.config.split(',')]
+    for path in configs:
+      channel_split_process.check(command_line.load(path, overrides))
+    options = [f'--config.{k}={v}' for k, v in overrides.items()]
+    runs = []
+    for i, path in enumerate(configs):
+      for count in devices:
+        with _busy(count) if flags.load else contextlib.nullcontext():
+          folder = os.path.join(flags.workdir, f'{i}-{count}')
+          runs += _run(flags, folder, path, count, options)
+  except launching.Failed as e:
+    print(f'error: {e}', file=sys.stderr)
+    return 1
+  print(channel_split_page.write(flags.workdir, runs, links, arguments))
+  return 0
+
+
+def _flags(arguments):
+  parser = argument_parser.Parser(
+    prog='python -m anp_jax.tools.study channel_split',
+    description=__doc__,
+  )
+  parser.add_argument('--config', help='FILE[:VARIANT], or several with commas')
+  parser.add_argument('--workdir', help='folder of the study')
+  parser.add_argument('--devices', default='2', help='processes, as in 2,4')
+  parser.add_argument('--batch_sizes', default='32', help='as in 32,64')
+  parser.add_argument(
+    '--rounds',
+    type=int,
+    default=channel_split_process.ROUNDS,
+    help='steps of each division (%(default)s)',
+  )
+  parser.add_argument(
+    '--brief',
+    action='store_true',
+    help='leave out other shares than equal ones',
+  )
+  parser.add_argument(
+    '--bandwidths', default='100mbit,1gbit,10gbit,100gbit',
+    help='of simulated links (default: %(default)s)',
+  )  # fmt: skip
+  parser.add_argument(
+    '--load', action='store_true', help="keep the last device's core busy, too"
+  )
+  slurm.add_flag(parser)
+  flags = parser.parse(arguments)
+  for name in ('config', 'workdir'):
+    if not getattr(flags, name):
+      raise config_lib.ConfigError(f'--{name} is missing')
+  outputs.check_folder('--workdir', flags.workdir)
+  channel_split_process.check_rounds(flags.rounds)
+  return flags
+
+
+def bandwidths(text: str) -> dict[str, float]:
+  """Bytes a second of links, by name; '100mbit,1gbit' as tc writes them.
+
+  Raises:
+    ConfigError: naming the part that is no bandwidth.
+  """
+  links = {}
+  for part in map(str.strip, text.split(',')):
+    try:
+      links[part] = emulation_keys.bytes_per_second(part)
+    except ValueError:
+      links[part] = 0.0
+    if not links[part]:
+      raise config_lib.ConfigError(
+        f'--bandwidths={text!r}: {part!r} is none; expected such as 100mbit'
+      )
+  return links
+
+
+def _run(flags, folder, config, count, options) -> list[channel_split_page.Run]:
+  """Measures a config on a number of devices."""
+  name = config.partition(':')[2] or os.path.basename(config).split('.')[0]
+  shutil.rmtree(folder, ignore_errors=True)
+  print(f'{name}, {count} devices: begins', flush=True)
+  program = ['-m', channel_split_process.__name__]
+  arguments = [
+    f'--config={config}', f'--workdir={folder}',
+    f'--batch_sizes={flags.batch_sizes}', f'--rounds={flags.rounds}',
+    *(['--brief'] if flags.brief else []), *options,
+  ]  # fmt: skip
+  cores = sorted(os.sched_getaffinity(0))
+  if flags.slurm is None:
+    launching.launch(program, folder, count, arguments, cores)
+  else:
+    options = shlex.split(flags.slurm)
+    slurm.launch(program, folder, count, arguments, options)
+  crowded = flags.slurm is None and count > len(cores)
+  with open(os.path.join(folder, channel_split_process.FILE)) as f:
+    results = json.load(f)
+  return [
+    channel_split_page.Run.from_json(name, count, values, crowded)
+    for values in results
+  ]
+
+
+@contextlib.contextmanager
+def _busy(devices):
+  """In this context, a process computes on the last device's core."""
+  cores = sorted(os.sched_getaffinity(0))
+  core = cores[(devices - 1) % len(cores)]
+  if not shutil.which('taskset'):
+    raise config_lib.ConfigError('--load: taskset is missing')
+  child = subprocess.Popen(
+    ['taskset', '-c', str(core), sys.executable, '-c', 'while True: pass']
+  )
+  try:
+    yield
+  finally:
+    child.terminate()
+    child.wait()

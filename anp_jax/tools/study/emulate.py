@@ -1,0 +1,90 @@
+"""The flag --emulate of a study: nodes whose computing is a sleep.
+
+Each node is a process of this machine, as many as are asked for, whatever its
+cores: they sleep most of the time. The flag's keys are those of config.emulate.
+"""
+
+from anp_jax import config as config_lib
+from anp_jax.config import emulation_keys
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import runner
+from anp_jax.tools.study import settings
+
+_GROUP = 'emulate.'
+_KEYS = tuple(k for k in emulation_keys.KEYS if k != 'enabled')
+# What costs cores and shows nothing, where there is nothing to learn; and time
+# for many processes that start on a few cores.
+_DEFAULTS = {
+  'data.source': 'synthetic',
+  'eval.every': '1000000 steps',
+  'eval.examples': 'False',
+  'checkpoint.every': '1000000 steps',
+  'checkpoint.keep_best': '0',
+  'cluster.rendezvous_timeout': '900',
+  'cluster.heartbeat_timeout': '60',
+  'cluster.stall_timeout': '600',
+  'log.tensorboard': 'False',
+}
+# A thread each: they would wake each other on a few cores.
+_ONE_THREAD = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
+
+
+def overrides(text: str | None, typed: dict[str, str]) -> dict[str, str]:
+  """The config's overrides of a study, with those of its emulation.
+
+  Args:
+    text: of --emulate, such as 'step_seconds=0.1,spread=0.05'; None: nothing is
+      emulated.
+    typed: text by dotted key, from --config.KEY=VALUE.
+
+  Raises:
+    ConfigError: for a key that there is not, with the nearest, and for one that
+      is set twice or without --emulate.
+  """
+  if text is None:
+    for key in typed:
+      if key.startswith(_GROUP):
+        raise config_lib.ConfigError(
+          f'--config.{key}={typed[key]}: expected --emulate with it, as in '
+          '--emulate=step_seconds=0.1'
+        )
+    return typed
+  keys = settings.parse('--emulate', text, _GROUP, _KEYS, typed)
+  if f'{_GROUP}enabled' in typed:
+    raise config_lib.ConfigError(
+      f'--config.{_GROUP}enabled: the study sets it; --emulate is enough'
+    )
+  return _DEFAULTS | typed | {f'{_GROUP}enabled': 'True'} | keys
+
+
+def not_varied(emulated: bool) -> dict[str, str]:
+  """Returns the keys of config.emulate that --vary cannot have, and their flag.
+
+  Args:
+    emulated: whether the study has the flag.
+  """
+  # All runs are launched alike, and their page says how.
+  names = ('enabled', 'sleep') if emulated else emulation_keys.KEYS
+  return {_GROUP + name: '--emulate' for name in names}
+
+
+def check(study: runner.Study, cells: list[grid.Cell]) -> None:
+  """Refuses a slow process that no cell of the study has.
+
+  Raises:
+    ConfigError: naming it and the processes that there are.
+  """
+  most = max(cell.nodes for cell in cells)
+  for process, _ in study.first_config(cells).emulate.slow:
+    if process >= most:
+      raise config_lib.ConfigError(
+        f'--emulate: slow={process}: expected a process below {most}, the '
+        'largest of --nodes'
+      )
+
+
+def environment(study: runner.Study) -> dict[str, str]:
+  """Variables of a study's processes; {} where they compute."""
+  if not study.sleeps:
+    return {}
+  return dict.fromkeys(_ONE_THREAD, '1')

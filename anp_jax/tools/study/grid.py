@@ -1,0 +1,201 @@
+"""The cells of a study: which runs there are, and what each of them is told."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+import dataclasses
+import hashlib
+import itertools
+import math
+import re
+
+from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.tools.study import axes
+
+RATE = 'optimizer.learning_rate'
+# A study's own axes: not to be set for all its cells.
+AXES = {
+  'strategy.name': '--strategies',
+  'seed': '--seeds',
+  RATE: '--learning_rates',
+}
+WORKERS = 'strategy.simulate.workers'
+# A ring's runs are of many models each.
+_RING = 'relay'
+_STRATEGIES = tuple(s for s in strategy_lib.BUILT_IN if s != _RING)
+_LETTERS = 40  # of a value, in the name of a folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One run of a study.
+
+  Attributes:
+    strategy: config.strategy.name.
+    nodes: processes, or the workers for whom one process computes.
+    devices: of each node.
+    seed: config.seed.
+    learning_rate: config.optimizer.learning_rate; None: the config's own.
+    varied: (key, text) of the keys of --vary that it has.
+    simulated: whether its nodes are workers that one process simulates.
+    weak: whether config.batch_size is that of each node.
+    tuned: (key, text) of the keys of --tune: what is tried, or the best.
+    duration: config.duration of a run that only tunes; '': the config's own.
+  """
+
+  strategy: str
+  nodes: int
+  devices: int
+  seed: int
+  learning_rate: float | None = None
+  varied: axes.Varied = ()
+  simulated: bool = False
+  weak: bool = False
+  tuned: axes.Varied = ()
+  duration: str = ''
+
+  @property
+  def rate(self) -> float | None:
+    """Its learning rate, also a tuned one; None: the config's own."""
+    tuned = dict(self.tuned).get(RATE)
+    return self.learning_rate if tuned is None else float(tuned)
+
+  @property
+  def name(self) -> str:
+    """The name of its folder."""
+    rate = self.learning_rate
+    keys = 'tune-' + self.duration.replace(' ', '') + '-'
+    keys = keys if self.duration else ''
+    own_keys = self.varied + self.tuned
+    keys += ''.join(f'{key}={_plain(text)}-' for key, text in own_keys)
+    keys += 'weak-' * self.weak
+    keys += '' if rate is None else f'rate{rate!r}-'
+    strategy = re.sub(r'[^\w.]+', '-', self.strategy)
+    mark = 'simulated-' if self.simulated else ''
+    return f'{strategy}-{mark}{self.nodes}x{self.devices}-{keys}seed{self.seed}'
+
+  @property
+  def processes(self) -> int:
+    """Processes of the run."""
+    return 1 if self.simulated else self.nodes
+
+  @property
+  def workers(self) -> int:
+    """Devices on all nodes."""
+    return self.nodes * self.devices
+
+  @property
+  def defaults(self) -> dict[str, str]:
+    """What its config says unless it is said for all cells, by dotted key."""
+    return {'strategy.groups': str(self.nodes)} if self.simulated else {}
+
+  @property
+  def overrides(self) -> dict[str, str]:
+    """What its config says of its own, by dotted key."""
+    keys = {'strategy.name': self.strategy, 'seed': str(self.seed)}
+    if self.simulated:
+      keys[WORKERS] = str(self.nodes)
+    keys |= self.varied + self.tuned
+    if self.duration:
+      keys['duration'] = self.duration
+    if self.learning_rate is not None:
+      keys[RATE] = repr(self.learning_rate)
+    return keys
+
+
+def expand(
+  strategies: Iterable[str],
+  nodes: Iterable[int],
+  devices: Iterable[int],
+  seeds: Iterable[int],
+  learning_rates: Iterable[float | None] = (None,),
+  varied: Callable[[str, int], list[axes.Varied]] = lambda *_: [()],
+) -> list[Cell]:
+  """Every combination; whole grids seed by seed, small cells first.
+
+  Args:
+    strategies: names.
+    nodes: processes, or the workers for whom one process computes.
+    devices: of each node.
+    seeds: of the runs.
+    learning_rates: see `Cell`.
+    varied: called (strategy, nodes); the values of further keys.
+  """
+  further = {(s, n): varied(s, n) for s in strategies for n in nodes}
+  every = itertools.product(seeds, nodes, devices, strategies)
+  return [
+    Cell(s, n, d, seed, rate, keys)
+    for seed, n, d, s in every
+    for keys in further[s, n]
+    for rate in learning_rates
+  ]
+
+
+def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
+  """A list such as '1,2,4', sorted, each once.
+
+  Args:
+    flag: named where the text is refused.
+    text: as typed.
+    least: below which a number is refused.
+
+  Raises:
+    ConfigError: naming the flag, the text and what was expected.
+  """
+  parts = [p.strip() for p in text.split(',')]
+  if not all(re.fullmatch('[0-9]{1,9}', p) and int(p) >= least for p in parts):
+    raise config_lib.ConfigError(
+      f'{flag}={text!r}: expected whole numbers from {least}, such as '
+      f'{least},{least + 1}'
+    )
+  return tuple(sorted({int(p) for p in parts}))
+
+
+def learning_rates(text: str | None) -> tuple[float | None, ...]:
+  """A list such as '0.01,0.02', sorted, each once; (None,) of no list.
+
+  Raises:
+    ConfigError: for what is not a number above 0.
+  """
+  if text is None:
+    return (None,)
+  try:
+    rates = {float(p) for p in text.split(',')}
+  except ValueError:
+    rates = {0.0}
+  if not all(0 < rate < math.inf for rate in rates):
+    raise config_lib.ConfigError(
+      f'--learning_rates={text!r}: expected numbers above 0, such as 0.01,0.02'
+    )
+  return tuple(sorted(rates))
+
+
+def strategies(text: str) -> tuple[str, ...]:
+  """A list of strategies such as 'sync,local', in its order, each once.
+
+  Raises:
+    ConfigError: for one that there is not, with those there are, and for that
+      of many models.
+  """
+  names = tuple(dict.fromkeys(p.strip() for p in text.split(',')))
+  for name in names:
+    if name == _RING:
+      raise config_lib.ConfigError(
+        f'--strategies: {name} is of many models; compare it by '
+        f'python -m anp_jax.tools.study {name}'
+      )
+    if name not in _STRATEGIES and ':' not in name:
+      raise config_lib.ConfigError(
+        f'--strategies: no strategy {name!r} (have: '
+        f'{", ".join(_STRATEGIES)}, or package.module:Class)'
+        f'{config_lib.nearest(name, _STRATEGIES)}'
+      )
+  return names
+
+
+def _plain(text):
+  """A value as a part of a folder's name; texts that differ stay different."""
+  plain = re.sub(r'[^\w.+-]+', '_', text)[:_LETTERS]
+  if plain == text:
+    return text
+  return f'{plain}.{hashlib.sha256(text.encode()).hexdigest()[:8]}'

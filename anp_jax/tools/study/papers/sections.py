@@ -1,0 +1,15 @@
+"""The papers' sections by name."""
+
+from anp_jax.tools.study.papers import anp2017
+from anp_jax.tools.study.papers import invariant2016
+from anp_jax.tools.study.papers import others
+from anp_jax.tools.study.papers import ring2015
+from anp_jax.tools.study.papers import uneven2017
+
+BY_NAME = {
+  'anp2017': anp2017.section,
+  'uneven2017': uneven2017.section,
+  'invariant2016': invariant2016.section,
+  'ring2015': ring2015.section,
+  'others': others.section,
+}

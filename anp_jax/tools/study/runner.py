@@ -1,0 +1,217 @@
+"""What all launchers of a study's cells share: what a cell is, and its end.
+
+A cell's folder is the workdir of its run, and holds two more files:
+`study.log`, all that the launcher and the processes said, and `study.json`,
+written when the run came to its end.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+
+from anp_jax import config as config_lib
+from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.config import command_line
+from anp_jax.reporting import telemetry
+from anp_jax.system import files
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import scaling
+
+ENDED = 'study.json'
+LOG = 'study.log'
+_REFUSED = 2  # status of main.py for bad input
+_OF_CONFIG = 'config.'  # begins the line of a config that it cannot run
+_NOT_FINITE = 'not finite'  # in the line of a run that diverged
+# Values that stand for one that the run decides and writes to its config.json.
+_BY_RUN = {'batch_size': 0, 'model.dtype': 'auto'}
+_LABEL = re.compile(r'^\[\d+ [^\]]*\] ')
+
+
+class Refusal(str):
+  """The line that says why a config cannot be run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """What all cells of a study have in common.
+
+  Attributes:
+    spec: FILE[:VARIANT] of the config.
+    overrides: of it, text by dotted key.
+    folder: of the study.
+    emulated: whether the processes emulate nodes; see `emulate`.
+    sleeps: whether a sleep takes the place of computing.
+    simulated: whether one process computes for all workers of a run, whose
+      times are simulated.
+  """
+
+  spec: str
+  overrides: dict[str, str]
+  folder: str
+  emulated: bool = False
+  sleeps: bool = False
+  simulated: bool = False
+
+  def workdir(self, cell: grid.Cell) -> str:
+    """The workdir of a cell's run."""
+    return os.path.join(self.folder, 'runs', cell.name)
+
+  def config(self, cell: grid.Cell):
+    """A cell's resolved config; ConfigError if it is not valid."""
+    return command_line.load(self.spec, self._overrides(cell))
+
+  def first_config(self, cells: list[grid.Cell]):
+    """The resolved config of the first cell that has a valid one.
+
+    Raises:
+      ConfigError: of the first cell, if none has.
+    """
+    refusals = []
+    for cell in cells:
+      try:
+        return self.config(cell)
+      except config_lib.ConfigError as e:
+        refusals.append(e)
+    raise refusals[0]
+
+  def arguments(self, cell: grid.Cell) -> list[str]:
+    """The arguments of main.py for a cell."""
+    return [
+      f'--config={self.spec}',
+      f'--workdir={self.workdir(cell)}',
+      *self.overridden(cell),
+    ]
+
+  def overridden(self, cell: grid.Cell) -> list[str]:
+    """The part of `arguments` that sets keys of the config."""
+    overrides = self._overrides(cell)
+    return [f'--config.{key}={value}' for key, value in overrides.items()]
+
+  def keys(self, cell: grid.Cell) -> set[str]:
+    """The keys that the study and the cell set, and that its strategy has."""
+    return set(self._applying(cell))
+
+  def _overrides(self, cell):
+    """Those of the study and the cell that its strategy has, with the batch."""
+    overrides = self._applying(cell)
+    if not cell.weak:
+      return overrides
+    return overrides | scaling.batch_overrides(self.spec, overrides, cell.nodes)
+
+  def _applying(self, cell):
+    """Those of the study and the cell that its strategy has."""
+    overrides = cell.defaults | self.overrides | cell.overrides
+    return command_line.applying(self.spec, overrides)
+
+
+def record(study: Study, cell: grid.Cell) -> dict:
+  """What is known of a run that has come to its end; {} of any other.
+
+  Returns:
+    `config`, with which it ran; `cores` of the machine where all its processes
+    ran, or None if these were on hosts of their own; `error`, of a run that
+    tunes and diverged, which is an end like others.
+  """
+  return files.read_json(os.path.join(study.workdir(cell), ENDED)) or {}
+
+
+def write_record(study: Study, cell: grid.Cell, values: dict) -> None:
+  """Replaces a run's `record`."""
+  files.write_json(os.path.join(study.workdir(cell), ENDED), values)
+
+
+def is_finished(study: Study, cell: grid.Cell) -> bool:
+  """Whether the run of this very config has come to its end."""
+  config = _as_saved(study.config(cell))
+  saved = record(study, cell).get('config')
+  # It may have been written before keys had their names of now.
+  return bool(saved) and config_lib.completed(saved) == config
+
+
+def note_result(study: Study, cell: grid.Cell, cores: int | None) -> None:
+  """Writes the record of a run that ended while no study waited for it.
+
+  A study that Ctrl-C ended leaves its jobs running. The last line of a job's
+  metrics.jsonl says that it is at its end, and config.json what it ran.
+
+  Args:
+    study: the study.
+    cell: of it.
+    cores: see `record`.
+  """
+  workdir = study.workdir(cell)
+  if is_finished(study, cell) or not telemetry.result(workdir):
+    return
+  config = _as_saved(study.config(cell))
+  path = os.path.join(workdir, workdir_lib.CONFIG_FILE)
+  saved = config_lib.completed(files.read_json_object(path))
+  decided = {k: saved.get(k) for k, v in _BY_RUN.items() if config.get(k) == v}
+  if saved == config | decided:
+    write_record(study, cell, {'config': config, 'cores': cores})
+
+
+def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
+  """Notes the end of a cell's run.
+
+  Args:
+    study: the study.
+    cell: of it.
+    status: that its launcher, or job, ended with.
+    cores: see `record`.
+
+  Returns:
+    The one line that says why the run has not come to its end, a `Refusal` if
+    it never can; '' if it has.
+  """
+  workdir = study.workdir(cell)
+  if status:
+    error = first_error(os.path.join(workdir, LOG))
+    error = error or f'ended with status {status}'
+    if cell.duration and _NOT_FINITE in error:
+      config = _as_saved(study.config(cell))
+      values = {'config': config, 'cores': cores, 'error': error}
+      write_record(study, cell, values)
+    if status != _REFUSED or not error.startswith(_OF_CONFIG):
+      return error
+    # What had begun could be once: now something else is wrong.
+    has_begun = os.path.exists(os.path.join(workdir, telemetry.METRICS))
+    return error if has_begun else Refusal(error)
+  stopped = files.read_json(os.path.join(workdir, workdir_lib.MARKER))
+  if stopped:
+    return (
+      f'stopped at step {stopped["step"]} of {stopped["total"]} by '
+      f'{stopped["reason"]}; run the same command to resume'
+    )
+  config = _as_saved(study.config(cell))
+  write_record(study, cell, {'config': config, 'cores': cores})
+  return ''
+
+
+def first_error(log: str) -> str:
+  """Returns the first line of a log that is an error, else the last.
+
+  Args:
+    log: path of the file; '' is returned where it is missing or empty.
+  """
+  if not os.path.exists(log):
+    return ''
+  with open(log, errors='replace') as f:
+    lines = [_LABEL.sub('', line).strip() for line in f]
+  lines = [line for line in lines if line]
+  errors = [line for line in lines if line.startswith('error: ')]
+  return (errors or lines[-1:] or [''])[0].removeprefix('error: ')
+
+
+def environment(cell: grid.Cell) -> dict[str, str]:
+  """The environment of a cell's launcher: this Python, its CPU devices."""
+  return {
+    **os.environ,
+    'PYTHON': sys.executable,
+    'JAX_NUM_CPU_DEVICES': str(cell.devices),
+  }
+
+
+def _as_saved(config):
+  return json.loads(config_lib.to_json(config))

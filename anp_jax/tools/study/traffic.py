@@ -1,0 +1,72 @@
+"""What a run's devices send to each other in a step.
+
+The asynchronous strategy counts what it sends and records it. What the others
+send is in their compiled program, from which it is counted here.
+"""
+
+import json
+import subprocess
+import sys
+
+from anp_jax.parallel.local import exchanges
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import runner
+
+# In the ring of W devices that sums, all but a W-th part of the array leaves
+# each device twice; in any other collective, once.
+_TWICE = ('all-reduce',)
+
+
+def megabytes(study: runner.Study, cell: grid.Cell) -> float | None:
+  """That all devices together send in a training step, in MB (1e6 bytes).
+
+  Args:
+    study: the study.
+    cell: of it; its seed does not matter.
+
+  Returns:
+    None where the step does not compile for as many CPU devices.
+  """
+  if cell.workers == 1:
+    return 0.0
+  done = subprocess.run(
+    [sys.executable, '-m', 'anp_jax.tools.portability', f'--config={study.spec}',
+     f'--target=cpu:{cell.workers}', *study.overridden(cell)],
+    capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  last = (done.stdout.splitlines() or ['{}'])[-1]
+  report = json.loads(last).get('targets', {}).get(f'cpu:{cell.workers}', {})
+  rows = report.get('train', {}).get('compiled')
+  if rows is None:
+    return None
+  config = study.config(cell)
+  if config.strategy.name != 'local':
+    return sent(rows, cell.workers)
+  groups = min(config.strategy.groups, cell.workers)
+  share = exchanges.share(config, report['train']['images'], report['examples'])
+  return sent(rows, cell.workers, groups, share)
+
+
+def sent(
+  rows: list[dict], devices: int, groups: int = 1, exchanges: float = 0.0
+) -> float:
+  """MB (1e6 bytes) of a program's collectives, a step's mean.
+
+  Args:
+    rows: from `collectives.totals`.
+    devices: of the program.
+    groups: that they form; what is in a branch travels between groups, all
+      else within each.
+    exchanges: share of the steps that take the branch.
+  """
+  group_devices = devices // groups
+  # Sums of (devices of a ring - 1) over all rings.
+  within, between = (
+    groups * (group_devices - 1),
+    group_devices * (groups - 1) * exchanges,
+  )
+  size = 0.0
+  for r in rows:
+    rings = between if r['conditional'] else within
+    size += rings * r['bytes'] * (2 if r['kind'] in _TWICE else 1)
+  return size / 1e6

@@ -1,0 +1,302 @@
+"""The flag --tune of a study: each cell finds the best value of a key.
+
+Successive halving of a grid (Jamieson and Talwalkar 2016, arXiv 1502.07943):
+all values train for a short time, the better half of them for longer, until one
+is left, with which the cell's seeds are trained. Each rung of the n values that
+are left costs the same: a run of it trains for an n-th of a rung's budget.
+
+A run of a longer rung starts from scratch; it does not go on with the shorter
+one. Schedules end with a run, so that values are compared after all of it; a
+run of workers that is resumed is another run than one that was not; and a run
+stays a function of its config. It costs at most as many epochs again.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+import dataclasses
+import math
+
+from anp_jax import config as config_lib
+from anp_jax.config import command_line
+from anp_jax.tools.study import axes
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import results
+from anp_jax.tools.study import runner
+
+FLAG = '--tune'
+# Of all runs that only tune, unless it is that of a scored run.
+_SEED = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What a study tunes.
+
+  Attributes:
+    axes: the keys with their values, numbers in ascending order.
+    budget: amount of training of one cell's tuning, in `unit`; None: of each
+      rung, the config's duration.
+    unit: of config.duration: epochs, steps or examples.
+    duration: number of config.duration, in `unit`.
+    seed: of the runs.
+  """
+
+  axes: tuple[axes.Axis, ...]
+  budget: float | None
+  unit: str
+  duration: float
+  seed: int
+
+
+@dataclasses.dataclass
+class Tuned:
+  """What became of one cell's values.
+
+  Attributes:
+    name: of the cell, without its seed.
+    values: that were tried, in the grid's order.
+    scores: accuracy from 0 to 1, and duration, of the longest run of a value;
+      the accuracy is None of one that failed.
+    best: None if all failed.
+    rungs: that were trained.
+    spent: amount of training of all runs, in the plan's unit.
+    error: of the first run that failed; a `runner.Refusal` of one that cannot
+      be.
+  """
+
+  name: str
+  values: list[axes.Varied]
+  scores: dict[axes.Varied, tuple[float | None, str]]
+  best: axes.Varied | None = None
+  rungs: int = 0
+  spent: float = 0.0
+  error: str = ''
+
+
+def parse(
+  flags,
+  strategies: Iterable[str],
+  overrides: Mapping[str, str],
+  of_flags: Mapping[str, str],
+  seeds: Iterable[int],
+) -> Plan | None:
+  """Returns what --tune asks for; None if nothing.
+
+  Args:
+    flags: of the study: tune, tune_budget, learning_rates, plan, emulate,
+      config.
+    strategies: of the study.
+    overrides: of its config, and its varied keys, by dotted key.
+    of_flags: keys that a flag of their own varies, by dotted key.
+    seeds: that are scored.
+
+  Raises:
+    ConfigError: naming the flag, its value and what was expected.
+  """
+  if not flags.tune:
+    if flags.tune_budget is not None:
+      raise config_lib.ConfigError(
+        f'--tune_budget={flags.tune_budget}: expected {FLAG} with it'
+      )
+    return None
+  for name in ('plan', 'emulate'):
+    if getattr(flags, name) is not None:
+      raise config_lib.ConfigError(
+        f'--{name} with {FLAG}={flags.tune[0]}: expected one of them'
+      )
+  if any(text.partition('=')[0].strip() == 'duration' for text in flags.vary):
+    raise config_lib.ConfigError(
+      f'--vary={flags.vary[0]} with {FLAG}={flags.tune[0]}: expected one '
+      'duration for all cells, since the budget is given in it'
+    )
+  of_flags = {**of_flags, 'duration': '--config.duration'}
+  if flags.learning_rates is None:
+    del of_flags[grid.RATE]
+  parsed = axes.parse(flags.tune, strategies, overrides, of_flags, FLAG)
+  config = command_line.load(
+    flags.config, {k: v for k, v in overrides.items() if k == 'duration'}
+  )
+  number, unit = _amount(config.duration)
+  budget = None
+  if flags.tune_budget is not None:
+    budget, budget_unit = _amount(flags.tune_budget)
+    if budget_unit != unit or not budget > 0:
+      raise config_lib.ConfigError(
+        f'--tune_budget={flags.tune_budget}: expected an amount of training '
+        f'like config.duration={config.duration!r}, above 0'
+      )
+  seed = _SEED if _SEED not in seeds else max(seeds) + 1
+  return Plan(tuple(map(_ascending, parsed)), budget, unit, number, seed)
+
+
+def run(
+  study: runner.Study,
+  cells: list[grid.Cell],
+  plan: Plan,
+  train: Callable[[list[grid.Cell]], dict[grid.Cell, str]],
+) -> tuple[list[grid.Cell], dict[grid.Cell, str], list[Tuned]]:
+  """Finds the best values, and tells them to the cells.
+
+  Args:
+    study: the study.
+    cells: of it, of all seeds, without tuned values.
+    plan: what is tuned.
+    train: cells -> the line that says why, of each that failed.
+
+  Returns:
+    The cells with the best values; of those none of whose values could be
+    trained, the line that says why; what became of the values.
+  """
+  contests = {}
+  for cell in cells:
+    contest = dataclasses.replace(cell, seed=plan.seed)
+    if contest not in contests:
+      values = candidates(study, cell, plan)
+      name = cell.name.removesuffix(f'-seed{cell.seed}')
+      contests[contest] = Tuned(name, values, {})
+  left = {contest: tuned.values for contest, tuned in contests.items()}
+  while any(len(values) > 1 for values in left.values()):
+    _climb(study, plan, contests, left, train)
+  for contest, tuned in contests.items():
+    tuned.best = next(iter(left[contest]), None)
+  chosen, failures = [], {}
+  for cell in cells:
+    tuned = contests[dataclasses.replace(cell, seed=plan.seed)]
+    chosen.append(dataclasses.replace(cell, tuned=tuned.best or ()))
+    if tuned.best is None:
+      failures[chosen[-1]] = tuned.error
+  return chosen, failures, [t for t in contests.values() if len(t.values) > 1]
+
+
+def candidates(
+  study: runner.Study, cell: grid.Cell, plan: Plan
+) -> list[axes.Varied]:
+  """Returns the values that a cell tries; one, of no keys, if it has none."""
+  overrides = cell.defaults | study.overrides | cell.overrides
+  return axes.combinations(study.spec, overrides, plan.axes, cell.nodes)
+
+
+def durations(values: int, plan: Plan) -> list[float]:
+  """Returns how long a run of each rung trains, in the plan's unit.
+
+  Args:
+    values: that are tried.
+    plan: whose budget is spread evenly over the rungs; no run is longer than
+      one that is scored.
+  """
+  counts = []
+  while values > 1:
+    counts.append(values)
+    values = math.ceil(values / 2)
+  budget = plan.duration if plan.budget is None else plan.budget / len(counts)
+  return [min(budget / count, plan.duration) for count in counts]
+
+
+def rows(plan: Plan, contests: list[Tuned]) -> list[tuple[str, ...]]:
+  """Returns a table: the accuracy of each value of each cell, after a head.
+
+  Cells that cannot be are left out.
+  """
+  contests = [t for t in contests if not isinstance(t.error, runner.Refusal)]
+  every = list(dict.fromkeys(v for t in contests for v in t.values))
+  table = [('tuned', *map(_text, every), f'{plan.unit} spent')]
+  for tuned in contests:
+    texts = []
+    for value in every:
+      accuracy, duration = tuned.scores.get(value, (None, ''))
+      text = 'failed' if duration else '-'
+      if accuracy is not None:
+        text = f'{100 * accuracy:.1f} % ({duration})'
+      texts.append(text + ' best' * (value == tuned.best))
+    table.append((tuned.name, *texts, f'{tuned.spent:.4g}'))
+  return table if contests else []
+
+
+def notes(plan: Plan, contests: list[Tuned]) -> list[str]:
+  """Returns what the tuning cost, and where the grid should be wider."""
+  keys = ', '.join(axis.key for axis in plan.axes)
+  lines = [
+    f'Tuned by successive halving: {keys}, with seed {plan.seed}, which is not '
+    f'scored; {sum(t.spent for t in contests):.4g} {plan.unit} spent in all.'
+  ]
+  for tuned in contests:
+    for axis in plan.axes:
+      best = dict(tuned.best or ()).get(axis.key)
+      values = dict.fromkeys(dict(v).get(axis.key) for v in tuned.values)
+      values = [v for v in values if v is not None]
+      is_ordered = len(values) > 1 and all(map(_is_number, values))
+      if is_ordered and best in (values[0], values[-1]):
+        place = 'first' if best == values[0] else 'last'
+        lines.append(
+          f'{tuned.name}: the best value of {axis.key}, {best}, is the '
+          f"grid's {place}: widen it"
+        )
+  return lines
+
+
+def _climb(study, plan, contests, left, train):
+  """Trains the values that are left for one rung, and halves them."""
+  runs = {}
+  for contest, values in left.items():
+    if len(values) > 1:
+      tuned = contests[contest]
+      amount = durations(len(tuned.values), plan)[tuned.rungs]
+      tuned.rungs += 1
+      for value in values:
+        run = dataclasses.replace(
+          contest, tuned=value, duration=_duration(amount, plan.unit)
+        )
+        runs[run] = contest
+  failures = train(list(runs))
+  for run, contest in runs.items():
+    tuned, error = contests[contest], failures.get(run)
+    accuracy = None if error else results.accuracy(study.workdir(run))
+    tuned.scores[run.tuned] = accuracy, run.duration
+    if not isinstance(error, runner.Refusal):
+      tuned.spent += _amount(run.duration)[0]
+    tuned.error = tuned.error or error or ''
+  for contest, values in left.items():
+    if len(values) > 1:
+      scores = {v: contests[contest].scores[v][0] for v in values}
+      trained = [v for v in values if scores[v] is not None]
+      trained.sort(key=scores.get, reverse=True)
+      left[contest] = trained[: math.ceil(len(values) / 2)]
+
+
+def _duration(amount, unit):
+  """An amount of training as config.duration says it; steps are whole."""
+  if unit == 'epochs':
+    return f'{max(amount, 1e-4):.4f}'.rstrip('0').rstrip('.') + ' epochs'
+  return f'{math.ceil(round(amount, 6))} {unit}'
+
+
+def _amount(text):
+  """The number and the unit, in the plural, of a duration."""
+  number, _, unit = str(text).strip().partition(' ')
+  try:
+    return float(number), unit.strip().removesuffix('s') + 's'
+  except ValueError:
+    return 0.0, ''
+
+
+def _ascending(axis):
+  """An axis whose values, if they are numbers, are in ascending order."""
+  if not all(map(_is_number, axis.values)):
+    return axis
+  return dataclasses.replace(axis, values=tuple(sorted(axis.values, key=float)))
+
+
+def _is_number(text):
+  try:
+    return math.isfinite(float(text))
+  except ValueError:
+    return False
+
+
+def _text(value):
+  """Values of the tuned keys, for people; of one key without its name."""
+  names = axes.short_names(key for key, _ in value)
+  if len(value) == 1:
+    return value[0][1]
+  return ', '.join(f'{names[key]}={text}' for key, text in value)

@@ -1,0 +1,272 @@
+"""--mode=benchmark: what a config's training reaches on this machine.
+
+One page: images/s of the training step and of the step with its real input,
+the share of the time that waits for input, MFU, memory, the largest batch that
+fits, and the time to compile.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import time
+
+import jax
+
+from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import urls
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.reporting import summary
+from anp_jax.runtimes.calibration import workloads
+from anp_jax.system import compile_cache
+from anp_jax.system import device_peaks
+from anp_jax.system import files
+from anp_jax.system import flops
+from anp_jax.system import markdown
+from anp_jax.system import memory
+from anp_jax.system import stopwatch
+from anp_jax.tools.trials import largest_batch
+from anp_jax.tools.trials import trial as trial_lib
+
+_ROUNDS = 9
+_ROUND_SECONDS = 1.0
+_WARM_UP = 3  # steps
+
+_HOW = f"""\
+Steps are timed in {_ROUNDS} rounds of about {_ROUND_SECONDS:g} s after a
+warm-up; a time is the median of the rounds, with the quartiles. The batch on
+the device is noise, the same in each step; the real input is that of the
+config. Multiplications and additions of matrix products and convolutions
+count for the arithmetic. What a step needs is XLA's account of the compiled
+program: state, waiting batches and temporary arrays, not what a CPU library
+takes within an operation. The largest batch follows from the needs of this
+batch and of one twice as large, by a line, and is not run.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+  """Seconds of a step.
+
+  Attributes:
+    low: lower quartile over the rounds.
+    median: over the rounds.
+    high: upper quartile.
+    waited: share of the time that waits for input; 0 where there is none.
+  """
+
+  low: float
+  median: float
+  high: float
+  waited: float = 0.0
+
+  def rates(self, images: int) -> dict[str, float]:
+    """Returns images/s of a batch, with the quartiles."""
+    return {
+      'images_per_second': images / self.median,
+      'low_quartile': images / self.high,
+      'high_quartile': images / self.low,
+      'seconds_a_step': self.median,
+    }
+
+
+def run(job: strategy_lib.Job) -> dict:
+  """Times a config's training, and writes benchmark.json and benchmark.md.
+
+  Args:
+    job: of the command.
+
+  Returns:
+    {}: nothing is evaluated.
+
+  Raises:
+    ConfigError: if the config does not fit the devices.
+  """
+  compile_cache.enable(job.config)
+  job.processes.check_shared(job.workdir)
+  trial = trial_lib.Trial(job)
+  values = _measure(trial, job.processes)
+  if job.processes.index == 0:
+    os.makedirs(job.workdir, exist_ok=True)
+    path = os.path.join(job.workdir, 'benchmark')
+    files.write_atomic(f'{path}.json', json.dumps(values, indent=1))
+    files.write_atomic(
+      f'{path}.md', page(values, config_lib.golden(job.config))
+    )
+    print(markdown.plain(rows(values)))
+    print(urls.named(f'benchmark: {path}.md'))
+  return {}
+
+
+def _measure(trial, processes) -> dict:
+  """All numbers of the page, in JSON values; all processes call it."""
+  images, mesh, config = trial.config.batch_size, trial.mesh, trial.config
+  state = trial.new_state()
+  batch = workloads.images(trial.program.spec, images)
+  processes.heartbeat('compiling')
+  operations = mesh_lib.batch_devices(mesh) * flops.count_call(
+    trial.program.train_step, state, batch, branches=sum
+  )
+  train_step, compile_seconds = _compile(trial, state, batch)
+  processes.gather('compiled')  # Gloo waits half a minute for the slowest
+  memory.reset_peak()
+  stepper = _Stepper(train_step, state, processes)
+  step = stepper.speed(lambda: batch)
+  with contextlib.closing(trial.open_feed()) as feed:
+    fed = stepper.speed(
+      lambda: next(feed), lambda: feed.waited, config.data.prefetch
+    )
+  peak_bytes = max(processes.gather(_peak_bytes(mesh)))
+  stepper.release()
+  fit = largest_batch.find(trial, processes)
+  device = mesh.devices.flat[0]
+  peak = device_peaks.peak_flops(device.device_kind, config.model.dtype)
+  flops_per_second = operations / step.median
+  return {
+    'network': config.model.name,
+    'dtype': config.model.dtype,
+    'strategy': config.strategy.name,
+    'batch_size': images,
+    'devices': mesh.size,
+    'device': device.device_kind,
+    'platform': mesh_lib.platform(mesh),
+    'step': step.rates(images),
+    'with_input': fed.rates(images),
+    'input': trial.source.name,
+    'input_wait': fed.waited,
+    'flops_a_step': operations,
+    'flops_per_second': flops_per_second,
+    'mfu': flops_per_second / (peak * mesh.size) if peak else None,
+    'compile_seconds': max(processes.gather(compile_seconds)),
+    'memory_peak': peak_bytes,
+    'memory_of_step': fit.step_bytes,
+    'memory_limit': fit.limit_bytes,
+    'largest_batch': fit.images,
+    'hardware': summary.hardware(mesh),
+  }
+
+
+def _compile(trial, state, batch):
+  """The compiled step, and the seconds that compiling took without a cache."""
+  lowered = trial.program.train_step.lower(state, batch)
+  start = time.perf_counter()
+  with compile_cache.disabled():
+    compiled = lowered.compile()
+  seconds = time.perf_counter() - start
+  compile_cache.release_memory()
+  return compiled, seconds
+
+
+def _peak_bytes(mesh) -> int:
+  """The most that a device of this process held, or on a CPU the process."""
+  if mesh_lib.platform(mesh) == 'cpu':
+    return memory.of_process('VmHWM')
+  devices = jax.local_devices()
+  return max(memory.of_device(d, 'peak_bytes_in_use') for d in devices)
+
+
+class _Stepper:
+  """Makes steps of a state; all processes make the same number of them."""
+
+  def __init__(self, train_step, state, processes):
+    self._train_step, self._state = train_step, state
+    self._processes = processes
+    self._steps = 0
+
+  def speed(
+    self, next_batch: Callable, waited: Callable[[], float] = float,
+    ahead: int = 0,
+  ) -> Speed:  # fmt: skip
+    """Times steps.
+
+    Args:
+      next_batch: returns a batch on the device.
+      waited: returns the seconds that `next_batch` has waited so far.
+      ahead: batches that may be there before they are needed.
+    """
+    self._run(next_batch, _WARM_UP)
+    self._run(next_batch, ahead + 1)
+    seconds = stopwatch.timed(lambda: self._run(next_batch, 2)) / 2
+    count = math.ceil(_ROUND_SECONDS / max(seconds, 1e-6))
+    count = self._processes.gather(count)[0]
+    before, times = waited(), []
+    for _ in range(_ROUNDS):
+      self._processes.gather('ready')
+      times.append(
+        stopwatch.timed(lambda: self._run(next_batch, count)) / count
+      )
+    share = (waited() - before) / (sum(times) * count)
+    # The slowest process is what all wait for.
+    rounds = zip(*self._processes.gather(times), strict=True)
+    low, median, high = stopwatch.quartiles([max(r) for r in rounds])
+    return Speed(low, median, high, max(self._processes.gather(share)))
+
+  def release(self) -> None:
+    """Frees the state."""
+    self._state = None
+
+  def _run(self, next_batch, count):
+    for _ in range(count):
+      self._steps += 1
+      self._processes.heartbeat('step', self._steps)
+      self._state, values = self._train_step(self._state, next_batch())
+    jax.block_until_ready(values)
+
+
+def rows(values: dict) -> list[tuple[str, str]]:
+  """Returns the numbers of a benchmark for people, as (name, text) rows.
+
+  Args:
+    values: of benchmark.json.
+  """
+  mfu = values['mfu']
+  arithmetic = f'{values["flops_per_second"] / 1e12:.3g} TFLOP/s'
+  on_cpu = values['platform'] == 'cpu'
+  owner = 'process' if on_cpu else 'device'
+  return [
+    ('network', f'{values["network"]}, {values["dtype"]}'),
+    ('devices', f'{values["devices"]} x {values["device"]}, strategy '
+     f'{values["strategy"]}, {values["batch_size"]} images a step'),
+    ('step', _speed(values['step'])),
+    ('with input', f'{_speed(values["with_input"])}, {values["input"]}'),
+    ('input wait', f'{values["input_wait"]:.1%}'),
+    ('arithmetic', arithmetic + (
+      f', MFU {mfu:.1%}' if mfu else ', MFU unknown: no peak of this device')),
+    ('memory', f'{_size(values["memory_peak"])} at most, of a {owner} while '
+     f'stepping; the step needs {_size(values["memory_of_step"])}'),
+    ('largest batch', f'{values["largest_batch"]:,} images, in '
+     f'{_size(values["memory_limit"])}'),
+    ('compiling', f'{values["compile_seconds"]:.1f} s'),
+  ]  # fmt: skip
+
+
+def page(values: dict, config_text: str) -> str:
+  """Returns the text of benchmark.md.
+
+  Args:
+    values: of benchmark.json.
+    config_text: the resolved config.
+  """
+  hardware = [(name, str(text)) for name, text in values['hardware'].items()]
+  return '\n\n'.join([
+    '# Benchmark',
+    markdown.table([('', ''), *rows(values)]),
+    _HOW.rstrip(),
+    markdown.table([('hardware', ''), *hardware]),
+    f'## Config\n\n```\n{config_text.rstrip()}\n```\n',
+  ])  # fmt: skip
+
+
+def _speed(rates):
+  return (
+    f'{rates["images_per_second"]:,.1f} images/s (quartiles '
+    f'{rates["low_quartile"]:,.1f} to {rates["high_quartile"]:,.1f}), '
+    f'{1e3 * rates["seconds_a_step"]:.4g} ms'
+  )
+
+
+def _size(count):
+  return f'{count / 1e9:.3g} GB' if count >= 1e9 else f'{count / 1e6:.3g} MB'

@@ -1,0 +1,385 @@
+"""Tests of plan: the command, its sizes, its figure and its errors."""
+
+import dataclasses
+import json
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import command_line
+from anp_jax.system import xla_flags
+from anp_jax.tools.plan import __main__ as command
+from anp_jax.tools.plan import calibrate
+from anp_jax.tools.plan import check
+from anp_jax.tools.plan import collectives
+from anp_jax.tools.plan import machines
+from anp_jax.tools.plan import page
+from anp_jax.tools.plan import points as points_lib
+from anp_jax.tools.plan import published
+from anp_jax.tools.plan import sizes
+from anp_jax.tools.plan import tables
+from anp_jax.tools.plan import target
+
+_LENET = 'configs/lenet.py'
+_DEVICE = ['--device=a100-80', '--link=ib-hdr200x8']
+
+
+@pytest.fixture(autouse=True)
+def known_error(monkeypatch):
+  """The mean error takes a second, and has tests of its own."""
+  monkeypatch.setattr(check, 'sheet_error', lambda rows: 0.1)
+
+
+def _plan(capsys, *arguments):
+  """Runs the command; gives its lines and the JSON of the last one."""
+  assert command.main(list(arguments)) == 0
+  *lines, last = capsys.readouterr().out.splitlines()
+  return lines, json.loads(last)
+
+
+@pytest.mark.parametrize(
+  'text, terms',
+  (
+    ('1,2,4,...,512', [2**i for i in range(10)]),
+    ('1,2,...,5', [1, 2, 3, 4, 5]),
+    ('2,4,6,…,12', [2, 4, 6, 8, 10, 12]),
+    ('1,3,9,...,81', [1, 3, 9, 27, 81]),
+    ('8, 1,2,2', [1, 2, 8]),
+    ('7', [7]),
+  ),
+)
+def test_three_points_stand_for_a_progression(text, terms):
+  assert list(sizes.numbers('--nodes', text)) == terms
+
+
+@pytest.mark.parametrize(
+  'text',
+  ['0', '', '1,x', '1,...,8', '...,8', '1,2,4,...,500', '1,2,5,...,9',
+   '4,2,...,1', '1,2,...', '1,2,...,4,8', '-1', '1.5'],
+)  # fmt: skip
+def test_other_lists_are_refused(text):
+  with pytest.raises(config_lib.ConfigError, match='--nodes='):
+    sizes.numbers('--nodes', text)
+
+
+@pytest.mark.slow
+def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
+  lines, result = _plan(
+    capsys, '--config=configs/resnet_anp.py:modern', '--device=h200',
+    '--nodes=1,2,4,...,512', '--devices-per-node=8', '--link=ib-ndr400x8',
+    f'--workdir={tmp_path}/plan',
+  )  # fmt: skip
+  points = result['points']
+  assert [p['devices'] for p in points] == [8 * 2**i for i in range(10)]
+  assert sum(line.startswith('sync ') for line in lines) == 10
+  for p in points:
+    seconds = sum(p['step_seconds'].values())
+    assert set(p['step_seconds']) == {
+      'compute', 'communication', 'input', 'fixed',
+    }  # fmt: skip
+    rate = p['images_per_second']
+    assert rate == pytest.approx(p['batch'] / seconds, rel=1e-3)
+    # 9,600 images an epoch, 90 epochs.
+    assert p['epoch_seconds'] == pytest.approx(9600 / rate, abs=0.06)
+    hours = p['devices'] * 90 * 9600 / rate / 3600
+    assert p['device_hours'] == pytest.approx(hours, rel=0.15)
+    assert p['fits'] and 0 < p['efficiency'] <= 1
+  # The batch of 1,024 divides into groups of 32 on up to 32 devices.
+  batches = [p['batch'] for p in points]
+  assert batches[:4] == [1024, 1024, 1024, 2048] and batches[-1] == 32 * 4096
+  png = (tmp_path / 'plan' / 'plan.png').read_bytes()
+  assert png.startswith(b'\x89PNG') and len(png) < 200e3
+  stored = json.loads((tmp_path / 'plan' / 'plan.json').read_text())
+  assert stored == result
+
+
+@pytest.mark.slow
+def test_strategies_are_compared(capsys):
+  names = ['sync', 'fsdp', 'local', 'server:bounded', 'invariant']
+  lines, result = _plan(
+    capsys, f'--config={_LENET}', *_DEVICE, '--nodes=1,2',
+    '--devices_per_node=2', f'--strategies={",".join(names)}',
+    '--examples=1442', '--classes=10',
+  )  # fmt: skip
+  by_name = {}
+  for p in result['points']:
+    by_name.setdefault(p['strategy'], []).append(p)
+  assert list(by_name) == names
+  # A row for each of the two sizes.
+  firsts = [line.split()[0] for line in lines if line]
+  assert [firsts.count(n) for n in names] == [2] * len(names)
+  sync, local = by_name['sync'][1], by_name['local'][1]
+  sent = 'communication'
+  assert local['step_seconds'][sent] < sync['step_seconds'][sent]
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  (
+    (['--device=h20'], "--device='h20': expected one of"),
+    (['--device=h20'], "did you mean 'h200'?"),
+    (['--link=ib-ndr40x8'], "did you mean 'ib-ndr400'?"),
+    (['--nodes=0'], "--nodes='0': expected whole numbers from 1"),
+    (['--nodes=1,2,4,...,500'], 'three points and a last number'),
+    (['--nodes=513', '--devices_per_node=8'], '4,104 devices, expected 4,096'),
+    (['--devices_per_node=0'], '--devices_per_node=0: expected a whole number'),
+    (['--strategies=synk'], "no strategy 'synk'"),
+    (['--strategies=server:bound'], "did you mean 'server:bounded'?"),
+    (
+      ['--scaling=week'],
+      "--scaling='week': expected one of auto, strong, weak",
+    ),
+    (['--jitter=-1'], '--jitter=-1.0: expected a number from 0'),
+    (['--device='], '--device is missing: one of k80'),
+    (['--link='], '--link=NAMExPORTS is missing'),
+    (['--config=configs/lenett.py'], "no file 'configs/lenett.py'"),
+    (['--config.duraton=3'], "unknown key config.duraton; did you mean 'dur"),
+    (['--measure'], "--device='a100-80' with --measure: expected one of"),
+    (['--node=2'], "unknown argument '--node=2'; did you mean '--nodes'?"),
+    (['--strong', '--nodes=3'], 'config.batch_size=64 does not divide by 6'),
+    (['--images_per_device=100000000'], 'at most'),
+    (['--target_hours=2'], '--budget_devices is missing'),
+    (['--budget-devices=1', '--target-hours=1'], 'fewer than a node has'),
+    (
+      ['--target_hours=2', '--budget_devices=2', '--nodes=4'],
+      '--nodes=4: 8 devices, over --budget_devices=2',
+    ),
+    (
+      ['--target_hours=2', '--budget_devices=8192', '--nodes='],
+      '--budget_devices=8192: expected 4,096 at most',
+    ),
+    (
+      ['--device=tpu-v4', '--link=', '--strategies=sync,server:async'],
+      "over which 'server:async' sends",
+    ),
+    (['--entries=none.toml'], "--entries='none.toml'"),
+    (['--out=none/plan.png'], "--out='none/plan.png': none is no folder"),
+  ),
+)
+def test_bad_input_is_one_line(capsys, arguments, words):
+  flags = [
+    f'--config={_LENET}', *_DEVICE, '--nodes=1,2', '--devices_per_node=2',
+    '--examples=1442', '--classes=10', *arguments,
+  ]  # fmt: skip
+  assert command.main(flags) == 2
+  output = capsys.readouterr()
+  assert words in output.err and output.err.count('\n') == 1
+  assert not output.out
+
+
+def test_target_ranks_by_device_hours(capsys):
+  flags = [
+    f'--config={_LENET}', '--device=v100,h100', '--budget-devices=32',
+    '--devices_per_node=4', '--strategies=sync,local', '--examples=1000000',
+    '--classes=10', '--config.batch_size=4096',
+  ]  # fmt: skip
+  lines, result = _plan(capsys, *flags, '--target-hours=2')
+  ranking = result['ranking']
+  hours = [p['device_hours'] for p in ranking]
+  assert hours == sorted(hours)
+  assert all(p['run_seconds'] <= 2 * 3600 for p in ranking)
+  assert {p['nodes'] for p in result['points']} == {1, 2, 4, 8}
+  assert any('cheapest within 2 h and 32 devices' in line for line in lines)
+  assert command.main([*flags, '--target-hours=0.0001']) == 1
+  assert 'no way reaches 0.0001 h' in capsys.readouterr().out
+
+
+def test_nodes_of_a_target_may_be_named(capsys):
+  _, result = _plan(
+    capsys, f'--config={_LENET}', '--device=h100', '--budget-devices=32',
+    '--devices_per_node=4', '--strategies=sync', '--examples=1442',
+    '--classes=10', '--target-hours=2', '--nodes=1,3', '--scaling=weak',
+  )  # fmt: skip
+  assert [p['nodes'] for p in result['points']] == [1, 3]
+
+
+def test_a_link_that_a_torus_does_not_use_is_named(capsys):
+  flags = [
+    f'--config={_LENET}', '--device=tpu-v4', '--nodes=2', '--examples=1442',
+    '--devices_per_node=2', '--classes=10', '--strategies=sync',
+  ]  # fmt: skip
+  words = '--link=eth-100 is not used'
+  lines, _ = _plan(capsys, *flags, '--link=eth-100')
+  assert any(words in line for line in lines)
+  assert not any('not used' in line for line in _plan(capsys, *flags)[0])
+
+
+def test_each_of_many_curves_has_its_own_style(tmp_path, monkeypatch):
+  axes = []
+  monkeypatch.setattr(
+    page, '_draw_parts', lambda axis, plans: axes.append(axis.figure.axes[0])
+  )
+  points = [
+    points_lib.Point('sync', collectives.Cluster(n, 1, None, None), rate=n,
+                     efficiency=1.0)
+    for n in (1, 2)
+  ]  # fmt: skip
+  plans = {f'way {i}': points for i in range(9)}
+  page.draw(str(tmp_path / 'plan.png'), 'many', plans, 0.1)
+  curves = [x for x in axes[0].lines if x.get_label().startswith('way')]
+  styles = {(x.get_color(), x.get_linestyle()) for x in curves}
+  assert len(curves) == len(styles) == 9
+
+
+def test_published_rates_are_those_of_a_like_dtype():
+  known_tables = tables.load()
+  rows = published.read(known_tables)
+
+  def names(device, dtype):
+    chosen = known_tables.device(device)
+    machine = machines.Machine(
+      chosen, (), None, None, 0.0,
+      [r for r in rows if r.device.name == device], 0.1,
+    )  # fmt: skip
+    return {
+      name
+      for name, *_ in machines.published_rates(machine, check.resnet50(dtype))
+    }
+
+  assert names('h100', 'bfloat16') == {'H100 SXM DGX'}  # published: float16
+  assert names('h100', 'float32') == set()
+  # Volta has no bfloat16 units; its rates are those of float16.
+  assert names('v100', 'bfloat16') == set()
+  assert names('v100', 'float16') == {'V100 DGX-1 MXNet'}
+
+
+def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):
+  known_tables = tables.load()
+  rows = published.read(known_tables)
+  config = command_line.load(
+    'configs/resnet_anp.py:modern', {'data.source': 'synthetic'}
+  )
+  flags = command._flags(
+    ['--device=h100', '--data_sheet', '--nodes=8', '--link=ib-ndr400x8']
+  )
+  flags.devices_per_node = 8
+
+  def efficiency(factor):
+    changed = [
+      dataclasses.replace(r, rate=factor * r.rate)
+      if r.device.name == 'h100'
+      else r
+      for r in rows
+    ]
+    monkeypatch.setattr(published, 'read', lambda *_: changed)
+    cost = check.resnet50('bfloat16')
+    (machine,) = machines.from_flags(known_tables, flags, config, cost)
+    return machine.efficiency
+
+  assert efficiency(10) == efficiency(1)
+
+
+def test_budgets_are_spent_in_powers_of_two():
+  assert target.node_counts(256, 8) == [1, 2, 4, 8, 16, 32]
+  assert target.node_counts(48, 8) == [1, 2, 4, 6]
+  assert target.node_counts(9, 8) == [1]
+
+
+def test_measured_steps_give_a_line():
+  assert calibrate.line([(32, 10.4), (128, 20.0)]) == pytest.approx((7.2, 0.1))
+  # Noise: a cannot be negative, nor can c.
+  assert calibrate.line([(32, 2.0), (128, 12.8)]) == (0, 0.1)
+  assert calibrate.line([(32, 12.8), (128, 12.8)]) == (0, 0.1)
+
+
+def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
+  """Times are made up here; the plan has to repeat them."""
+  seconds = {32: [0.0104], 128: [0.0200]}
+  monkeypatch.setattr(
+    calibrate, '_seconds', lambda c, w, d, images: seconds[images] * 3
+  )
+  monkeypatch.setattr(check, 'compare', lambda rows: [])
+  monkeypatch.setattr(check, 'errors', lambda rows: {'few_mean': 0.05})
+  settings = []
+  monkeypatch.setattr(xla_flags, 'enable_for', settings.append)
+  lines, result = _plan(
+    capsys, f'--config={_LENET}', '--measure', '--measure_batches=32,128',
+    '--devices_per_node=1', '--examples=1442', '--classes=10',
+  )  # fmt: skip
+  # More of them: up to 64 nodes like this one, over Ethernet.
+  assert [p['nodes'] for p in result['points']] == [2**i for i in range(7)]
+  assert result['link'] == 'eth-10'
+  assert lines[0].startswith('measured on cpu: 10.4 ms for 32 images')
+  assert "those of the entry 'cpu'" in lines[1]
+  first = result['points'][0]['step_seconds']
+  # T(64) = 7.2 ms + 64 x 0.1 ms.
+  assert first['fixed'] == pytest.approx(0.0072, abs=2e-6)
+  assert first['compute'] == pytest.approx(0.0064, abs=2e-6)
+  # XLA's settings are those of a run, which main.py makes first of all.
+  assert [config.model.name for config in settings] == ['lenet']
+  batches = [[32, 0.0104], [128, 0.02]]
+  assert result['measured'].pop('batches') == batches
+  measured = {'fixed': 0.0072, 'per_image': 0.0001, 'jitter': 0.0}
+  assert result['measured'] == pytest.approx(measured)
+
+
+def test_a_measured_server_handles_gradients_on_the_core_that_computes(
+  capsys, monkeypatch
+):
+  """Times are made up here, again."""
+  seconds = {32: [0.0104], 128: [0.0200]}
+  monkeypatch.setattr(
+    calibrate, '_seconds', lambda c, w, d, images: seconds[images] * 3
+  )
+  handled = []
+
+  def handling(config):
+    handled.append((config.strategy.name, config.batch_size))
+    return 0.001, 0.002
+
+  monkeypatch.setattr(calibrate.handling_lib, 'seconds', handling)
+  lines, result = _plan(
+    capsys, f'--config={_LENET}', '--measure', '--measure_batches=32,128',
+    '--devices_per_node=1', '--examples=1442', '--classes=10', '--nodes=1',
+    '--strategies=sync,server', '--images_per_device=64',
+  )  # fmt: skip
+  assert handled == [('server', 32)]
+  expected = "a gradient of 'server' takes its worker 1 ms more than the pass,"
+  assert lines[1] == f'{expected} and the servers 2 ms'
+  seconds = [sum(p['step_seconds'].values()) for p in result['points']]
+  # T(64) = 7.2 ms + 64 x 0.1 ms; the server's worker does the rest itself.
+  assert seconds == pytest.approx([0.0136, 0.0166], abs=2e-6)
+  assert result['measured']['at_server'] == 0.002
+
+
+@pytest.mark.parametrize(
+  'kind, name',
+  (
+    ('NVIDIA L40S', 'l40s'), ('NVIDIA L4', 'l4'),
+    ('NVIDIA H100 PCIe', 'h100-pcie'), ('NVIDIA H100 80GB HBM3', 'h100'),
+    ('NVIDIA H200', 'h200'), ('NVIDIA GH200 480GB', ''), ('NVIDIA H20', ''),
+    ('NVIDIA A100-SXM4-80GB', 'a100-80'), ('NVIDIA A100-SXM4-40GB', 'a100-40'),
+    ('NVIDIA A100 80GB PCIe', 'a100-80-pcie'), ('Tesla T4', 't4'),
+    ('NVIDIA GeForce RTX 4090', ''), ('NVIDIA A100-SXM4-40GB MIG 1g.5gb', ''),
+    ('TPU v5 lite', 'tpu-v5e'), ('TPU v5p', 'tpu-v5p'), ('TPU v4', 'tpu-v4'),
+    ('TPU v6 lite', 'tpu-v6e'), ('NVIDIA L40', ''),
+  ),
+)  # fmt: skip
+def test_the_measured_device_is_found(kind, name):
+  platform = 'tpu' if kind.startswith('TPU') else 'gpu'
+  measurement = calibrate.Measurement(
+    0.1, 0.1, 0.0, (), kind, platform, memory=7e9
+  )
+  device, is_known = calibrate.entry(measurement, tables.load(), 8)
+  assert is_known == bool(name) and (not name or device.name == name)
+  assert device.gigabytes == 7  # what the device says itself
+
+
+def test_devices_of_a_host_divide_its_memory_and_cores():
+  measurement = calibrate.Measurement(0.1, 0.1, 0.0, (), 'cpu', 'cpu')
+  single, _ = calibrate.entry(measurement, tables.load(), 1)
+  quarter, _ = calibrate.entry(measurement, tables.load(), 4)
+  assert 4 * quarter.gigabytes == pytest.approx(single.gigabytes)
+  assert 4 * quarter.host_cores == pytest.approx(single.host_cores)
+
+
+@pytest.mark.slow
+def test_a_real_step_is_timed():
+  from anp_jax.tools.plan import workload
+
+  config = command_line.load(_LENET, {'data.source': 'synthetic'})
+  cost = workload.count(config, 1000, 10)
+  measurement = calibrate.measure(config, cost, (8, 256))
+  (few, low), (many, high) = measurement.batches
+  assert (few, many) == (8, 256) and 0 < low < high
+  assert measurement.platform == 'cpu' and measurement.per_image > 0

@@ -1,0 +1,166 @@
+"""Tests of plan: memory, against the state that a run has on a device."""
+
+import math
+
+import jax
+import pytest
+
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.tools.plan import collectives
+from anp_jax.tools.plan import memory
+from anp_jax.tools.plan import model
+from anp_jax.tools.plan import strategies
+from anp_jax.tools.plan import tables
+from anp_jax.tools.plan import workload
+from anp_jax.training import build
+from anp_jax.training import objective as objective_lib
+from anp_jax.training import run_spec
+from tests import builders
+
+_BATCH, _SIDE = 64, 8
+_NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+_LINK = tables.Link('link', 1e9, 1e-9)
+_PERFECT = model.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
+# Of `WithoutDropout`, in float32: kernels and biases of 27 inputs to 6, of 54
+# to 8 and of 8 to 12; scales and shifts, means and variances of 6.
+_PARAMETERS = 4 * (27 * 6 + 6 + 54 * 8 + 8 + 8 * 12 + 12 + 2 * 6)
+_STATISTICS = 4 * 2 * 6
+
+
+def _config(**keys):
+  keys = {name.replace('__', '.'): value for name, value in keys.items()}
+  return builders.config(
+    {
+      'batch_size': _BATCH,
+      'duration': '10 steps',
+      'data.image_size': _SIDE,
+      'data.resize': _SIDE,
+      'model.name': 'tests.user_network:WithoutDropout',
+      'model.dtype': 'float32',
+      'model.norm_group': 2,
+      'optimizer.name': 'momentum',
+      **keys,
+    }
+  )
+
+
+def _count(config, devices, images=_BATCH):
+  work = workload.count(config, 640, len(_NAMES))
+  cluster = collectives.Cluster(devices, 1, _LINK, _LINK)
+  device = tables.load().device('h200')
+  setting = strategies.Setting(config, work, device, cluster, _PERFECT, 0.0)
+  return memory.count(setting, images)
+
+
+def _bytes_on_a_device(tree):
+  """Bytes of the parts that one device has, from the leaves' shardings."""
+  return sum(
+    math.prod(s.sharding.shard_shape(s.shape)) * s.dtype.itemsize
+    for s in jax.tree.leaves(tree)
+  )
+
+
+def _state(config, devices):
+  """The abstract state of a run on so many devices."""
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
+  spec = run_spec.RunSpec(config, mesh, objective, _BATCH, 640)
+  return build.create(spec).abstract_state
+
+
+# A device of several groups, one of each, and groups of several devices.
+_SIZES = [(1, 1), (4, 1), (4, 2), (4, 4), (2, 8)]
+
+
+@pytest.mark.parametrize('groups, devices', _SIZES)
+@pytest.mark.parametrize('outer', ['average', 'nesterov', 'momentum'])
+def test_local_holds_its_groups_and_what_is_outside_them(
+  outer, groups, devices
+):
+  config = _config(
+    strategy__name='local', strategy__groups=groups, strategy__outer=outer
+  )
+  count = _count(config, devices)
+  # Each group's optimizer counts its steps; the planner counts the run's too.
+  assert count.state == pytest.approx(
+    _bytes_on_a_device(_state(config, devices)), abs=4 * groups
+  )
+  here = max(1, groups // devices)
+  assert count.gradients == here * _PARAMETERS
+
+
+@pytest.mark.parametrize(
+  'optimizer, ema', [('sgd', 0.0), ('momentum', 0.9), ('adam', 0.9)]
+)
+def test_sync_holds_the_optimizers_state_and_averages(optimizer, ema):
+  config = _config(optimizer__name=optimizer, ema=ema)
+  count = _count(config, 4)
+  assert count.state == _bytes_on_a_device(_state(config, 4))
+  assert count.gradients == _PARAMETERS
+
+
+@pytest.mark.parametrize(
+  'keys, devices, parts',
+  [
+    ({}, 2, 2),
+    ({}, 1, 1),
+    ({'strategy__groups': 2}, 4, 2),  # over a group's devices
+    ({'strategy__groups': 2, 'strategy__outer': 'momentum'}, 4, 2),
+    ({'strategy__groups': 2, 'strategy__outer': 'nesterov'}, 4, 2),
+    ({'strategy__groups': 4}, 4, 1),  # nothing to divide over
+    ({'strategy__groups': 4, 'strategy__outer': 'nesterov'}, 2, 1),
+  ],
+)
+def test_parameters_are_divided_over_the_devices_of_a_group(
+  keys, devices, parts
+):
+  name = 'local' if keys else 'sync'
+  config = _config(strategy__name=name, sharding=(('.*', 'fsdp'),), **keys)
+  count = _count(config, devices)
+  # Statistics and counters are not divided: at most 56 bytes of each group.
+  groups = max(1, keys.get('strategy__groups', 1) // devices)
+  assert count.state == pytest.approx(
+    _bytes_on_a_device(_state(config, devices)), abs=56 * groups
+  )
+  gathered = _PARAMETERS if parts > 1 else 0
+  assert count.gradients == groups * _PARAMETERS / parts + gathered
+
+
+@pytest.mark.parametrize('mode', ['async', 'bounded', 'synchronous'])
+def test_a_worker_of_servers_holds_no_optimizer_and_no_average(mode):
+  config = _config(
+    strategy__name='server', strategy__mode=mode, optimizer__name='adam',
+    ema=0.9,
+  )  # fmt: skip
+  assert _count(config, 4).state == _PARAMETERS + _STATISTICS
+
+
+@pytest.mark.parametrize(
+  'keys, devices',
+  [
+    ({'accumulate': 4}, 1),
+    ({'accumulate': 4}, 4),
+    ({'strategy__name': 'local', 'strategy__groups': 2, 'accumulate': 4}, 4),
+    ({'strategy__name': 'local', 'strategy__groups': 8, 'accumulate': 2}, 2),
+    ({'strategy__name': 'local', 'strategy__groups': 8}, 1),
+    ({'strategy__name': 'invariant', 'strategy__logical_shards': 8}, 1),
+    ({'strategy__name': 'invariant', 'strategy__logical_shards': 8}, 4),
+  ],
+)
+def test_a_device_computes_a_micro_batch_at_a_time(keys, devices):
+  """The activations of one are there, as the run divides its batch."""
+  config = _config(**keys)
+  division = strategy_lib.find(config).batch_division(config, devices)
+  count = _count(config, devices, images=_BATCH // devices)
+  assert count.images == _BATCH / division.parts
+  assert count.images < _BATCH / devices
+
+
+@pytest.mark.parametrize('devices', [1, 2, 8])
+def test_invariant_holds_the_gradients_of_its_shards(devices):
+  config = _config(strategy__name='invariant', strategy__logical_shards=8)
+  count = _count(config, devices)
+  assert count.gradients == 8 / devices * _PARAMETERS
+  assert count.state == _bytes_on_a_device(_state(config, devices))

@@ -1,0 +1,125 @@
+"""Tests of plan: cycles of the workers of `server`, against closed forms."""
+
+import dataclasses
+
+import pytest
+
+from anp_jax.tools.plan import collectives
+from anp_jax.tools.plan import model
+from anp_jax.tools.plan import server
+from anp_jax.tools.plan import strategies
+from anp_jax.tools.plan import tables
+from anp_jax.tools.plan import workload
+from tests import builders
+
+# 25 million weights in float32 take 0.1 s over 1 GB/s.
+_LINK = tables.Link('link', 1e9, 1e-12)
+_FAST = tables.Link('fast', 1e18, 1e-15)
+_MESSAGE = 0.1
+_PERFECT = model.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
+_WORK = workload.Workload(
+  name='none', dtype='float32', layers=(), image_flops=0, image_bytes=0,
+  step_bytes=0, kernels=0, parameters=25_000_000, statistics=0, state_bytes=0,
+  param_bytes=100_000_000, activation_bytes=0, examples=1, total_images=1,
+)  # fmt: skip
+
+
+def _seconds(nodes, busy=1.0, link=_LINK, state_bytes=0, **keys):
+  """Seconds of a cycle, without jitter, where updates take no time."""
+  config = builders.config(
+    {'strategy.name': 'server'}
+    | {f'strategy.{name}': value for name, value in keys.items()}
+  )
+  work = dataclasses.replace(_WORK, state_bytes=state_bytes)
+  cluster = collectives.Cluster(nodes, 1, _FAST, link)
+  device = tables.load().device('h200')
+  setting = strategies.Setting(config, work, device, cluster, _PERFECT, 0.0)
+  return server.cycle(setting, busy).seconds
+
+
+@pytest.mark.parametrize(
+  'nodes, servers, dedicated, messages',
+  [
+    (1, 1, False, 0),  # nothing leaves the process
+    (2, 1, False, 1),  # the server's own worker sends nothing
+    (5, 1, False, 4),
+    (5, 1, True, 4),
+    (5, 2, False, 2.5),  # half of each message, of all five
+    (6, 2, True, 2),
+    (3, 2, True, 1),  # a worker's own port is the narrow one
+  ],
+)
+def test_a_synchronous_update_waits_for_the_servers_port(
+  nodes, servers, dedicated, messages
+):
+  seconds = _seconds(
+    nodes, mode='synchronous', servers=servers, dedicated=dedicated
+  )
+  # Weights to all, then gradients of all.
+  assert seconds == pytest.approx(1 + 2 * messages * _MESSAGE, rel=1e-6)
+
+
+@pytest.mark.parametrize('servers', [1, 2])
+@pytest.mark.parametrize('busy', [0.5, 1.0])
+def test_no_more_gradients_pass_than_the_ports_let_through(busy, servers):
+  """With two in flight the port is never idle: 10 a second for each server."""
+  seconds = _seconds(
+    64 + servers, busy, servers=servers, dedicated=True, in_flight=2
+  )
+  assert seconds == pytest.approx(64 / (10 * servers), rel=1e-9)
+
+
+def test_the_port_does_not_limit_the_worker_beside_the_server():
+  seconds = _seconds(65, in_flight=2)
+  assert seconds == pytest.approx(65 / (10 + 1), rel=1e-9)
+
+
+@pytest.mark.parametrize('in_flight, travelling', [(1, 0.2), (2, 0), (3, 0)])
+def test_a_second_gradient_in_flight_travels_meanwhile(in_flight, travelling):
+  seconds = _seconds(2, dedicated=True, in_flight=in_flight)
+  assert seconds == pytest.approx(1 + travelling, rel=1e-6)
+
+
+@pytest.mark.parametrize('workers', [1, 2, 4, 8])
+def test_gradients_in_flight_meet_at_the_port(workers):
+  """Passes take no longer than messages, so that all are always under way.
+
+  Two directions that n customers of a closed network go through in turn, equal
+  and without pauses, let n / (n + 1) of what one lets through.
+  """
+  seconds = _seconds(
+    workers + 1, 2 * _MESSAGE, dedicated=True, in_flight=2
+  )  # fmt: skip
+  rate = workers / (workers + 1) / _MESSAGE
+  assert seconds == pytest.approx(workers / rate, rel=1e-6)
+
+
+@pytest.mark.parametrize('in_flight', [1, 2, 4])
+@pytest.mark.parametrize('bound', [0, 3, 63])
+def test_all_in_flight_share_the_bound_of_staleness(bound, in_flight):
+  seconds = _seconds(
+    17, link=_FAST, dedicated=True, mode='bounded', max_staleness=bound,
+    in_flight=in_flight,
+  )  # fmt: skip
+  rate = min(16, (bound + 1) / in_flight)
+  assert seconds == pytest.approx(16 / rate, rel=1e-6)
+
+
+def test_only_as_many_as_the_bound_allows_meet_at_the_port():
+  seconds = _seconds(17, dedicated=True, mode='bounded', max_staleness=1)
+  # One finds the other there with the chance that it has when it is alone.
+  message = _MESSAGE * (1 + _MESSAGE / (1 + 2 * _MESSAGE))
+  assert seconds == pytest.approx(16 / 2 * (1 + 2 * message), rel=1e-6)
+
+
+@pytest.mark.parametrize('servers', [1, 2])
+def test_servers_make_one_update_after_another(servers):
+  """Ten GB are read and written at 20 GB/s: a second, or half by each of two.
+
+  Four workers would bring a gradient more often.
+  """
+  seconds = _seconds(
+    4 + servers, link=_FAST, state_bytes=int(1e10), servers=servers,
+    dedicated=True,
+  )  # fmt: skip
+  assert seconds == pytest.approx(4 / servers, rel=1e-6)

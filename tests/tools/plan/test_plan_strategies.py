@@ -1,0 +1,491 @@
+"""Tests of plan: seconds and memory of strategies, against closed forms."""
+
+import dataclasses
+
+import pytest
+
+from anp_jax.config import command_line
+from anp_jax.tools.plan import collectives
+from anp_jax.tools.plan import memory
+from anp_jax.tools.plan import model
+from anp_jax.tools.plan import points
+from anp_jax.tools.plan import server
+from anp_jax.tools.plan import strategies
+from anp_jax.tools.plan import tables
+from anp_jax.tools.plan import workload
+
+_MODERN = 'configs/resnet_anp.py:modern'
+# Whatever is in the tables: 1 GB/s and nothing but bytes.
+_LINK = tables.Link('link', 1e9, 1e-9)
+_NODE = tables.Link('node', 1e15, 1e-12)
+_PERFECT = model.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
+_BYTES = 4 * (25557032 + 53120)  # of gradients and statistics
+
+
+@pytest.fixture(scope='module')
+def cost():
+  config = command_line.load(_MODERN, {'data.source': 'synthetic'})
+  return workload.count(config, 1281167, 1000)
+
+
+def _setting(cost, nodes, devices=1, efficiency=_PERFECT, **overrides):
+  overrides = {k.replace('__', '.'): v for k, v in overrides.items()}
+  config = command_line.load(_MODERN, {'data.source': 'synthetic'} | overrides)
+  cluster = collectives.Cluster(nodes, devices, _NODE, _LINK)
+  device = tables.load().device('h200')
+  return strategies.Setting(config, cost, device, cluster, efficiency, 0.0)
+
+
+def test_sync_sends_all_gradients_twice(cost):
+  step = strategies.step(_setting(cost, 4), 32)
+  # 4 devices in a ring: 2 x 3/4 of the bytes, nothing hidden.
+  assert step.communication == pytest.approx(1.5 * _BYTES / 1e9, rel=1e-3)
+  assert step.compute == pytest.approx(
+    32 * cost.image_flops / 989.5e12, rel=1e-3
+  )
+  assert step.images == 128
+
+
+def test_invariant_sends_each_sum_of_its_tree(cost):
+  """Three shards a device are three sums: two more are scattered."""
+  keys = {'strategy__name': 'invariant', 'strategy__logical_shards': '12'}
+  step = strategies.step(_setting(cost, 4, **keys), 33)
+  expected = (1.5 + 2 * 0.75) * _BYTES / 1e9
+  assert step.communication == pytest.approx(expected, rel=1e-3)
+  # Four are one.
+  step = strategies.step(_setting(cost, 3, **keys), 44)
+  expected = 4 / 3 * _BYTES / 1e9
+  assert step.communication == pytest.approx(expected, rel=1e-3)
+
+
+def test_half_precision_halves_what_is_sent(cost):
+  step = strategies.step(
+    _setting(cost, 4, strategy__reduce_dtype='bfloat16'), 32
+  )
+  expected = 1.5 * (2 * 25557032 + 4 * 53120) / 1e9
+  assert step.communication == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_long_backward_pass_hides_all_but_the_last_bucket(cost):
+  slow = dataclasses.replace(_PERFECT, product=1e-4, overlap=1.0)
+  step = strategies.step(_setting(cost, 4, efficiency=slow), 32)
+  *_, (over, last) = model.buckets(cost, 4, 25)
+  assert over == 1 and last < 5e6
+  assert step.communication == pytest.approx(1.5 * last / 1e9, rel=1e-3)
+
+
+def test_fsdp_gathers_weights_and_scatters_gradients(cost):
+  fsdp = _setting(cost, 4, sharding="(('.*', 'fsdp'),)")
+  step = strategies.step(fsdp, 32)
+  # 3/4 of the weights and 3/4 of the gradients: half of a sum each.
+  expected = 0.75 * (4 * 25557032 + _BYTES) / 1e9
+  assert step.communication == pytest.approx(expected, rel=1e-3)
+  divided, unsplit = memory.count(fsdp, 32), memory.count(_setting(cost, 4), 32)
+  assert divided.state == unsplit.state / 4
+
+
+def test_local_exchanges_weights_once_a_period(cost):
+  setting = _setting(
+    cost, 2, strategy__name='local', strategy__groups='2',
+    strategy__period='10',
+  )  # fmt: skip
+  step = strategies.step(setting, 32)
+  # Two groups of one device: a sum of two, once in ten steps.
+  expected = _BYTES / 1e9 / 10
+  assert step.communication == pytest.approx(expected, rel=1e-3)
+
+
+def test_servers_saturate_at_their_ports(cost):
+  rates = []
+  for nodes in (16, 32):
+    setting = _setting(
+      cost, nodes, strategy__name='server', strategy__dedicated='True'
+    )
+    step = strategies.step(setting, 32)
+    rates.append(step.images / step.seconds)
+  # One server's port passes the gradients of 1 GB/s over 102 MB: 9.8 a second.
+  assert rates[0] == pytest.approx(rates[1], rel=0.1)
+  assert rates[1] == pytest.approx(32 * 1e9 / (4 * 25557032), rel=0.1)
+
+
+def test_synchronous_servers_do_not_wait_for_backups(cost):
+  def seconds(backups):
+    setting = _setting(
+      cost, 16, strategy__name='server', strategy__mode='synchronous',
+      strategy__backup_workers=str(backups),
+    )  # fmt: skip
+    setting = dataclasses.replace(setting, jitter=0.5, measured=(1.0, 0.0))
+    return strategies.step(setting, 32).seconds
+
+  # The largest of 16 normal numbers is 1.766, the third largest 0.990.
+  assert seconds(0) - seconds(2) == pytest.approx(0.5 * (1.766 - 0.990), 0.01)
+
+
+def test_channel_split_has_the_ideal_of_the_paper(cost):
+  setting = _setting(
+    cost, 4, strategy__name='channel_split', mesh__data='1', mesh__model='-1',
+  )  # fmt: skip
+  fast = tables.Link('fast', 1e18, 1e-15)
+  cluster = dataclasses.replace(setting.cluster, link=fast)
+  setting = dataclasses.replace(setting, cluster=cluster)
+  step = strategies.step(setting, 32)
+  alone = setting.alone(32).images
+  split = sum(x.flops for x in cost.layers if x.is_convolution)
+  share = split / sum(x.flops for x in cost.layers)
+  assert alone / step.compute == pytest.approx(1 / ((1 - share) + share / 4))
+
+
+def test_relay_needs_the_slots_of_the_paper(cost):
+  config = command_line.load(
+    'configs/relay_anp.py', {'data.source': 'synthetic'}
+  )
+  work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
+  cluster = collectives.Cluster(2, 1, _NODE, tables.Link('f', 1e18, 1e-15))
+  device = tables.load().device('h200')
+  setting = strategies.Setting(config, work, device, cluster, _PERFECT, 0.0)
+  (point,) = points.plan('relay', [setting], points.Request())
+  # 4 models, 2 stations, 6 epochs: max(4, 2) x 6 + 2 - 1 = 25 slots, each of
+  # 50 steps of 64 images.
+  slot = 50 * setting.alone(64).total
+  assert point.run_seconds == pytest.approx(25 * slot, rel=1e-3)
+
+
+def test_memory_is_near_that_of_the_compiled_program(cost):
+  # XLA's count for an H200, 32 images in bfloat16: 2,007 MB (docs/RESULTS.md).
+  count = memory.count(_setting(cost, 16, 4), 32)
+  assert count.total == pytest.approx(2007e6, rel=0.05)
+  # By hand: weights, momentum, averages; gradients.
+  state = 4 * (3 * 25557032 + 2 * 53120)
+  assert count.state == pytest.approx(state, abs=64)
+  assert count.gradients == 4 * 25557032
+  most = count.most_images
+  assert memory.count(_setting(cost, 16, 4), most).fits
+  assert not memory.count(_setting(cost, 16, 4), most + 1).fits
+
+
+def test_input_binds_where_the_host_is_slow(cost):
+  setting = _setting(cost, 2)
+  request = points.Request(per_device=32, input_rate=100)
+  (point,) = points.plan('sync', [setting], request)
+  assert point.rate == pytest.approx(200)
+  free = dataclasses.replace(point, seconds=point.seconds | {'input': 0.0})
+  assert points.binding(free, point) == 'input'
+  assert point.seconds['input'] == pytest.approx(
+    64 / 200 - setting.alone(32).total - point.seconds['communication']
+  )
+
+
+def test_what_stops_paying_is_named(cost):
+  settings = [_setting(cost, n) for n in (1, 2, 4, 8)]
+  result = points.plan('sync', settings, points.Request(per_device=32))
+  last, reason = points.last_that_pays(result)
+  # 32 images take a millisecond, their gradients a tenth of a second.
+  assert last.cluster.nodes == 1 and reason == 'communication'
+
+
+def test_weak_scaling_keeps_the_images_of_the_smallest_size(cost):
+  settings = [_setting(cost, n, 8) for n in (1, 2, 4)]
+  result = points.plan('sync', settings, points.Request('weak'))
+  # The recipe's batch of 1,024 on 8 devices; then 128 images on each.
+  assert [p.images for p in result] == [128, 128, 128]
+  assert [p.batch for p in result] == [1024, 2048, 4096]
+  strong = points.plan('sync', settings, points.Request('strong'))
+  assert [p.images for p in strong] == [128, 64, 32]
+
+
+def test_a_run_of_steps_makes_as_many_of_a_larger_batch(cost):
+  settings = [_setting(cost, n, duration='12 steps') for n in (1, 2)]
+  result = points.plan('sync', settings, points.Request(per_device=32))
+  for point in result:
+    assert point.run_seconds == pytest.approx(12 * sum(point.seconds.values()))
+
+
+def test_updates_of_a_server_are_those_of_one_worker(cost):
+  setting = _setting(
+    cost, 16, strategy__name='server', duration='32 steps'
+  )  # fmt: skip
+  (point,) = points.plan('server', [setting], points.Request(per_device=32))
+  # 16 workers make an update each in a cycle: 32 updates are two cycles.
+  assert point.run_seconds == pytest.approx(2 * sum(point.seconds.values()))
+
+
+@pytest.mark.parametrize('measured', [None, (0.3, 0.01)])
+def test_a_device_of_several_groups_starts_a_pass_for_each(cost, measured):
+  keys = {'strategy__name': 'local', 'strategy__groups': '4'}
+  passes = {1: 4, 2: 2, 4: 1}
+  fixed = {}
+  for nodes in passes:
+    setting = _setting(cost, nodes, **keys)
+    setting = dataclasses.replace(setting, measured=measured)
+    fixed[nodes] = strategies.step(setting, 64).fixed
+  for nodes, count in passes.items():
+    assert fixed[nodes] == pytest.approx(count * fixed[4], rel=1e-12)
+  if measured:
+    assert fixed[4] == measured[0]
+
+
+def test_all_devices_of_local_wait_for_the_last_in_each_step(cost):
+  setting = _setting(
+    cost, 10, strategy__name='local', strategy__groups='5',
+    strategy__period='10',
+  )  # fmt: skip
+  late, punctual = (
+    strategies.step(
+      dataclasses.replace(setting, jitter=j, measured=(1.0, 0.0)), 32
+    ).seconds
+    for j in (0.1, 0.0)
+  )
+  # The largest of 10 standard normal numbers is 1.53875 (Harter 1961).
+  assert late - punctual == pytest.approx(0.1 * 1.53875, rel=1e-4)
+
+
+def _timed(cost, nodes, **keys):
+  """Steps of 1 s on nodes of one device, over a link that takes no time."""
+  more = {k: keys.pop(k) for k in ('slow', 'sharing') if k in keys}
+  setting = _setting(cost, nodes, **keys)
+  fast = tables.Link('fast', 1e18, 1e-15)
+  cluster = dataclasses.replace(setting.cluster, link=fast)
+  return dataclasses.replace(
+    setting, cluster=cluster, measured=(1.0, 0.0), **more
+  )
+
+
+def test_a_slow_node_stops_sync_and_local_but_not_the_servers_workers(cost):
+  slow = {'slow': (2.0,)}
+  for keys in ({}, {'strategy__name': 'local', 'strategy__groups': '2'}):
+    step = strategies.step(_timed(cost, 4, **slow, **keys), 32)
+    assert step.seconds == pytest.approx(2, rel=1e-4)
+  step = strategies.step(_timed(cost, 4, strategy__name='server', **slow), 32)
+  # Updates come at the rate of all workers together. The optimizer takes
+  # milliseconds of each cycle.
+  assert 1 / step.seconds == pytest.approx((3 + 1 / 2) / 4, rel=0.03)
+
+
+def test_a_bound_of_staleness_limits_the_workers(cost):
+  def seconds(nodes, staleness, **more):
+    return strategies.step(
+      _timed(
+        cost, nodes, strategy__name='server', strategy__mode='bounded',
+        strategy__max_staleness=str(staleness), **more,
+      ),
+      32,
+    ).seconds  # fmt: skip
+
+  # Of 16 gradients that are read at once, 5 are at most 4 updates old.
+  assert seconds(16, 4) == pytest.approx(16 / 5, rel=0.05)
+  assert seconds(16, 15) == pytest.approx(1, rel=0.05)
+  # While the slow worker computes for 10 s, there are 5 updates, its own too.
+  assert seconds(4, 4, slow=(10.0,)) == pytest.approx(4 * 10 / 5, rel=0.05)
+
+
+def test_the_worker_at_the_server_sends_nothing(cost):
+  setting = _setting(cost, 2, strategy__name='server')
+  setting = dataclasses.replace(setting, measured=(1.0, 0.0))
+  step = strategies.step(setting, 32)
+  # The other one pulls and pushes 102 MB at 1 GB/s.
+  sent = 2 * 4 * 25557032 / 1e9
+  expected = 1 + 1 / (1 + sent)
+  assert 2 / step.seconds == pytest.approx(expected, rel=0.03)
+
+
+def test_workers_share_the_servers_port(cost):
+  setting = _setting(cost, 3, strategy__name='server')
+  setting = dataclasses.replace(setting, measured=(1.0, 0.0))
+  step = strategies.step(setting, 32)
+  # Two workers send. One finds the other at the port, in its way, with the
+  # chance that it would be there if it were alone: 0.1 s of 1.2.
+  alone = 4 * 25557032 / 1e9
+  seconds = alone * (1 + alone / (1 + 2 * alone))
+  update = 2 * cost.state_bytes / 20e9
+  expected = 1 / (1 + update) + 2 / (1 + 2 * seconds + update)
+  assert 3 / step.seconds == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_full_port_does_not_hold_the_servers_own_worker(cost):
+  setting = _setting(cost, 65, strategy__name='server')
+  setting = dataclasses.replace(setting, measured=(1.0, 0.0))
+  step = strategies.step(setting, 32)
+  update = 2 * cost.state_bytes / 20e9
+  expected = 1e9 / (4 * 25557032) + 1 / (1 + update)
+  # 64 that come at random leave the port idle for 2 % of the time.
+  assert 65 / step.seconds == pytest.approx(expected, rel=0.03)
+
+
+def _handled(cost, nodes, handling=(0.05, 0.2), **keys):
+  """Steps of 1 s on a core each, which also handle gradients."""
+  setting = _timed(cost, nodes, strategy__name='server', **keys)
+  return dataclasses.replace(setting, handling=handling)
+
+
+def test_cores_that_compute_also_handle_gradients(cost):
+  step = strategies.step(_handled(cost, 1), 32)
+  assert step.seconds == pytest.approx(1.25, rel=1e-6)
+  # The other worker waits for the server; the server's core serves both.
+  step = strategies.step(_handled(cost, 2), 32)
+  other = 1 / (1 + 0.05 + 0.2)
+  local = (1 - 0.2 * other) / (1 + 0.05 + 0.2)
+  assert 2 / step.seconds == pytest.approx(other + local, rel=1e-6)
+  # With a second gradient in flight it does not wait.
+  step = strategies.step(_handled(cost, 2, strategy__in_flight='2'), 32)
+  other = 1 / (1 + 0.05)
+  local = (1 - 0.2 * other) / (1 + 0.05 + 0.2)
+  assert 2 / step.seconds == pytest.approx(other + local, rel=1e-6)
+
+
+def test_two_servers_handle_half_of_each_gradient(cost):
+  step = strategies.step(_handled(cost, 2, strategy__servers='2'), 32)
+  # Both cores serve all gradients, and each worker waits for both: of the rate
+  # r of one, 1 / r = 1.05 / (1 - 0.1 (2 r)) + 0.1. What one core does to the
+  # other is computed in two rounds.
+  rate = 1 / step.seconds
+  expected = 1.05 / (1 - 0.1 * 2 * rate) + 0.1
+  assert step.seconds == pytest.approx(expected, rel=1e-2)
+
+
+def test_a_server_without_time_for_its_worker_limits_the_others(cost):
+  step = strategies.step(_handled(cost, 16), 32)
+  assert 16 / step.seconds == pytest.approx(1 / 0.2, rel=1e-3)
+  dedicated = _handled(cost, 3, strategy__dedicated='True')
+  step = strategies.step(dedicated, 32)
+  assert 2 / step.seconds == pytest.approx(2 / 1.25, rel=1e-6)
+
+
+def test_workers_on_one_core_take_turns_with_its_server(cost):
+  keys = {'strategy__dedicated': 'True', 'sharing': 3.0}
+  # Two workers and a server that has next to nothing to do, on one core.
+  step = strategies.step(_handled(cost, 3, (1.0, 1e-6), **keys), 32)
+  assert step.seconds == pytest.approx(2 * (1 + 1), rel=1e-3)
+
+
+def test_workers_on_one_core_find_each_other_there():
+  assert server._rates([(1.0, 1.0)], 1, 0.0, 0.0) == pytest.approx([0.5])
+  # Each is there for the share q of its cycle: q = (1 + q) / (2 + q), which is
+  # the golden ratio. (Exactly it is 0.6: the other, alone, is there half the
+  # time.)
+  ratio = (5**0.5 - 1) / 2
+  expected = 1 / (2 + ratio)
+  rates = server._rates([(1.0, 1.0)] * 2, 1, 0.0, 0.0)
+  assert rates == pytest.approx([expected] * 2, rel=1e-6)
+  # Two in flight of a worker: it computes one while another travels.
+  assert server._rates([(1.0, 0.5)], 2, 0.0, 0.0) == pytest.approx([1.0])
+  # Others take a fifth of the core.
+  assert server._rates([(1.0, 1.0)], 1, 0.1, 2.0 - 1 / 2.25) == pytest.approx(
+    [1 / 2.25], rel=1e-3
+  )
+
+
+def test_a_synchronous_update_waits_for_all_that_is_handled(cost):
+  setting = _handled(cost, 4, strategy__mode='synchronous')
+  step = strategies.step(setting, 32)
+  assert step.seconds == pytest.approx(1 + 0.05 + 4 * 0.2, rel=1e-3)
+
+
+def test_devices_that_share_cores_take_longer(cost):
+  step = strategies.step(_timed(cost, 4, sharing=2.0), 32)
+  assert step.seconds == pytest.approx(2, rel=1e-4)
+  # While one worker of a core sends for half a second, the other has it alone.
+  setting = _timed(cost, 4, strategy__name='server', sharing=2.0)
+  slow = dataclasses.replace(
+    setting.cluster, link=tables.Link('slow', 8 * 25557032 / 0.5, 1e-15)
+  )
+  setting = dataclasses.replace(setting, cluster=slow)
+  step = strategies.step(setting, 32)
+  assert step.seconds == pytest.approx(2, rel=0.03)
+
+
+def test_channel_split_sums_gradients_between_its_groups(cost):
+  def step(data, model):
+    setting = _setting(
+      cost, 8, strategy__name='channel_split', mesh__data=str(data),
+      mesh__model=str(model),
+    )  # fmt: skip
+    # Nothing pays to be split, and nothing is hidden.
+    return strategies.step(setting, 32)
+
+  alone, parts = step(-1, 8), step(-1, 2)
+  assert (alone.images, parts.images) == (32, 128)
+  assert alone.communication == pytest.approx(0, abs=1e-6)
+  # Rings of 4 sum all gradients; two of them share each node's port no more
+  # than a node has devices, one.
+  expected = 2 * 3 / 4 * _BYTES / 1e9
+  assert parts.communication == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize('shape', [(16, 1), (3, -1), (-1, -1), (2, 2)])
+def test_a_mesh_that_does_not_fit_is_refused(cost, shape):
+  setting = _setting(
+    cost, 8, strategy__name='channel_split', mesh__data=str(shape[0]),
+    mesh__model=str(shape[1]),
+  )  # fmt: skip
+  (point,) = points.plan('split', [setting], points.Request())
+  assert 'config.mesh' in point.why_not and '8 devices' in point.why_not
+
+
+@pytest.mark.parametrize('shape', [(4, 1), (4, 2)])
+def test_sync_is_planned_with_one_device_along_model(cost, shape):
+  setting = _setting(
+    cost, 8, mesh__data=str(shape[0]), mesh__model=str(shape[1])
+  )
+  (point,) = points.plan('sync', [setting], points.Request())
+  assert 'config.mesh' in point.why_not
+
+
+def test_accumulated_gradients_are_sent_after_the_last_micro_batch(cost):
+  slow = dataclasses.replace(_PERFECT, product=1e-4, overlap=1.0)
+  setting = _setting(cost, 4, efficiency=slow, accumulate='2')
+  step = strategies.step(setting, 64)
+  # The backward pass is long, but nothing is sent during it.
+  assert step.communication == pytest.approx(1.5 * _BYTES / 1e9, rel=1e-3)
+
+
+def test_a_measured_step_has_its_micro_batches_in_it(cost):
+  setting = dataclasses.replace(
+    _setting(cost, 1, accumulate='4'), measured=(0.25, 0.01)
+  )
+  assert setting.alone(32).total == pytest.approx(0.25 + 0.32)
+  # Counted, it starts its kernels four times.
+  counted = _setting(cost, 1, accumulate='4').alone(32).fixed
+  once = _setting(cost, 1).alone(32).fixed
+  assert counted - once == pytest.approx(3e-9 * cost.kernels)
+
+
+def test_the_part_that_grew_binds():
+  def point(images, fixed, communication):
+    seconds = {
+      'compute': 1.0, 'input': 0.0, 'fixed': fixed,
+      'communication': communication,
+    }  # fmt: skip
+    cluster = collectives.Cluster(1, 1, _NODE, _LINK)
+    return points.Point('sync', cluster, images, images, seconds=seconds)
+
+  # The fixed part is the largest before and after; an image of 32 instead of
+  # 64 pays it twice, 3 s more; communication grows by 0.5 s.
+  assert points.binding(point(64, 192, 0), point(32, 192, 16)) == 'fixed'
+  # As many images on two devices that compute more each, not half.
+  more = dataclasses.replace(
+    point(64, 1, 0), cluster=collectives.Cluster(2, 1, _NODE, _LINK)
+  )
+  parts = more.seconds | {'compute': 9.0}
+  assert (
+    points.binding(point(64, 1, 0), dataclasses.replace(more, seconds=parts))
+    == 'compute'
+  )
+  # As many images: nothing but communication grew.
+  assert points.binding(point(64, 192, 0), point(64, 192, 16)) == (
+    'communication'
+  )
+
+
+def test_relay_sends_over_the_link_that_is_reached(cost):
+  config = command_line.load(
+    'configs/relay_anp.py', {'data.source': 'synthetic'}
+  )
+  work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
+  cluster = collectives.Cluster(2, 1, _NODE, _LINK)
+  half = dataclasses.replace(_PERFECT, wire=0.5)
+  device = tables.load().device('h200')
+  setting = strategies.Setting(config, work, device, cluster, half, 0.0)
+  # A model's state once in 50 steps of 64 images, at half of 1 GB/s.
+  step = strategies.step(setting, 64)
+  expected = cost.state_bytes / 0.5e9 / 50
+  assert step.communication == pytest.approx(expected, rel=1e-3)

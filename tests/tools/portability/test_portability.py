@@ -1,0 +1,423 @@
+"""Compiling ahead of time: targets, what programs say, the step on a CPU.
+
+The matrix of networks and targets is in test_portability_matrix.py.
+"""
+
+import json
+import re
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data import sources
+from anp_jax.data.input import stream as stream_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.tools.portability import __main__ as command
+from anp_jax.tools.portability import ahead
+from anp_jax.tools.portability import collectives
+from anp_jax.tools.portability import targets
+from anp_jax.training import build
+
+P = mesh_lib.P
+
+
+@pytest.mark.parametrize(
+  'text, want',
+  [
+    ('cpu:8', ('cpu', '', (8,))),
+    ('gpu:h200:16x4', ('gpu', 'h200', (16, 4))),
+    ('tpu:v5e:2x2', ('tpu', 'v5e', (2, 2))),
+    ('tpu:v4:2x2x4', ('tpu', 'v4', (2, 2, 4))),
+  ],
+)
+def test_targets(text, want):
+  actual = targets.parse(text)
+  assert (actual.platform, actual.kind, actual.counts) == want
+  assert actual.text == text
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('', "--target='': expected cpu:N, gpu:CARD:HOSTSxGPUS, tpu:"),
+    ('gpus:h200:1x4', "'gpus:h200:1x4'.*did you mean 'gpu:h200:16x4'"),
+    ('cpu', "'cpu': expected cpu:N, such as 'cpu:8'"),
+    ('cpu:0', 'expected cpu:N'),
+    ('cpu:-1', 'expected cpu:N'),
+    ('cpu:2x2', 'expected cpu:N'),
+    ('cpu:8:8', 'expected cpu:N'),
+    ('cpu:99999', 'expected cpu:N'),
+    ('gpu:h20:1x4', "'h20' is not one of h200; did you mean 'h200'"),
+    ('gpu:h200:4', 'expected gpu:CARD:HOSTSxGPUS'),
+    ('gpu:h200', 'expected gpu:CARD:HOSTSxGPUS'),
+    ('gpu:h200:1x4x2', 'expected gpu:CARD:HOSTSxGPUS'),
+    ('tpu:v5:2x2', "'v5' is not one of v2.*did you mean 'v5"),
+    ('tpu:v5e:4', 'expected tpu:GENERATION:TOPOLOGY'),
+    ('tpu:v5e:2x', 'expected tpu:GENERATION:TOPOLOGY'),
+    ('tpu', "'' is not one of v2"),
+  ],
+)
+def test_a_mistyped_target_is_refused_in_one_line(text, message, capsys):
+  with pytest.raises(config_lib.ConfigError, match=message):
+    targets.parse(text)
+  arguments = ['--config=configs/resnet_anp.py:tiny', f'--target={text}']
+  assert command.main(arguments) == 2
+  out, err = capsys.readouterr()
+  assert not out and err.count('\n') == 1 and err.startswith('error: --target')
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (['--target=cpu:8'], '--config=FILE.* is missing'),
+    (['--config=configs/resnet_anp.py:tiny'], '--target is missing'),
+    (['--config=configs/resnet_anp.py:tiny', '--targt=cpu:8'],
+     "unknown argument '--targt.*did you mean '--target'"),
+    (['--config=configs/resnet_anp.py:tiny', '--target=cpu:8',
+      '--config.model.dtype=bf16'], "dtype='bf16': expected .*'bfloat16'"),
+  ],
+)  # fmt: skip
+def test_a_bad_command_is_refused_in_one_line(arguments, message, capsys):
+  assert command.main(arguments) == 2
+  out, err = capsys.readouterr()
+  assert not out and err.count('\n') == 1 and re.search(message, err)
+
+
+def test_a_missing_plugin_is_named(monkeypatch, capsys):
+  find = targets.importlib.util.find_spec
+  plugins = ('libtpu', 'jax_cuda13_plugin', 'jax_cuda12_plugin')
+  monkeypatch.setattr(
+    targets.importlib.util,
+    'find_spec',
+    lambda name: None if name in plugins else find(name),
+  )
+  status = command.main([
+    '--config=configs/resnet_anp.py:tiny', '--target=tpu:v5e:2x2',
+    '--target=gpu:h200:1x4',
+  ])  # fmt: skip
+  out, err = capsys.readouterr()
+  assert status == 1
+  tpu, gpu = err.splitlines()
+  assert tpu.startswith('error: tpu:v5e:2x2: libtpu is not installed: pip ')
+  assert "'jax[tpu]'" in tpu and "'jax[cuda13-local]'" in gpu
+  report = json.loads(out.splitlines()[-1])['targets']
+  assert report['gpu:h200:1x4']['why_not'] in gpu
+
+
+def test_what_xla_is_told_is_what_a_run_tells_it(monkeypatch):
+  monkeypatch.setattr(targets.xla_flags, '_devices_are_open', bool)
+  report = {}
+  for text in ('cpu:4', 'gpu:h200:1x4', 'tpu:v5e:2x2'):
+    report[text] = {}
+    targets.prepare(targets.parse(text), report[text])
+    assert report[text]['JAX_PLATFORMS'] == 'cpu'
+  assert 'latency_hiding' in report['gpu:h200:1x4']['XLA_FLAGS']
+  assert '--xla_cpu' in report['cpu:4']['XLA_FLAGS']
+  assert 'XLA_FLAGS' not in report['tpu:v5e:2x2']
+  assert report['cpu:4']['JAX_NUM_CPU_DEVICES'] == '4'
+
+
+_HEAD = """HloModule jit_step, is_scheduled=true, entry_computation_layout={()->f32[]}
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add = f32[] add(%a, %b)
+}
+
+%wide (c: f32[8,8]) -> f32[8,8] {
+  %c = f32[8,8]{1,0} parameter(0)
+  ROOT %dot = f32[8,8]{1,0} dot(%c, %c), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (x: f32[16], y: bf16[3,5], z: s32[], w: f32[8,8]) -> f32[] {
+  %x = f32[16]{0} parameter(0)
+  %y = bf16[3,5]{1,0} parameter(1)
+  %z = s32[] parameter(2)
+  %w = f32[8,8]{1,0} parameter(3)
+"""  # noqa: E501
+_WRAPPED = """
+%wrapped (d: f32[16]) -> f32[16] {
+  %d = f32[16]{0} parameter(0)
+  ROOT %all-reduce.9 = f32[16]{0} all-reduce(%d), to_apply=%sum
+}
+"""
+
+
+def _program(*lines):
+  """A program's text; with the computation %wrapped where it is called."""
+  body = ''.join(f'  {line}\n' for line in lines)
+  head, entry, main = _HEAD.partition('\nENTRY')
+  wrapped = _WRAPPED * ('calls=%wrapped' in body)
+  return (
+    f'{head}{wrapped}{entry}{main}{body}  ROOT %l = f32[] constant(0)\n}}\n'
+  )
+
+
+@pytest.mark.parametrize(
+  'lines, want',
+  [
+    # The program waits for it; one with several arrays of several dtypes.
+    (
+      ['%r = (f32[16]{0}, bf16[3,5]{1,0}, /*index=2*/s32[]) all-reduce(%x, %y, '
+       '/*index=2*/%z), replica_groups=[1,4]<=[4], to_apply=%sum'],
+      {'float32': (16, 64, 0, 0), 'bfloat16': (15, 30, 0, 0),
+       'int32': (1, 4, 0, 0)},
+    ),
+    # Begun and waited for at once: nothing overlaps it but bookkeeping.
+    (
+      ['%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
+       '%b = f32[64]{0} bitcast(%w)',
+       '%done = f32[16]{0} all-reduce-done(%r)',
+       '%f = f32[8,8]{1,0} fusion(%w), kind=kLoop, calls=%wide'],
+      {'float32': (16, 64, 0, 0)},
+    ),
+    # Something is computed meanwhile, but no product.
+    (
+      ['%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
+       '%n = f32[8,8]{1,0} negate(%w)',
+       '%done = f32[16]{0} all-reduce-done(%r)'],
+      {'float32': (16, 64, 64, 0)},
+    ),
+    # A product within a fusion.
+    (
+      ['%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
+       '%f = f32[8,8]{1,0} fusion(%w), kind=kOutput, calls=%wide',
+       '%done = f32[16]{0} all-reduce-done(%r)'],
+      {'float32': (16, 64, 64, 64)},
+    ),
+    # Of two that overlap each other only, neither overlaps compute.
+    (
+      ['%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
+       '%s = bf16[3,5]{1,0} all-reduce-start(%y), to_apply=%sum',
+       '%done = f32[16]{0} all-reduce-done(%r)',
+       '%done2 = bf16[3,5]{1,0} all-reduce-done(%s)'],
+      {'float32': (16, 64, 0, 0), 'bfloat16': (15, 30, 0, 0)},
+    ),
+    # The general form, with a computation of its own.
+    (
+      ['%r = ((f32[16]{0}), f32[16]{0}) async-start(%x), calls=%wrapped',
+       '%u = ((f32[16]{0}), f32[16]{0}) async-update(%r)',
+       '%f = f32[8,8]{1,0} fusion(%w), kind=kOutput, calls=%wide',
+       '%done = f32[16]{0} async-done(%u)'],
+      {'float32': (16, 64, 64, 64)},
+    ),
+  ],
+)  # fmt: skip
+def test_sums_of_a_compiled_program(lines, want):
+  rows = collectives.totals(collectives.compiled(_program(*lines)))
+  assert {r['kind'] for r in rows} == {'all-reduce'}
+  actual = {
+    r['dtype']: (r['elements'], r['bytes'], r['overlapping_compute'],
+                 r['overlapping_products'])
+    for r in rows
+  }  # fmt: skip
+  assert actual == want
+
+
+@pytest.mark.parametrize(
+  'line, kind, elements',
+  [
+    # The whole array: of what each device has a part, and of what it gets one.
+    ('f32[64]{0} all-gather(%x), dimensions={0}', 'all-gather', 64),
+    ('f32[4]{0} reduce-scatter(%x), dimensions={0}, to_apply=%sum',
+     'reduce-scatter', 16),
+    ('(f32[16]{0}, f32[64]{0}) all-gather-start(%x), dimensions={0}',
+     'all-gather', 64),
+    ('(f32[16]{0}, f32[16]{0}, u32[], u32[]) collective-permute-start(%x)',
+     'collective-permute', 16),
+    ('f32[16]{0} all-to-all(%x), dimensions={0}', 'all-to-all', 16),
+  ],
+)  # fmt: skip
+def test_bytes_are_those_of_the_whole_array(line, kind, elements):
+  result = f'f32[{elements}]{{0}}'
+  lines = [f'%r = {line}']
+  if '-start' in line:
+    lines.append(f'%done = {result} {kind}-done(%r)')
+  (row,) = collectives.totals(collectives.compiled(_program(*lines)))
+  assert (row['kind'], row['elements']) == (kind, elements)
+  assert row['bytes'] == 4 * elements
+
+
+def test_without_a_schedule_nothing_overlaps_anything():
+  text = _program(
+    '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
+    '%n = f32[8,8]{1,0} negate(%w)',
+    '%done = f32[16]{0} all-reduce-done(%r)',
+  )
+  text = text.replace(' is_scheduled=true,', '')
+  (row,) = collectives.totals(collectives.compiled(text))
+  assert row['bytes'] == 64 and row['overlapping_compute'] == 0
+
+
+@pytest.mark.parametrize(
+  'sums, want',
+  [
+    ({('all-reduce', 'float32'): 110, ('all-reduce', 'int32'): 200},
+     ['float32']),
+    ({('all-reduce', 'bfloat16'): 100, ('all-reduce', 'float32'): 10},
+     ['bfloat16']),
+    # Equal gradients are sent once.
+    ({('all-reduce', 'bfloat16'): 90, ('all-reduce', 'float32'): 10},
+     ['bfloat16']),
+    # Some in one dtype and some in another: both are named.
+    ({('all-reduce', 'bfloat16'): 80, ('all-reduce', 'float32'): 30},
+     ['bfloat16', 'float32']),
+    # Divided parameters and whole ones.
+    ({('reduce-scatter', 'float32'): 8, ('all-reduce', 'float32'): 8},
+     ['float32']),
+    ({('all-gather', 'bfloat16'): 100, ('all-reduce', 'float32'): 110},
+     ['float32']),
+    ({('all-reduce', 'float32'): 10}, []),
+    ({}, []),
+  ],
+)  # fmt: skip
+def test_dtypes_of_gradients(sums, want):
+  rows = [
+    {'kind': kind, 'dtype': dtype, 'conditional': False, 'elements': n}
+    for (kind, dtype), n in sums.items()
+  ]
+  # Beside the gradients ten numbers are summed.
+  assert collectives.gradient_dtypes(rows, 10) == want
+
+
+def test_a_real_program_is_read_before_and_after_xla():
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
+
+  def shard(x, y):
+    summed = lax.psum((x, y.astype('float32')), 'data')
+    part = lax.psum_scatter(x, 'data', tiled=True)
+    return *summed, lax.all_gather(part * 2, 'data', tiled=True)
+
+  lowered = jax.jit(
+    jax.shard_map(
+      shard, mesh=mesh, in_specs=P('data'), out_specs=P(), check_vma=False
+    )
+  ).lower(jnp.ones((48, 2)), jnp.ones((20,), 'bfloat16'))
+  for actual in (
+    collectives.asked(lowered.as_text()),
+    collectives.compiled(lowered.compile().as_text()),
+  ):
+    rows = {r['kind']: r for r in collectives.totals(actual)}
+    assert {r['dtype'] for r in rows.values()} == {'float32'}
+    # A device's own 12 x 2 and 5 numbers are summed.
+    assert rows['all-reduce']['bytes'] == 4 * (24 + 5)
+    assert rows['reduce-scatter']['bytes'] == 4 * 24
+    assert rows['all-gather']['bytes'] == 4 * 24
+    assert not any(r['overlapping_compute'] for r in rows.values())
+
+
+def test_what_is_sent_now_and_then_is_told_apart():
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
+
+  def shard(x, due):
+    each = lax.psum(x, 'data')
+    other = lax.cond(due, lambda: lax.psum(each[:2], 'data'), lambda: each[:2])
+    return lax.pmax(other, 'data')
+
+  lowered = jax.jit(
+    jax.shard_map(
+      shard, mesh=mesh, in_specs=(P('data'), P()), out_specs=P(),
+      check_vma=False,
+    )
+  ).lower(jnp.ones((48, 3)), True)  # fmt: skip
+  for actual in (
+    collectives.asked(lowered.as_text()),
+    collectives.compiled(lowered.compile().as_text()),
+  ):
+    rows = collectives.totals(actual)
+    sent = {(r['conditional'], r['operations'], r['elements']) for r in rows}
+    assert sent == {(True, 1, 6), (False, 2, 36 + 6)}
+    assert collectives.sums(rows) == {'float32': 42}
+
+
+def test_bfloat16_is_seen_where_it_is_asked_for():
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
+  sums = jax.shard_map(
+    lambda x: lax.psum(x, 'data'), mesh=mesh, in_specs=P('data'), out_specs=P()
+  )
+  lowered = jax.jit(sums).lower(jnp.ones((48, 2), 'bfloat16'))
+  (row,) = collectives.totals(collectives.asked(lowered.as_text()))
+  assert (row['dtype'], row['bytes']) == ('bfloat16', 2 * 24)
+
+
+@pytest.mark.slow
+def test_shapes_of_batches_are_those_of_the_stream(config):
+  config.data.image_size = config.data.resize = 4
+  mesh = mesh_lib.create(config)
+  sharding = mesh_lib.batch_sharding(mesh)
+  source = sources.open_source(config, training=False)
+  feed = stream_lib.Stream(config, sharding).evaluation(source)
+  batch = next(feed)
+  feed.close()
+  size = stream_lib.evaluation_batch(config, len(source), mesh.size)
+  want = build.abstract_batch(config, mesh, size)
+  assert want.keys() == batch.keys()
+  for name, array in batch.items():
+    assert (array.shape, array.dtype) == (want[name].shape, want[name].dtype)
+    assert array.sharding == want[name].sharding
+
+
+def test_a_batch_of_evaluation_divides_over_the_devices(config):
+  config.eval.batch_size = 256
+  assert stream_lib.evaluation_batch(config, 1000, 8) == 256
+  assert stream_lib.evaluation_batch(config, 1000, 6) == 258
+  assert stream_lib.evaluation_batch(config, 10, 8) == 16
+  assert stream_lib.evaluation_batch(config, 10, 64) == 64
+
+
+@pytest.mark.slow
+# As published with the last layer of 10 classes: Caffe's LeNet (500 weights
+# more for each further colour) and CIFAR-10 "full".
+@pytest.mark.parametrize(
+  'name, side, count', [('lenet', 28, 432_080), ('cifar10_full', 32, 89_578)]
+)
+def test_steps_of_the_small_networks_on_eight_cpus(config, name, side, count):
+  config.model.name = name
+  config.data.image_size = config.data.resize = side
+  config.data.synthetic_classes = 10
+  actual = ahead.inspect(config, targets.parse('cpu:8'))
+  assert (actual['devices'], actual['parameters']) == (8, count)
+  train = actual['train']
+  assert train['images'] == 16 and actual['eval']['images'] == 32
+  for text in ('asked', 'compiled'):
+    assert train[f'gradients_{text}'] == ['float32'] == [actual['named_dtype']]
+    rows = {(r['kind'], r['dtype']): r for r in train[text]}
+    # The gradients, two sums of metrics, the weight, the rows without one and
+    # the counts of three votes; nothing else.
+    assert rows['all-reduce', 'float32']['bytes'] == 4 * (count + 7)
+    assert len(rows) == 1
+    # Loss, weight, and top 1 and 5.
+    (row,) = actual['eval'][text]
+    assert row['bytes'] == 4 * 4
+  assert not any(r['overlapping_compute'] for r in train['compiled'])
+  # Two images a device: a forward and two backward products a weight at least.
+  assert train['flops'] > 2 * 3 * 2 * count
+  # Weights and momentum are there once; the batch is.
+  memory_row = train['memory']
+  assert memory_row['in_place'] >= 2 * 4 * count
+  assert memory_row['arguments'] >= memory_row['in_place'] + 2 * 3 * side**2
+  assert (
+    memory_row['together']
+    < memory_row['arguments'] + memory_row['temporary'] + 1e4
+  )
+
+
+def test_what_does_not_fit_a_target_is_said(config):
+  config.batch_size = 12
+  with pytest.raises(config_lib.ConfigError, match='batch_size=12.*8 devices'):
+    ahead.inspect(config, targets.parse('cpu:8'))
+  with pytest.raises(config_lib.ConfigError, match='cpu:9: .* 8 CPU devices'):
+    ahead.inspect(config, targets.parse('cpu:9'))
+
+
+@pytest.mark.slow
+def test_a_batch_size_of_0_is_per_device(config):
+  config.model.name = 'lenet'
+  config.batch_size, config.batch_size_per_device = 0, 8
+  actual = ahead.inspect(config, targets.parse('cpu:2'))
+  assert actual['train']['images'] == 16 and config.batch_size == 0

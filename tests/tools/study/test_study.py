@@ -1,0 +1,475 @@
+"""Tests of the study: grid, resuming, arithmetic, tables, figures."""
+
+import csv
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.tools.study import __main__ as study_main
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import local
+from anp_jax.tools.study import runner
+from anp_jax.tools.study import slurm
+from anp_jax.tools.study import traffic
+from tests import launching
+from tests import slurm_cluster
+
+_TINY = 'configs/resnet_anp.py:tiny'
+
+
+def _cell(strategy='sync', nodes=1, devices=1, seed=0):
+  return grid.Cell(strategy, nodes, devices, seed)
+
+
+def _command(folder, *more):
+  return [
+    'strategies', f'--config={_TINY}', f'--workdir={folder}',
+    '--strategies=sync', *more,
+  ]  # fmt: skip
+
+
+# Running, with a launcher that trains nothing.
+
+_PRETEND = """\
+import json, os, sys
+flags = dict(a.lstrip('-').split('=', 1) for a in sys.argv[1:] if '=' in a)
+workdir = flags['workdir']
+with open(os.path.join(os.environ['PRETEND'], 'calls'), 'a') as f:
+  print(os.path.basename(workdir), file=f)
+failing = os.path.join(os.environ['PRETEND'], 'failing')
+if os.path.basename(workdir) in open(failing).read():
+  print('[0 host] thinking')
+  print('[1 host] error: out of luck')
+  print('[0 host] error: rank 1 has gone')
+  sys.exit(75)
+nodes = int(sys.argv[1])
+with open(os.path.join(workdir, 'config.json'), 'w') as f:
+  json.dump({'batch_size': 10}, f)
+with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
+  for step in (2, 4):
+    print(json.dumps({
+      'kind': 'train', 'step': step, 'epoch': step / 10, 'seconds': 1 / nodes,
+      'images_per_second': 20 * nodes}), file=f)
+  print(json.dumps({'kind': 'validation', 'step': 4, 'epoch': 0.4,
+                    'anp_top1': 0.5}), file=f)
+"""
+
+
+@pytest.fixture
+def pretend(tmp_path, monkeypatch):
+  """A launcher that notes its calls; cells named in `failing` fail.
+
+  The counting of traffic, which compiles, is noted too.
+  """
+  script = tmp_path / 'pretend.py'
+  script.write_text(_PRETEND)
+  (tmp_path / 'failing').write_text('')
+  (tmp_path / 'calls').write_text('')
+  monkeypatch.setenv('PRETEND', str(tmp_path))
+
+  def command(study, cell, cores):
+    del cores
+    return [sys.executable, str(script), str(cell.nodes),
+            *study.arguments(cell)]  # fmt: skip
+
+  def megabytes(study, cell):
+    del study
+    with open(tmp_path / 'calls', 'a') as f:
+      print(f'count-{cell.workers}', file=f)
+    return 3.25
+
+  monkeypatch.setattr(local, '_command', command)
+  monkeypatch.setattr(traffic, 'megabytes', megabytes)
+  return tmp_path
+
+
+def _calls(pretend):
+  calls = (pretend / 'calls').read_text().split()
+  (pretend / 'calls').write_text('')
+  return [c for c in calls if not c.startswith('count')]
+
+
+@pytest.mark.slow
+def test_what_is_finished_is_not_run_again(pretend, capsys):
+  folder = pretend / 'study'
+  command = _command(folder, '--nodes=1,2')
+  assert study_main.main(command) == 0
+  assert _calls(pretend) == ['sync-1x1-seed0', 'sync-2x1-seed0']
+  first = capsys.readouterr().out
+  assert study_main.main(command) == 0
+  assert _calls(pretend) == []
+  again = capsys.readouterr().out
+  assert '2 runs, 0 of them to do' in again
+  # The same table, from the same runs.
+  assert first[first.index('strategy') :] == again[again.index('strategy') :]
+  # A larger grid runs what is new; another config runs all.
+  assert study_main.main(_command(folder, '--nodes=1,2,3')) == 0
+  assert _calls(pretend) == ['sync-3x1-seed0']
+  assert study_main.main([*command, '--config.duration=99 steps']) == 0
+  assert _calls(pretend) == ['sync-1x1-seed0', 'sync-2x1-seed0']
+
+
+@pytest.mark.slow
+def test_traffic_is_counted_once_for_all_seeds(pretend, capsys):
+  command = _command(pretend / 'study', '--nodes=1,2', '--seeds=0,1')
+  assert study_main.main(command) == 0
+  calls = (pretend / 'calls').read_text().split()
+  assert [c for c in calls if c.startswith('count')] == ['count-1', 'count-2']
+  assert '3.25 ± 0.00' in capsys.readouterr().out
+  assert study_main.main(command) == 0
+  assert (pretend / 'calls').read_text().split() == calls
+  assert '3.25 ± 0.00' in capsys.readouterr().out
+
+
+def test_a_stop_after_the_runs_is_one_line(pretend, monkeypatch, capsys):
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(traffic, 'megabytes', interrupted)
+  assert study_main.main(_command(pretend / 'study', '--nodes=1')) == 130
+  assert capsys.readouterr().err.splitlines()[-1].startswith('interrupted;')
+
+
+def test_bytes_that_a_ring_sends():
+  """Four devices: each sends 3/4 of what is gathered, twice it for a sum."""
+  rows = [
+    {'kind': 'all-reduce', 'bytes': 4e6, 'conditional': False},
+    {'kind': 'all-gather', 'bytes': 8e6, 'conditional': False},
+  ]
+  each = (2 * 4e6 + 8e6) * 3 / 4
+  assert traffic.sent(rows, 4) == pytest.approx(4 * each / 1e6, rel=1e-12)
+  # Two groups of two: half of it within each, and half of a sum between them
+  # in one step of eight.
+  rows.append({'kind': 'all-reduce', 'bytes': 6e6, 'conditional': True})
+  each = (2 * 4e6 + 8e6) / 2 + 2 * 6e6 / 2 / 8
+  assert traffic.sent(rows, 4, 2, 1 / 8) == pytest.approx(4 * each / 1e6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('strategy, period', [('sync', 1), ('local', 8)])
+def test_bytes_of_a_compiled_step(strategy, period):
+  """LeNet's 431,080 parameters and 1,000 for colours, in float32."""
+  study = runner.Study('configs/lenet.py', {}, 'unused')
+  # Metrics are a few numbers more.
+  want = 4 * 432_080 * 2 / period / 1e6
+  got = traffic.megabytes(study, _cell(strategy, nodes=2))
+  assert want <= got < want + 1e-3
+  assert traffic.megabytes(study, _cell(strategy)) == 0
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):
+  folder = pretend / 'study'
+  (pretend / 'failing').write_text('sync-1x1-seed0')
+  command = _command(folder, '--nodes=1,2', '--target_accuracy=0.5')
+  assert study_main.main(command) == 1
+  assert _calls(pretend) == ['sync-1x1-seed0', 'sync-2x1-seed0']
+  # The first error, which is the cause of the second.
+  line = 'failed: sync-1x1-seed0: out of luck'
+  assert line in capsys.readouterr().out
+  assert line in (folder / 'study.md').read_text()
+  with open(folder / 'cells.csv') as f:
+    bad, good = csv.DictReader(f)
+  assert (bad['state'], bad['error']) == ('failed', 'out of luck')
+  assert bad['images_per_second'] == '' and good['state'] == 'finished'
+  (pretend / 'failing').write_text('')
+  assert study_main.main(command) == 0
+  assert _calls(pretend) == ['sync-1x1-seed0']
+  assert 'failed:' not in (folder / 'study.md').read_text()
+
+
+def test_a_cell_whose_config_is_refused_is_left_out(
+  pretend, capsys, monkeypatch
+):
+  """The others run, and it is no failure."""
+  real = runner.Study.config
+
+  def config(self, cell):
+    if cell.nodes == 2:
+      raise config_lib.ConfigError('config.sharding: not with this')
+    return real(self, cell)
+
+  monkeypatch.setattr(runner.Study, 'config', config)
+  command = _command(pretend / 'study', '--nodes=1,2', '--seeds=0,1')
+  assert study_main.main(command) == 0
+  assert _calls(pretend) == ['sync-1x1-seed0', 'sync-1x1-seed1']
+  # A note for both seeds.
+  page = (pretend / 'study' / 'study.md').read_text()
+  assert page.count('left out: ') == 1
+  line = 'left out: sync-2x1-seed0: config.sharding: not with this'
+  assert line in page and line in capsys.readouterr().out
+  with open(pretend / 'study' / 'cells.csv') as f:
+    states = [row['state'] for row in csv.DictReader(f)]
+  assert states == ['finished', 'left out'] * 2
+
+
+def test_a_run_that_refuses_its_config_is_left_out(tmp_path):
+  """Some is known only when its processes have started; status 2 says so."""
+  study = runner.Study(_TINY, {}, str(tmp_path))
+  workdir = tmp_path / 'runs' / _cell().name
+  workdir.mkdir(parents=True)
+  log, line = workdir / 'study.log', 'config.strategy.servers=4: too many'
+  log.write_text(f'error: {line}\n')
+  refused = runner.ended(study, _cell(), 2, None)
+  assert refused == line and isinstance(refused, runner.Refusal)
+  assert not isinstance(runner.ended(study, _cell(), 1, None), runner.Refusal)
+  # It has trained before: the study's config is another one now.
+  (workdir / 'metrics.jsonl').write_text('')
+  assert not isinstance(runner.ended(study, _cell(), 2, None), runner.Refusal)
+  (workdir / 'metrics.jsonl').unlink()
+  log.write_text('error: no Python here\n')  # of a job's set-up
+  assert not isinstance(runner.ended(study, _cell(), 2, None), runner.Refusal)
+
+
+def test_a_run_too_short_to_be_timed_is_shown(pretend, capsys):
+  """Its first step, which compiles, is no rate."""
+  folder = pretend / 'study'
+  command = _command(folder, '--nodes=1,2')
+  assert study_main.main(command) == 0
+  metrics = folder / 'runs' / 'sync-1x1-seed0' / 'metrics.jsonl'
+  metrics.write_text('{"kind": "train", "step": 1, "epoch": 0.1}\n')
+  assert study_main.main(command) == 1
+  line = 'failed: sync-1x1-seed0: no step was timed'
+  assert line in capsys.readouterr().out
+  assert line in (folder / 'study.md').read_text()
+
+
+def test_when_all_fail_there_is_still_a_page(pretend):
+  folder = pretend / 'study'
+  (pretend / 'failing').write_text('sync-1x1-seed0')
+  assert study_main.main(_command(folder, '--nodes=1')) == 1
+  assert 'out of luck' in (folder / 'study.md').read_text()
+
+
+def test_a_stopped_run_is_not_finished(tmp_path):
+  study = runner.Study(_TINY, {}, str(tmp_path))
+  workdir = tmp_path / 'runs' / _cell().name
+  workdir.mkdir(parents=True)
+  (workdir / 'stopped.json').write_text(
+    json.dumps({'step': 3, 'total': 9, 'reason': 'a signal'})
+  )
+  assert runner.ended(study, _cell(), 0, 2) == (
+    'stopped at step 3 of 9 by a signal; run the same command to resume'
+  )
+  assert not runner.is_finished(study, _cell())
+  (workdir / 'stopped.json').unlink()
+  assert runner.ended(study, _cell(), 0, 2) == ''
+  assert runner.is_finished(study, _cell())
+  assert runner.record(study, _cell())['cores'] == 2
+
+
+_STUBBORN = """\
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit((folder / 'saved').touch()))
+(folder / 'started').touch()
+time.sleep(60)
+"""
+
+
+def test_a_stop_is_passed_on_and_waited_for(tmp_path, monkeypatch):
+  """To processes that were started in the background, too."""
+  (tmp_path / 'stubborn.py').write_text(_STUBBORN)
+  monkeypatch.setattr(
+    local, '_command',
+    lambda *_: [sys.executable, str(tmp_path / 'stubborn.py'), str(tmp_path)],
+  )  # fmt: skip
+  monkeypatch.setattr(local, '_POLL', 0.01)
+
+  def interrupt(cell):
+    if (tmp_path / 'started').exists():
+      raise KeyboardInterrupt
+
+  study = runner.Study(_TINY, {}, str(tmp_path))
+  with pytest.raises(KeyboardInterrupt):
+    local.run(study, [_cell()], interrupt, print)
+  assert (tmp_path / 'saved').exists()
+  assert not runner.is_finished(study, _cell())
+
+
+def test_each_device_has_a_core(tmp_path):
+  """Cores are taken as they are there, whatever their numbers."""
+  study = runner.Study(_TINY, {}, str(tmp_path))
+  for cell, want in (
+    (_cell(), '4'), (_cell(nodes=2), '4,5'), (_cell(devices=2), '4,5'),
+    (_cell(nodes=2, devices=4), '4,5,7'),
+  ):  # fmt: skip
+    command = local._command(study, cell, [4, 5, 7])
+    assert command[:5] == [
+      'taskset', '-c', want, local.LAUNCHER, str(cell.nodes),
+    ]  # fmt: skip
+    assert command[5:7] == [f'--devices={cell.devices}', '--bind']
+
+
+@pytest.mark.parametrize('count', [1, 2])
+def test_the_launcher_divides_the_cores_it_has(tmp_path, count):
+  """The last core alone: a share of one for each of one or two processes."""
+  last = max(os.sched_getaffinity(0))
+  python = tmp_path / 'python'
+  python.write_text(
+    f'#!/usr/bin/env bash\n[ "$1" != main.py ] && exec {sys.executable} "$@"\n'
+    'taskset -cp $$ | sed "s/.*: //"\n'
+  )
+  python.chmod(python.stat().st_mode | stat.S_IXUSR)
+  done = subprocess.run(
+    ['taskset', '-c', str(last), local.LAUNCHER, str(count),
+     '--bind'],
+    cwd=launching.ROOT, env={**os.environ, 'PYTHON': str(python)},
+    capture_output=True, text=True, timeout=60,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.split() == [str(last)] * count
+
+
+# Slurm, whose programs are short scripts here.
+
+_SLURM = {
+  'sbatch': """
+echo "$@" >> $SLURM_NOTES/submitted
+echo $JAX_NUM_CPU_DEVICES >> $SLURM_NOTES/devices
+number=$(wc -l < $SLURM_NOTES/submitted)
+echo "$number;cluster"
+echo $number >> $SLURM_NOTES/queue
+""",
+  # Each look at the queue finds one job fewer.
+  'squeue': 'cat $SLURM_NOTES/queue; sed -i 1d $SLURM_NOTES/queue',
+  # The second job was ended by signal 9.
+  'scontrol': '[ $4 = 2 ] && s=0:9 || s=0:0; echo JobId=$4 ExitCode=$s X=1',
+}
+
+
+@pytest.fixture
+def slurm_programs(tmp_path, monkeypatch):
+  notes = tmp_path / 'notes'
+  notes.mkdir()
+  (notes / 'queue').write_text('')
+  for name, text in _SLURM.items():
+    path = notes / name
+    path.write_text(f'#!/usr/bin/env bash\n{text}\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+  monkeypatch.setenv('PATH', f'{notes}:{os.environ["PATH"]}')
+  monkeypatch.setenv('SLURM_NOTES', str(notes))
+  return notes
+
+
+def test_every_strategy_has_its_script():
+  for strategy in strategy_lib.BUILT_IN:
+    assert (launching.ROOT / slurm.script(strategy)).is_file(), strategy
+  assert slurm.script('sync') == 'scripts/slurm/train.sbatch'
+
+
+def test_slurm_needs_the_checkout(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(config_lib.ConfigError) as e:
+    slurm.script('server')
+  assert str(e.value) == (
+    '--slurm: there is no scripts/slurm/server.sbatch here; start the study in '
+    'the checkout of anp_jax'
+  )
+
+
+def test_slurm_jobs(tmp_path, slurm_programs):
+  study = runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
+  cells = grid.expand(('sync',), (1, 2), (4,), (0,))
+  ends = {}
+  options = ['--gpus-per-node={devices}', '--exclusive']
+  slurm.run(study, cells, lambda c: None, ends.__setitem__, options, poll=0)
+  assert ends == {cells[0]: '', cells[1]: 'ended with status 1'}
+  assert runner.is_finished(study, cells[0])
+  assert runner.record(study, cells[0])['cores'] is None
+  assert not runner.is_finished(study, cells[1])
+  row_one, row_two = (slurm_programs / 'submitted').read_text().splitlines()
+  for text, nodes in ((row_one, 1), (row_two, 2)):
+    assert f'--nodes={nodes} ' in text and ' --exclusive ' in text
+    assert ' --gpus-per-node=4 ' in text
+    assert ' scripts/slurm/train.sbatch --config=' in text
+    assert '--config.batch_size=32' in text
+  assert (slurm_programs / 'devices').read_text().split() == ['4', '4']
+
+
+def test_jobs_that_still_run_are_not_submitted_again(tmp_path, slurm_programs):
+  study = runner.Study(_TINY, {}, str(tmp_path / 'study'))
+  cell = _cell()
+  os.makedirs(study.workdir(cell))
+  with open(os.path.join(study.workdir(cell), slurm.JOB), 'w') as f:
+    f.write('71')
+  (slurm_programs / 'queue').write_text('71\n')
+  ends = {}
+  slurm.run(study, [cell], lambda c: None, ends.__setitem__, [], poll=0)
+  assert ends == {cell: ''}
+  assert not (slurm_programs / 'submitted').exists()
+  assert not os.path.exists(os.path.join(study.workdir(cell), slurm.JOB))
+
+
+def test_without_slurm_one_line_says_so(tmp_path, capsys, monkeypatch):
+  monkeypatch.setenv('PATH', str(tmp_path))
+  assert study_main.main(_command(tmp_path / 'study', '--slurm')) == 2
+  assert capsys.readouterr().err == (
+    'error: --slurm: there is no squeue on this machine\n'
+  )
+
+
+# The whole command.
+
+
+@pytest.mark.multiprocess
+def test_the_command_on_one_and_two_processes(tmp_path):
+  command = [
+    sys.executable, '-m', 'anp_jax.tools.study',
+    *_command(
+      tmp_path, '--nodes=1,2', '--strategies=sync', '--target_accuracy=0.01',
+      *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
+    ),
+  ]  # fmt: skip
+  done = subprocess.run(
+    command, cwd=launching.ROOT, capture_output=True, text=True, timeout=300
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  with open(tmp_path / 'cells.csv') as f:
+    row_one, row_two = csv.DictReader(f)
+  assert (row_one['nodes'], row_two['nodes']) == ('1', '2')
+  # The same training, but for the order of sums.
+  assert float(row_one['accuracy']) == pytest.approx(float(row_two['accuracy']))
+  log = (tmp_path / 'runs/sync-2x1-seed0/study.log').read_text()
+  assert re.search(r'^\[1 ', log, re.M) and '2 x cpu' in log
+  for name in ('study.md', 'curves.csv', 'speed.png', 'accuracy.png'):
+    assert (tmp_path / name).stat().st_size > 0
+  again = subprocess.run(
+    command, cwd=launching.ROOT, capture_output=True, text=True, timeout=60
+  )
+  assert again.returncode == 0 and '0 of them to do' in again.stdout
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(600)
+@pytest.mark.soak
+def test_the_command_on_a_cluster(tmp_path):
+  """Jobs of one and two nodes, and one that cannot be."""
+  with slurm_cluster.open_cluster():
+    done = subprocess.run(
+      [
+        sys.executable, '-m', 'anp_jax.tools.study',
+        *_command(
+          tmp_path, '--nodes=1,2', '--strategies=sync', '--slurm=--time=10',
+          '--config.batch_size=20',  # in groups of 4 images
+          *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
+        ),
+      ],
+      cwd=launching.ROOT, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+  assert done.returncode == 0, done.stdout + done.stderr
+  with open(tmp_path / 'cells.csv') as f:
+    row_one, row_two = csv.DictReader(f)
+  assert row_two['state'] == 'left out'
+  assert (
+    row_one['state'] == 'finished' and float(row_one['images_per_second']) > 0
+  )
+  assert 'norm_group=4: a device computes 10 images' in row_two['error']

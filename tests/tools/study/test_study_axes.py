@@ -1,0 +1,216 @@
+"""Tests of study: any key of the config as an axis."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.tools.study import __main__ as study_main
+from anp_jax.tools.study import axes
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import plots
+from anp_jax.tools.study import results
+from anp_jax.tools.study import runner
+from anp_jax.tools.study import table
+from tests import builders
+
+_LENET = 'configs/lenet.py'
+
+
+def _parsed(*texts, strategies=('sync', 'server')):
+  return axes.parse(texts, strategies, {}, grid.AXES)
+
+
+def _combinations(strategy, nodes, *texts):
+  overrides = {'strategy.name': strategy}
+  return axes.combinations(_LENET, overrides, _parsed(*texts), nodes)
+
+
+def test_values_are_those_between_commas_outside_brackets():
+  sizes, mode = _parsed(
+    'emulate.slow=((0, 2.0),(1, 3.0)), ()', 'strategy.mode= async,bounded,async'
+  )
+  assert sizes.values == ('((0, 2.0), (1, 3.0))', '()')
+  assert (mode.key, mode.values) == ('strategy.mode', ('async', 'bounded'))
+  # One value, however it is typed.
+  rate, in_flight = _parsed('optimizer.momentum=.5,0.50', 'strategy.in_flight=1')
+  assert rate.values == ('0.5',) and in_flight.key == 'strategy.in_flight'
+
+
+def test_a_strategy_without_the_key_is_not_multiplied():
+  flags = 'strategy.mode=async,bounded', 'optimizer.momentum=0,0.9'
+  momenta = (('optimizer.momentum', '0.0'), ('optimizer.momentum', '0.9'))
+  assert _combinations('sync', 1, *flags) == [(m,) for m in momenta]
+  assert _combinations('server', 1, *flags) == [
+    (('strategy.mode', mode), m) for mode in ('async', 'bounded')
+    for m in momenta
+  ]  # fmt: skip
+  # Nor is one whose optimizer has no such key.
+  combined = _combinations(
+    'sync', 1, 'optimizer.name=nesterov,adam', 'optimizer.momentum=0,0.9'
+  )
+  assert combined == [
+    (('optimizer.name', 'nesterov'), momenta[0]),
+    (('optimizer.name', 'nesterov'), momenta[1]), (('optimizer.name', 'adam'),),
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'nodes, servers',
+  # A quarter of them, to the nearest, halves up; at least 1; once.
+  [(1, ['1', '2']), (6, ['1', '2']), (12, ['1', '2', '3']),
+   (16, ['1', '2', '4'])],
+)  # fmt: skip
+def test_percentages_are_of_the_nodes(nodes, servers):
+  combined = _combinations('server', nodes, 'strategy.servers=1,2,25%')
+  assert [dict(c)['strategy.servers'] for c in combined] == servers
+
+
+def test_a_percentage_of_what_is_no_count_stays_or_is_refused():
+  (path,) = _parsed('data.path=25%,images')
+  assert path.on(64) == ('25%', 'images')
+  with pytest.raises(config_lib.ConfigError, match="batch_size='25%'"):
+    _parsed('batch_size=64,25%')
+
+
+def test_brackets_around_a_text_with_commas_are_no_part_of_it():
+  (period,) = _parsed(
+    'strategy.period=8,(1,8@1000 steps)', strategies=('local',)
+  )
+  assert period.values == ('8', '1,8@1000 steps')
+
+
+def test_folders_of_varied_cells():
+  keys = (('strategy.mode', 'async'), ('duration', '2 epochs'))
+  cell = grid.Cell('server', 4, 1, 0, 0.02, keys)
+  assert cell.name == (
+    'server-4x1-strategy.mode=async-duration=2_epochs.b06773d6-rate0.02-seed0'
+  )
+  assert cell.overrides['duration'] == '2 epochs'
+  # What a name cannot hold tells them apart all the same.
+  slow = ['((0, 2.0),)', '((0. 2.0),)', 50 * '1', 51 * '1']
+  names = {grid.Cell('sync', 1, 1, 0, None, (('k', v),)).name for v in slow}
+  assert len(names) == 4 and not any('/' in n or ' ' in n for n in names)
+
+
+def test_short_names_tell_keys_apart():
+  assert axes.short_names(['a.mode', 'b.c.mode', 'batch_size']) == {
+    'a.mode': 'a.mode', 'b.c.mode': 'c.mode', 'batch_size': 'batch_size',
+  }  # fmt: skip
+  assert axes.short_names(['size', 'a.size']) == {
+    'size': 'size', 'a.size': 'a.size',
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'flags, words',
+  [
+    (
+      ['--vary=strategy.mod=async'],
+      '--vary=strategy.mod=async: unknown key strategy.mod; did you mean '
+      "'strategy.mode'?",
+    ),
+    (
+      ['--vary=strategy.mode=asinc'],
+      "config.strategy.mode='asinc': expected one of async, bounded, "
+      "synchronous; did you mean 'async'?",
+    ),
+    (['--vary=batch_size=64,big'], "config.batch_size='big': expected a whole"),
+    (['--vary=batch_size'], '--vary=batch_size: expected KEY=VALUE,VALUE,...'),
+    (['--vary=seed=1,2'], '--vary=seed=1,2: the study sets it; use --seeds'),
+    (
+      ['--vary=emulate.step_seconds=1,2'],
+      '--vary=emulate.step_seconds=1,2: the study sets it; use --emulate',
+    ),
+    (
+      ['--vary=emulate.sleep=True,False', '--emulate'],
+      'the study sets it; use --emulate',
+    ),
+    (
+      ['--vary=optimizer.learning_rate=1'],
+      'the study sets it; use --learning_rates',
+    ),
+    (
+      ['--vary=batch_size=8', '--config.batch_size=16'],
+      '--vary=batch_size=8: batch_size is set twice',
+    ),
+    (
+      ['--vary=strategy.servers=0%'],
+      '--vary=strategy.servers=0%: expected a percentage of the nodes above 0',
+    ),
+    (
+      ['--vary=strategy.mode=async', '--strategies=sync'],
+      '--vary=strategy.mode=async: no run of the study has this key',
+    ),
+    (
+      ['--vary=optimizer.name=lars,lamb', '--strategies=server'],
+      "config.optimizer.name='lars': expected another one",
+    ),
+    (
+      ['--vary=batch_size=32', '--plan', '--nodes=1'],
+      '--plan with --vary=batch_size=32: expected one of them',
+    ),
+  ],
+)
+def test_bad_flags_are_one_line(tmp_path, capsys, flags, words):
+  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}',
+               '--strategies=sync,server', *flags]  # fmt: skip
+  assert study_main.main(arguments) == 2
+  assert words in builders.error_line(capsys)
+  assert not list(tmp_path.iterdir())
+
+
+def _run(accuracy):
+  steps = np.array([1])
+  return results.Run(100.0, steps, steps, steps / 1.0, np.array([accuracy]))
+
+
+def _points():
+  """`server` in two modes at two rates, one of them best for each; `sync`."""
+  scores = {('async', 0.1): 0.9, ('async', 0.2): 0.3,
+            ('bounded', 0.1): 0.4, ('bounded', 0.2): 0.8}  # fmt: skip
+  runs = {
+    grid.Cell('server', 2, 1, 0, rate, (('strategy.mode', mode),)): _run(score)
+    for (mode, rate), score in scores.items()
+  }
+  runs |= {grid.Cell('sync', 2, 1, 0, rate): _run(rate) for rate in (0.1, 0.2)}
+  return results.points(list(runs), runs, {}), runs
+
+
+def test_the_best_rate_is_that_of_each_combination(tmp_path):
+  points, runs = _points()
+  assert [(p.series, p.learning_rate) for p in points] == [
+    ('server, mode=async', 0.1), ('server, mode=bounded', 0.2), ('sync', 0.2),
+  ]  # fmt: skip
+  head, *rows = table.rows(points, None)
+  assert head[:4] == ('strategy', 'mode', 'nodes', 'devices a node')
+  assert [row[1] for row in rows] == ['async', 'bounded', '-']
+  assert table.by_learning_rate(points)[1][:4] == ('server', 'async', '2', '1')
+  lines = plots.accuracy(points, None).axes[0].lines
+  assert [line.get_label() for line in lines] == [
+    'server, mode=async, 2 x 1', 'server, mode=bounded, 2 x 1', 'sync, 2 x 1',
+  ]  # fmt: skip
+  paths = [str(tmp_path / name) for name in ('cells.csv', 'curves.csv')]
+  table.write_cells(paths[0], list(runs), runs, {}, None)
+  table.write_curves(paths[1], runs)
+  for path in paths:
+    with open(path) as f:
+      modes = [row['strategy.mode'] for row in csv.DictReader(f)]
+    assert modes == ['async', 'async', 'bounded', 'bounded', '', '']
+
+
+def test_a_note_for_each_cell_that_cannot_be():
+  study = runner.Study(_LENET, {}, 'folder')
+  keys = (('optimizer.name', 'lars'),)
+  cells = [
+    grid.Cell('server', 2, 1, seed, rate, keys)
+    for seed in (0, 1) for rate in (0.1, 0.2)
+  ]  # fmt: skip
+  refusals = {}
+  for cell in cells:
+    with pytest.raises(ValueError, match='optimizer.name') as refused:
+      study.config(cell)
+    refusals[cell] = runner.Refusal(refused.value)
+  (note,) = table.notes([], None, '', refusals)
+  assert note.startswith(f'left out: {cells[0].name}: config.optimizer.name=')

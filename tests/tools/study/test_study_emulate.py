@@ -1,0 +1,154 @@
+"""The study's flag --emulate: its keys, its processes, its page."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.tools.study import __main__ as study_main
+from anp_jax.tools.study import emulate
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import local
+from anp_jax.tools.study import page
+from anp_jax.tools.study import results
+from anp_jax.tools.study import runner
+from tests import builders
+
+_COMMAND = ['strategies', '--config=configs/lenet.py']
+
+
+@pytest.mark.parametrize(
+  'flags, line',
+  [
+    (
+      ['--emulate=step_secods=1'],
+      "--emulate: no key 'step_secods' (have: sleep, step_seconds, "
+      'image_seconds, spread, slow, pieces, megabytes, bandwidth); did you '
+      "mean 'step_seconds'?",
+    ),
+    (['--emulate=spread'], "--emulate: 'spread': expected spread=VALUE"),
+    (
+      ['--emulate=spread=wide'],
+      "config.emulate.spread='wide': expected a number",
+    ),
+    (
+      ['--emulate=slow=3'],
+      "--emulate: slow='3': expected PROCESS:FACTOR, or several with +, such "
+      'as 3:2+5:1.5',
+    ),
+    (
+      ['--emulate=slow=3:0'],
+      'config.emulate.slow=((3, 0.0),): expected pairs (process, factor) as '
+      'in ((3, 2.0),)',
+    ),
+    (
+      ['--emulate=slow=4:2', '--nodes=1,4'],
+      '--emulate: slow=4: expected a process below 4, the largest of --nodes',
+    ),
+    (['--emulate=spread=1,spread=2'], '--emulate: spread is set twice'),
+    (
+      ['--emulate=spread=1', '--config.emulate.spread=2'],
+      '--emulate: spread is set twice',
+    ),
+    (
+      ['--config.emulate.spread=2'],
+      '--config.emulate.spread=2: expected --emulate with it, as in '
+      '--emulate=step_seconds=0.1',
+    ),
+    (
+      ['--emulate', '--target_accuracy=0.5'],
+      '--target_accuracy=0.5: nothing is learnt with --emulate',
+    ),
+  ],
+)
+def test_bad_input_gets_one_line(tmp_path, capsys, flags, line):
+  arguments = [*_COMMAND, f'--workdir={tmp_path / "study"}', *flags]
+  assert study_main.main(arguments) == 2
+  assert builders.error_line(capsys) == f'error: {line}'
+
+
+def test_the_keys_reach_the_config():
+  typed = {'data.image_size': '28'}
+  overrides = emulate.overrides('step_seconds=0.25,slow=3:2+5:1.5', typed)
+  study = runner.Study('configs/lenet.py', overrides, 'folder', True)
+  config = study.config(grid.Cell('server', 16, 1, 0))
+  assert config.emulate.enabled and config.emulate.step_seconds == 0.25
+  assert config.emulate.slow == ((3, 2.0), (5, 1.5))
+  assert config.data.source == 'synthetic' and config.data.image_size == 28
+  # What a user sets goes before what the study chooses.
+  chosen = emulate.overrides('', {'data.source': 'digits'})
+  assert chosen['data.source'] == 'digits'
+  assert emulate.overrides(None, typed) == typed
+
+
+def test_emulated_processes_share_the_cores_with_a_thread_each():
+  study = runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=True)
+  command = local._command(study, grid.Cell('sync', 64, 1, 0), [0, 1])
+  assert command[:3] == [local.LAUNCHER, '64', '--devices=1']
+  assert '--bind' not in command and 'taskset' not in command
+  assert emulate.environment(study)['OMP_NUM_THREADS'] == '1'
+
+
+def test_emulated_processes_that_compute_have_a_core_each(monkeypatch):
+  monkeypatch.setattr(shutil, 'which', lambda name: name)
+  study = runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=False)
+  alone = local._command(study, grid.Cell('sync', 1, 1, 0), [0, 1, 2])
+  assert alone[:3] == ['taskset', '-c', '0'] and '--bind' in alone
+  pair = local._command(study, grid.Cell('sync', 2, 1, 0), [0, 1, 2])
+  assert pair[:3] == ['taskset', '-c', '0,1'] and '--bind' in pair
+  assert emulate.environment(study) == {}
+
+
+@pytest.mark.slow
+def test_the_page_says_emulated_and_no_accuracy(tmp_path):
+  cells = grid.expand(('sync',), (1, 16), (1,), (0,))
+  runs = {
+    cell: results.Run(
+      100.0 * cell.nodes, np.array([4]), np.array([40]), np.array([1.0]),
+      np.array([0.5]),
+    )
+    for cell in cells
+  }  # fmt: skip
+  outcome = page.Outcome(cells, runs, {}, 2, 'a pass is a sleep of 0.1 s')
+  text = page.write(str(tmp_path), 'Strategies, emulated', '', outcome, None)
+  head = text.splitlines()[0]
+  assert 'images/s, emulated' in head and 'accuracy' not in head
+  assert '16.00*' not in text and '16.00' in text
+  assert 'Emulated: a pass is a sleep of 0.1 s. Processes, ' in text
+  assert 'on 2 cores in all' in text
+  assert not (tmp_path / 'accuracy.png').exists()
+  assert (
+    (tmp_path / 'study.md').read_text().startswith('# Strategies, emulated\n')
+  )
+
+
+def test_an_emulated_study_of_a_strategy_that_has_none_is_refused(
+  tmp_path, capsys
+):
+  arguments = [*_COMMAND, f'--workdir={tmp_path}', '--emulate',
+               '--strategies=channel_split']  # fmt: skip
+  assert study_main.main(arguments) == 2
+  assert 'config.emulate.enabled=True' in builders.error_line(capsys)
+
+
+def test_spread_is_a_key_of_emulation_alone():
+  config = config_lib.base()
+  with pytest.raises(config_lib.ConfigError, match='belongs to emulate.ena'):
+    config_lib.resolved(config, {'emulate.spread': '0.5'})
+
+
+def test_the_last_interval_of_an_emulated_run_does_not_count(tmp_path):
+  """Its numbers come a step earlier than those of the others."""
+  (tmp_path / 'config.json').write_text(
+    json.dumps({'batch_size': 10, 'emulate.enabled': True})
+  )
+  rates = ((4, 2.0, 20.0), (8, 1.0, 40.0), (12, 0.75, 160 / 3))
+  lines = [
+    {'kind': 'train', 'step': step, 'seconds': s, 'images_per_second': rate}
+    for step, s, rate in rates
+  ]
+  lines.append({'kind': 'validation', 'step': 12, 'anp_top1': 0.1})
+  (tmp_path / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  assert results.read(str(tmp_path)).images_per_second == 40.0

@@ -1,0 +1,105 @@
+"""Tests of study: its cells, and the flags that ask for them."""
+
+import pytest
+
+from anp_jax.tools.study import __main__ as study_main
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import runner
+
+_TINY = 'configs/resnet_anp.py:tiny'
+
+
+def _cell(strategy='sync', nodes=1, devices=1, seed=0):
+  return grid.Cell(strategy, nodes, devices, seed)
+
+
+def _command(folder, *more):
+  return [
+    'strategies', f'--config={_TINY}', f'--workdir={folder}',
+    '--strategies=sync', *more,
+  ]  # fmt: skip
+
+
+def test_grid_is_every_combination_seed_by_seed():
+  cells = grid.expand(('sync', 'local'), (1, 4), (2,), (7, 8))
+  assert [(c.seed, c.nodes, c.devices, c.strategy) for c in cells] == [
+    (7, 1, 2, 'sync'), (7, 1, 2, 'local'), (7, 4, 2, 'sync'),
+    (7, 4, 2, 'local'), (8, 1, 2, 'sync'), (8, 1, 2, 'local'),
+    (8, 4, 2, 'sync'), (8, 4, 2, 'local'),
+  ]  # fmt: skip
+  assert cells[2].name == 'sync-4x2-seed7' and cells[2].workers == 8
+  assert cells[2].overrides == {'strategy.name': 'sync', 'seed': '7'}
+  assert len({c.name for c in cells}) == len(cells)
+
+
+def test_learning_rates_are_an_axis_of_their_own():
+  cells = grid.expand(('sync',), (1,), (1,), (0,), (0.01, 0.02))
+  assert [c.overrides['optimizer.learning_rate'] for c in cells] == [
+    '0.01', '0.02',
+  ]  # fmt: skip
+  assert cells[1].name == 'sync-1x1-rate0.02-seed0'
+  assert grid.learning_rates('0.02, 1e-2,0.020') == (0.01, 0.02)
+  assert grid.learning_rates(None) == (None,)
+
+
+def test_each_strategy_is_given_the_keys_that_it_has(tmp_path, capsys):
+  keys = {'strategy.period': '3', 'strategy.in_flight': '2', 'seed': '1'}
+  study = runner.Study(_TINY, keys, str(tmp_path))
+  shares = {
+    name: {a.partition('=')[0].removeprefix('--config.')
+           for a in study.overridden(_cell(name))}
+    for name in ('sync', 'local', 'server')
+  }  # fmt: skip
+  common = {'seed', 'strategy.name'}
+  assert shares == {
+    'sync': common, 'local': common | {'strategy.period'},
+    'server': common | {'strategy.in_flight'},
+  }  # fmt: skip
+  # One that none of them has is refused.
+  command = _command(tmp_path, '--config.strategy.period=3')
+  assert study_main.main(command) == 2
+  assert 'belongs to strategy.name=local, not sync' in capsys.readouterr().err
+
+
+def test_lists_of_numbers():
+  assert grid.numbers('--nodes', '4, 1,2,1', 1) == (1, 2, 4)
+  assert grid.numbers('--seeds', '0', 0) == (0,)
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  (
+    (['--nodes=1,x'], "--nodes='1,x': expected whole numbers from 1"),
+    (['--nodes=0'], "--nodes='0': expected whole numbers from 1"),
+    (['--devices_per_node=1,,2'], "--devices_per_node='1,,2': expected whole"),
+    (['--seeds=-1'], "--seeds='-1': expected whole numbers from 0"),
+    (['--learning_rates=0.1,x'], "--learning_rates='0.1,x': expected numbers"),
+    (['--learning_rates=inf'], "--learning_rates='inf': expected numbers"),
+    (
+      ['--learning_rates=0.1', '--config.optimizer.learning_rate=1'],
+      'the study sets it; use --learning_rates',
+    ),
+    (['--target_accuracy=95'], '--target_accuracy=95.0: expected a number'),
+    (['--strategy=sync'], "unknown argument '--strategy=sync'; did you mean"),
+    (['--config.seed=3'], '--config.seed=3: the study sets it; use --seeds'),
+    (['--config.strategy.name=sync'], 'the study sets it; use --strategies'),
+    (['--config.duraton=3'], "unknown key config.duraton; did you mean 'dur"),
+    (['--strategies=sync,relay'], 'by python -m anp_jax.tools.study relay'),
+    (['--config=configs/none.py'], "no file 'configs/none.py'"),
+    (['--workdir='], '--workdir is missing'),
+  ),
+)
+def test_bad_flags_are_one_line(tmp_path, capsys, arguments, words):
+  assert study_main.main(_command(tmp_path, *arguments)) == 2
+  message = capsys.readouterr().err
+  assert words in message and message.count('\n') == 1
+  assert not list(tmp_path.iterdir())
+
+
+def test_unknown_strategy_is_refused_with_those_there_are(tmp_path, capsys):
+  assert study_main.main(_command(tmp_path, '--strategies=sync,synk')) == 2
+  assert capsys.readouterr().err == (
+    "error: --strategies: no strategy 'synk' (have: sync, invariant, local, "
+    'server, channel_split, or '
+    "package.module:Class); did you mean 'sync'?\n"
+  )

@@ -1,0 +1,277 @@
+"""Tests of study: numbers, tables and figures of its runs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import plots
+from anp_jax.tools.study import results
+from anp_jax.tools.study import scores as score_table
+from anp_jax.tools.study import table
+
+_TINY = 'configs/resnet_anp.py:tiny'
+
+
+def _cell(strategy='sync', nodes=1, devices=1, seed=0):
+  return grid.Cell(strategy, nodes, devices, seed)
+
+
+def _write_run(folder, train, validation, batch_size=10):
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / 'config.json').write_text(json.dumps({'batch_size': batch_size}))
+  with open(folder / 'metrics.jsonl', 'w') as f:
+    for kind, records in (('train', train), ('validation', validation)):
+      for record in records:
+        print(json.dumps({'kind': kind, 'epoch': 0.0, **record}), file=f)
+  return str(folder)
+
+
+def test_a_runs_numbers_in_closed_form(tmp_path):
+  """10 images a step. 40/s until step 8, 20/s until 12, 50/s until 22."""
+  workdir = _write_run(
+    tmp_path,
+    [
+      {'step': 1},  # timed by nothing
+      {'step': 8, 'seconds': 7 / 4, 'images_per_second': 40.0},
+      {'step': 12, 'seconds': 2.0, 'images_per_second': 20.0,
+       'staleness_0': 3, 'staleness_2': 1, 'megabytes_per_update': 6.0},
+      # Continued after a stop: one step of this interval went untimed.
+      {'step': 22, 'seconds': 9 / 5, 'images_per_second': 50.0,
+       'staleness_2': 4, 'megabytes_per_update': 9.5, 'staleness': 1.5},
+    ],
+    [
+      {'step': 4, 'anp_top1': 0.3},
+      {'step': 10, 'anp_top1': 0.9},  # scored again when the run went on
+      {'step': 22, 'anp_top1': 0.5},
+      {'step': 10, 'anp_top1': 0.6},
+    ],
+  )  # fmt: skip
+  run = results.read(workdir)
+  # Without the first interval: 40 images in 2 s and 90 in 1.8 s.
+  assert run.images_per_second == pytest.approx(130 / 3.8, rel=1e-12)
+  assert run.steps.tolist() == [4, 10, 22]
+  assert run.samples.tolist() == [40, 100, 220]
+  # 4 steps of 1/4 s; 8 of them and 2 of 1/2 s; and 2 more, and 10 of 1/5 s.
+  np.testing.assert_allclose(run.seconds, [1, 3, 6], rtol=1e-12)
+  assert run.accuracy.tolist() == [0.3, 0.6, 0.5]
+  assert run.seconds_to(0.55) == pytest.approx(3, rel=1e-12)
+  assert run.seconds_to(0.61) is None
+  assert run.staleness == {0: 3, 2: 5}
+  # 4 steps of 6 MB and 10 of 9.5 MB.
+  assert run.megabytes == pytest.approx(119 / 14, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+  'accuracy, target, seconds',
+  [
+    ((0.3, 0.9, 0.5, 0.9), 0.9, 2.0),  # left and reached again
+    ((0.3, 0.6, 0.7, 0.9), 0.6, 2.0),  # not the best of all
+    ((0.9, 0.3, 0.2, 0.1), 0.5, 1.0),  # and not what it ends at
+    ((0.1, 0.2, 0.3, 0.4), 0.4, 4.0),
+    ((0.1, 0.2, 0.3, 0.4), 0.5, None),
+  ],
+)
+def test_the_first_evaluation_that_is_as_good_counts(accuracy, target, seconds):
+  """Evaluations come after 1, 2, 3 and 4 seconds."""
+  run = _run(1.0, accuracy)
+  assert run.seconds_to(target) == seconds
+  assert run.reaches(target) == (seconds is not None)
+  assert run.end == 4.0
+
+
+def test_one_interval_is_better_than_none(tmp_path):
+  run = results.read(
+    _write_run(
+      tmp_path,
+      [{'step': 3, 'seconds': 1.0, 'images_per_second': 20.0}],
+      [{'step': 3, 'anp_top1': 1.0}],
+    )
+  )
+  assert run.images_per_second == 20
+  assert (run.megabytes, run.staleness) == (None, {})
+
+
+def _run(rate, accuracy=(0.5,), **more):
+  n = len(accuracy)
+  steps = np.arange(1, n + 1)
+  return results.Run(
+    rate, steps, 10 * steps, steps / rate, np.array(accuracy), **more
+  )
+
+
+def test_speed_ups_are_of_the_same_strategy_and_seed():
+  rates = {
+    ('sync', 1, 1, 0): 10, ('sync', 1, 1, 1): 20, ('sync', 1, 2, 0): 15,
+    ('sync', 1, 2, 1): 40, ('sync', 4, 2, 0): 45, ('sync', 4, 2, 1): 100,
+    ('local', 4, 2, 0): 90, ('local', 1, 2, 0): 30,
+  }  # fmt: skip
+  runs = {grid.Cell(*key): _run(rate) for key, rate in rates.items()}
+  lost = _cell('local', 1, 1)
+  cells = grid.expand(('sync', 'local'), (1, 4), (1, 2), (0, 1))
+  results_by_name = {
+    (p.strategy, p.nodes, p.devices): p
+    for p in results.points(cells, runs, {lost: 'lost'})
+  }
+  # Strategies in their order, then nodes, then devices.
+  assert list(results_by_name)[:2] == [('sync', 1, 1), ('sync', 1, 2)]
+  assert list(results_by_name)[4:] == [
+    ('local', n, d) for n in (1, 4) for d in (1, 2)
+  ]
+  # (15 / 10 + 40 / 20) / 2, and the deviation of 1.5 and 2: 0.5 / sqrt(2).
+  within = results_by_name['sync', 1, 2].over_device
+  assert within.mean == pytest.approx(1.75, rel=1e-12)
+  assert within.deviation == pytest.approx(0.5 / np.sqrt(2), rel=1e-12)
+  assert results_by_name['sync', 1, 2].over_node.mean == 1
+  across = results_by_name['sync', 4, 2]
+  assert across.over_node.mean == pytest.approx((3 + 2.5) / 2, rel=1e-12)
+  assert across.over_device.mean == pytest.approx((4.5 + 5) / 2, rel=1e-12)
+  assert across.workers == 8
+  # Its own baseline, without one device and one seed.
+  local = results_by_name['local', 4, 2]
+  assert local.over_node == results.Spread(3.0, 0.0, 1)
+  assert local.over_device is None
+  assert results_by_name['local', 1, 1].failures == {'local-1x1-seed0': 'lost'}
+  assert results_by_name['sync', 4, 1].rate is None
+
+
+def test_a_strategy_is_shown_with_its_best_learning_rate():
+  cells = grid.expand(('sync', 'local'), (1,), (1,), (0, 1), (0.1, 0.2, 0.4))
+  # 0.2 is best for sync; of local's, one seed with 0.4 did not come to its end.
+  scores = {
+    ('sync', 0.1): (0.5, 0.6), ('sync', 0.2): (0.8, 0.6),
+    ('sync', 0.4): (0.7, 0.6), ('local', 0.1): (0.3, 0.5),
+    ('local', 0.2): (0.2, 0.2), ('local', 0.4): (0.9, None),
+  }  # fmt: skip
+  runs, failures = {}, {}
+  for c in cells:
+    score = scores[c.strategy, c.learning_rate][c.seed]
+    if score is None:
+      failures[c] = 'not finite'
+    else:
+      runs[c] = _run(100.0, (0.1, score))
+  sync, local_point = results.points(cells, runs, failures)
+  assert (sync.learning_rate, local_point.learning_rate) == (0.2, 0.1)
+  assert sync.accuracy.mean == pytest.approx(0.7, rel=1e-12)
+  assert local_point.tried[0.4] == results.Spread(0.9, 0.0, 1)
+  assert local_point.failures == {'local-1x1-rate0.4-seed1': 'not finite'}
+  rows = table.rows([sync, local_point], None)
+  assert rows[0][-2:] == ('learning rate', 'seeds')
+  assert [row[-2:] for row in rows[1:]] == [
+    ('0.2', '2'),
+    ('0.1', '2, 1 failed'),
+  ]
+  score_rows = score_table.rows([sync, local_point], None)
+  assert score_rows[0][3:] == (
+    'learning rate', 'top-1', 'points over sync', 'seeds',
+  )  # fmt: skip
+  # Of two seeds half the interval is t = tan(0.475 pi) times half of their
+  # distance: 0.2, and 0.4 of the differences -0.5 and -0.1.
+  assert score_rows[1][3:] == ('0.2', '70.0 ± 127.1 %', '-', '2')
+  assert score_rows[2][3:] == (
+    '0.1', '40.0 ± 127.1 %', '-30.0 ± 254.1, not distinguishable',
+    '2, 1 failed',
+  )  # fmt: skip
+  tried = table.by_learning_rate([sync, local_point])
+  assert tried[0][3:] == ('0.1', '0.2', '0.4')
+  assert tried[2][3:] == ('40.0 ± 14.1 % best', '20.0 ± 0.0 %', '90.0 %')
+  notes = table.notes([sync, local_point], None)
+  assert 'failed: local-1x1-rate0.4-seed1: not finite' in notes
+  assert table.by_learning_rate(_points()) == []
+
+
+def test_spread():
+  # Deviations -1, 0, 1 from the mean, over n - 1 = 2.
+  assert results.spread([4.0, None, 2.0, 3.0]) == results.Spread(3.0, 1.0, 3)
+  assert results.spread([None]) is None
+
+
+# Tables and figures.
+
+
+def _points(**more):
+  cells = grid.expand(('sync',), (1, 2), (1, 2), (0, 1))
+  runs = {
+    c: _run(
+      100.0 * c.workers + c.seed,
+      (0.2, 0.4 + 0.4 * c.seed),
+      crowded=c.workers > 2,
+      **more,
+    )
+    for c in cells
+  }
+  return results.points(cells, runs, {})
+
+
+def test_table_says_what_means_nothing():
+  points = _points(megabytes=2.5)
+  rows = table.rows(points, 0.7)
+  assert rows[0] == (
+    'strategy', 'nodes', 'devices a node', 'images/s', 'over one device',
+    'over one node', 'time to 70 %', 'MB sent a step', 'seeds',
+  )  # fmt: skip
+  by_place = {row[1:3]: row for row in rows[1:]}
+  # Rates 200 and 201, baselines 100 and 101.
+  assert by_place['1', '2'][3:6] == ('200 ± 1', '2.00 ± 0.01', '1.00 ± 0.00')
+  # Only one seed reached 0.7, at its second evaluation: 2 / 201 s.
+  assert by_place['1', '2'][6:] == ('0.0 s (1 not)', '2.50 ± 0.00', '2')
+  assert '*' not in ''.join(by_place['1', '2'])
+  assert by_place['2', '2'][4].endswith('*')
+  notes = '\n'.join(table.notes(points, 2))
+  assert 'one machine with 2 cores' in notes and 'mean nothing' in notes
+  assert 'mean nothing' not in '\n'.join(table.notes(points[:3], 2))
+  # Columns that nothing fills are left out.
+  head = table.rows(_points(), None)[0]
+  assert 'MB sent a step' not in head and not any('time' in h for h in head)
+
+
+def _curves(axis):
+  """Points of what is drawn, by name; error bars are containers."""
+  curves = {
+    c.get_label(): np.array(c.lines[0].get_xydata()) for c in axis.containers
+  }
+  for line in axis.lines:
+    if not line.get_label().startswith('_'):
+      curves[line.get_label()] = np.array(line.get_xydata())
+  return curves
+
+
+def test_figures_hold_the_series(tmp_path):
+  points = _points(staleness={0: 3, 2: 1})
+  speed = plots.speed(points)
+  rates, within, across = (_curves(axis) for axis in speed.axes)
+  # Means of two seeds; whole nodes of two devices, and one device.
+  np.testing.assert_allclose(
+    rates['sync'], [[1, 100.5], [2, 200.5], [4, 400.5]], rtol=1e-12
+  )
+  np.testing.assert_allclose(
+    within['sync'], [[1, 1], [2, (2 + 201 / 101) / 2]], rtol=1e-12
+  )
+  np.testing.assert_allclose(
+    across['sync'], [[1, 1], [2, (2 + 401 / 201) / 2]], rtol=1e-12
+  )
+  for curves in (within, across):
+    np.testing.assert_array_equal(curves['ideal'], [[1, 1], [2, 2]])
+  accuracy = plots.accuracy(points, 0.7)
+  samples, seconds, to_target = (_curves(axis) for axis in accuracy.axes)
+  assert set(samples) == {'sync, 2 x 2', 'sync, 1 x 1'}
+  np.testing.assert_allclose(
+    samples['sync, 2 x 2'], [[10, 0.2], [20, 0.6]], rtol=1e-12
+  )
+  np.testing.assert_allclose(
+    seconds['sync, 2 x 2'][:, 0],
+    [(1 / 400 + 1 / 401) / 2, (2 / 400 + 2 / 401) / 2],
+    rtol=1e-12,
+  )
+  assert to_target['sync'][:, 0].tolist() == [1, 2, 4]
+  (axis,) = plots.staleness(points).axes
+  heights = [bar.get_height() for bar in axis.containers[0]]
+  assert heights == [0.75, 0.25]
+  for name, figure in (('speed', speed), ('accuracy', accuracy)):
+    plots.save(figure, str(tmp_path / f'{name}.png'))
+    assert (tmp_path / f'{name}.png').read_bytes()[:4] == b'\x89PNG'
+  assert plots.staleness(_points()) is None
+  (axis,) = plots.traffic(_points(megabytes=2.5)).axes
+  assert _curves(axis)['sync'].tolist() == [[1, 2.5], [2, 2.5], [4, 2.5]]
+  assert plots.traffic(_points()) is None

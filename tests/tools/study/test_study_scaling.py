@@ -1,0 +1,80 @@
+"""Tests of study: a batch for all workers, or one for each."""
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.tools.study import __main__ as study_main
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import results
+from anp_jax.tools.study import runner
+from anp_jax.tools.study import scaling
+from tests import builders
+
+_LENET = 'configs/lenet.py'
+
+
+def _study(**typed):
+  typed = {k.replace('__', '.'): v for k, v in typed.items()}
+  return runner.Study(_LENET, {'batch_size': '64'} | typed, 'folder')
+
+
+def _cell(strategy, nodes, *varied):
+  return grid.Cell(strategy, nodes, 1, 0, None, varied, weak=True)
+
+
+_SYNCHRONOUS = ('strategy.mode', 'synchronous')
+
+
+@pytest.mark.parametrize(
+  'cell, size',
+  [
+    (_cell('sync', 4), 256),
+    (_cell('local', 4), 256),
+    # A gradient of a whole batch is an update already.
+    (_cell('server', 4), 64),
+    (_cell('server', 4, ('strategy.mode', 'bounded')), 64),
+    (_cell('server', 4, _SYNCHRONOUS), 256),
+    # One of four is not waited for.
+    (_cell('server', 4, _SYNCHRONOUS, ('strategy.backup_workers', '1')), 192),
+    # A varied batch size is that of a worker, too.
+    (_cell('sync', 4, ('batch_size', '32')), 128),
+  ],
+)
+def test_a_batch_for_each_worker(cell, size):
+  assert _study().config(cell).batch_size == size
+  assert f'--config.batch_size={size}' in _study().arguments(cell)
+  assert '-weak-' in cell.name
+
+
+def test_cells_that_agree_are_one():
+  cells = grid.expand(('sync', 'server'), (1, 4), (1,), (0,))
+  names = [c.name for c in scaling.cells(_study(), cells, ('strong', 'weak'))]
+  assert names == [
+    'sync-1x1-seed0', 'server-1x1-seed0', 'sync-4x1-seed0',
+    'sync-4x1-weak-seed0', 'server-4x1-seed0',
+  ]  # fmt: skip
+  assert scaling.cells(_study(), cells, ('strong',)) == cells
+
+
+def test_weak_and_strong_have_rows_of_their_own():
+  cells = scaling.cells(
+    _study(), grid.expand(('sync',), (4,), (1,), (0,)), ('strong', 'weak')
+  )
+  points = results.points(cells, {}, {})
+  assert [p.varied for p in points] == [{}, {'scaling': 'weak'}]
+
+
+def test_steps_are_refused():
+  """So many steps of a larger batch are more samples."""
+  with pytest.raises(config_lib.ConfigError, match='expected epochs or exampl'):
+    _study(duration='60 steps').config(_cell('sync', 4))
+
+
+def test_a_bad_kind_is_one_line(tmp_path, capsys):
+  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}',
+               '--scaling=week']  # fmt: skip
+  assert study_main.main(arguments) == 2
+  assert builders.error_line(capsys) == (
+    'error: --scaling=week: expected strong, weak, or both with a comma; did '
+    "you mean 'weak'?"
+  )

@@ -1,0 +1,144 @@
+"""Tests of study: differences between strategies, and their intervals."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import results
+from anp_jax.tools.study import scores
+from anp_jax.tools.study import table
+
+_SYNC = (0.90, 0.92, 0.91)
+
+
+def _run(accuracy, samples=100):
+  return results.Run(
+    1.0, np.array([1]), np.array([samples]), np.array([1.0]),
+    np.array([accuracy]),
+  )  # fmt: skip
+
+
+def _points(accuracies, nodes=4, varied=(), samples=100):
+  """`sync` on one node, and `server` with one accuracy a seed."""
+  runs = {
+    grid.Cell('sync', 1, 1, seed): _run(a) for seed, a in enumerate(_SYNC)
+  }
+  runs |= {
+    grid.Cell('server', nodes, 1, seed, None, varied): _run(a, samples)
+    for seed, a in enumerate(accuracies)
+  }
+  return results.points(list(runs), runs, {})
+
+
+def test_the_interval_of_a_mean_is_students():
+  values = [0.90, 0.92, 0.97]
+  low, high = stats.t.interval(
+    0.95, 2, np.mean(values), stats.sem(values)
+  )  # fmt: skip
+  interval = results.spread(values).interval
+  assert interval == pytest.approx((high - low) / 2, rel=1e-9)
+  assert results.spread([0.5]).interval is None
+
+
+def test_differences_are_paired_by_seed():
+  sync, server = _points((0.88, 0.89, 0.90))
+  # -2, -3 and -1 points: deviation 1, and t of two degrees of freedom 4.303.
+  spread = scores.over_sync(server, [sync, server])
+  assert spread.mean == pytest.approx(-0.02, abs=1e-12)
+  assert spread.interval == pytest.approx(0.0430265 / 3**0.5, rel=1e-5)
+  assert scores.difference(spread) == '-2.0 ± 2.5, not distinguishable'
+  pairs = stats.ttest_rel((0.88, 0.89, 0.90), _SYNC)
+  low, high = pairs.confidence_interval(0.95)
+  assert spread.interval == pytest.approx((high - low) / 2, rel=1e-9)
+  assert scores.over_sync(sync, [sync, server]) is None
+  # Clear of 0: -2, -2.1 and -1.9 points.
+  points = _points((0.88, 0.899, 0.891))
+  assert scores.difference(scores.over_sync(points[1], points)) == '-2.0 ± 0.2'
+
+
+@pytest.mark.parametrize('server', [(0.2, 0.9, 0.6), (0.8, 0.7, 0.6)])
+@pytest.mark.parametrize('sync', [(0.1, 0.4, 0.5), (0.9, 0.7, 0.5)])
+def test_what_a_run_ends_at_is_compared(sync, server):
+  """Neither the best of its evaluations nor the first."""
+  runs = {}
+  for strategy, accuracy in (('sync', sync), ('server', server)):
+    samples = np.array([10, 20, 30])
+    runs[grid.Cell(strategy, 1, 1, 0)] = results.Run(
+      1.0, samples, samples, samples, np.array(accuracy)
+    )
+  points = results.points(list(runs), runs, {})
+  spread = scores.over_sync(points[1], points)
+  assert spread.mean == pytest.approx(0.1, abs=1e-12)
+  assert [p.accuracy.mean for p in points] == [0.5, 0.6]
+
+
+def test_one_seed_claims_nothing():
+  points = _points((0.95,))
+  assert scores.difference(scores.over_sync(points[1], points)) == '+5.0'
+
+
+def test_only_runs_of_as_many_samples_are_compared():
+  points = _points((0.9, 0.9, 0.9), samples=200)
+  assert scores.over_sync(points[1], points) is None
+  assert scores.difference(None) == '-'
+
+
+def test_the_baseline_has_the_same_keys_and_size():
+  """Among `sync` of two momenta and sizes, the one that is alike."""
+  runs = {}
+  for nodes, momentum, accuracy in (
+    (1, '0.0', 0.1), (1, '0.9', 0.2), (4, '0.0', 0.3), (4, '0.9', 0.4),
+  ):  # fmt: skip
+    varied = (('optimizer.momentum', momentum),)
+    runs[grid.Cell('sync', nodes, 1, 0, None, varied)] = _run(accuracy)
+  more = (('optimizer.momentum', '0.9'), ('strategy.mode', 'async'))
+  server = grid.Cell('server', 4, 1, 0, None, more)
+  runs[server] = _run(0.9)
+  points = results.points(list(runs), runs, {})
+  spread = scores.over_sync(points[-1], points)
+  assert spread.mean == pytest.approx(0.5, abs=1e-12)
+  # Of a size that `sync` does not have, that of the same keys.
+  fewer = {cell: run for cell, run in runs.items() if cell.nodes == 1}
+  fewer[server] = runs[server]
+  points = results.points(list(fewer), fewer, {})
+  spread = scores.over_sync(points[-1], points)
+  assert spread.mean == pytest.approx(0.7, abs=1e-12)
+
+
+def test_weak_scaling_is_compared_with_weak_scaling():
+  runs = {
+    grid.Cell(strategy, 4, 1, 0, weak=weak): _run(accuracy)
+    for strategy, weak, accuracy in (
+      ('sync', False, 0.9), ('sync', True, 0.7), ('local', True, 0.6),
+    )
+  }  # fmt: skip
+  points = results.points(list(runs), runs, {})
+  spread = scores.over_sync(points[-1], points)
+  assert spread.mean == pytest.approx(-0.1, abs=1e-12)
+  # An asynchronous gradient is of a whole batch in both: `sync` of its size.
+  runs = {cell: run for cell, run in runs.items() if cell.weak}
+  runs[grid.Cell('sync', 1, 1, 0)] = _run(0.8)
+  runs[grid.Cell('server', 4, 1, 0)] = _run(0.65)
+  points = results.points(list(runs), runs, {})
+  spread = scores.over_sync(points[-1], points)
+  assert spread.mean == pytest.approx(-0.05, abs=1e-12)
+
+
+def test_speed_ups_of_weak_scaling_are_over_one_worker():
+  """Its run is that of strong scaling: both give it the same batch."""
+  runs = {grid.Cell('sync', 1, 1, 0): _run(0.5)}
+  fast = grid.Cell('sync', 4, 1, 0, weak=True)
+  runs[fast] = dataclasses.replace(_run(0.5), images_per_second=3.0)
+  point = results.points(list(runs), runs, {})[-1]
+  assert point.over_device.mean == 3 and point.over_node.mean == 3
+
+
+def test_a_learning_rate_without_any_run_has_a_dash():
+  cells = [grid.Cell('sync', n, 1, 0, rate) for n, rate in
+           ((1, 0.1), (1, 0.2), (2, 0.1))]  # fmt: skip
+  runs = {cell: _run(0.5) for cell in cells}
+  rows = table.by_learning_rate(results.points(cells, runs, {}))
+  assert rows[-1][-1] == '-'

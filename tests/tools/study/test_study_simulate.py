@@ -1,0 +1,290 @@
+"""Tests of study: workers that one process simulates."""
+
+import csv
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from anp_jax.tools.study import __main__ as study_main
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import local
+from anp_jax.tools.study import page
+from anp_jax.tools.study import plots
+from anp_jax.tools.study import results
+from anp_jax.tools.study import runner
+from anp_jax.tools.study import scores
+from anp_jax.tools.study import simulate
+from tests import builders
+from tests import launching
+
+_LENET = 'configs/lenet.py'
+
+
+def _study(folder='folder', **typed):
+  overrides = simulate.overrides(
+    'step_seconds=0.5,slow=3:2',
+    {k.replace('__', '.'): v for k, v in typed.items()},
+    ('sync', 'server'),
+  )
+  return runner.Study(_LENET, overrides, str(folder), simulated=True)
+
+
+def test_cells_of_simulated_workers():
+  study = _study()
+  cells = grid.expand(('invariant', 'local', 'server'), (1, 16), (1,), (0,))
+  names = [cell.name for cell in simulate.cells(study, cells)]
+  # What simulates nobody trains alike for any number of workers.
+  assert names == [
+    'invariant-1x1-seed0', 'local-simulated-1x1-seed0',
+    'server-simulated-1x1-seed0', 'local-simulated-16x1-seed0',
+    'server-simulated-16x1-seed0',
+  ]  # fmt: skip
+
+
+def test_the_config_of_a_simulated_cell():
+  cell = grid.Cell('server', 16, 1, 0, simulated=True)
+  assert (cell.processes, cell.workers) == (1, 16)
+  strategy = _study().config(cell).strategy
+  assert strategy.simulate.workers == 16
+  assert strategy.simulate.step_seconds == 0.5
+  assert strategy.simulate.slow == ((3, 2.0),)
+  # A group for each worker, unless the study says how many there are.
+  cell = grid.Cell('local', 16, 1, 0, simulated=True)
+  assert _study(batch_size='64').config(cell).strategy.groups == 16
+  study = _study(batch_size='64', strategy__groups='4')
+  assert study.config(cell).strategy.groups == 4
+
+
+@pytest.mark.parametrize(
+  'flags, line',
+  [
+    (
+      ['--workers=4'],
+      '--workers=4: expected --simulate with it, or --nodes',
+    ),
+    (
+      ['--simulate', '--nodes=2'],
+      '--nodes=2: expected --workers with --simulate: a run is one process',
+    ),
+    (['--simulate', '--workers=x'], "--workers='x': expected whole numbers"),
+    (['--simulate', '--emulate'], '--emulate: expected without --simulate'),
+    (['--simulate', '--plan'], '--plan: expected without --simulate'),
+    (
+      ['--simulate=step_secods=1'],
+      "--simulate: no key 'step_secods' (have: ",
+    ),
+    (
+      ['--simulate=step_seconds=long'],
+      "config.strategy.simulate.step_seconds='long': expected a number",
+    ),
+    (
+      ['--simulate', '--config.strategy.simulate.workers=4'],
+      '--config.strategy.simulate.workers=4: the study sets it; use --workers',
+    ),
+    (
+      ['--simulate', '--vary=strategy.simulate.workers=4'],
+      'the study sets it; use --workers',
+    ),
+    (
+      ['--simulate', '--strategies=invariant'],
+      '--simulate: no strategy of the study simulates workers',
+    ),
+  ],
+)
+def test_bad_flags_are_one_line(tmp_path, capsys, flags, line):
+  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}']
+  assert study_main.main([*arguments, *flags]) == 2
+  assert line in builders.error_line(capsys)
+
+
+def test_runs_at_once_have_a_core_each():
+  study = _study()
+  cells = [grid.Cell('server', 16, 1, 0, simulated=True)]
+  assert local._shares(study, cells, [4, 5, 7]) == [[4], [5], [7]]
+  command = local._command(study, cells[0], [5])
+  assert command[:6] == [
+    'taskset', '-c', '5', local.LAUNCHER, '1', '--devices=1',
+  ]  # fmt: skip
+  # Two devices each: the third core is left; more than there are share all.
+  pairs = [grid.Cell('server', 16, 2, 0, simulated=True), *cells]
+  assert local._shares(study, pairs, [4, 5, 7]) == [[4, 5]]
+  assert local._shares(study, pairs, [4]) == [[4]]
+  # Where times are measured, one run has all cores.
+  measured = runner.Study(_LENET, {}, 'folder')
+  assert local._shares(measured, cells, [4, 5, 7]) == [[4, 5, 7]]
+
+
+_WAITING = """\
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+(folder / str(os.getpid())).touch()
+end = time.time() + 30
+while len(list(folder.iterdir())) < 2 and time.time() < end:
+  time.sleep(0.01)
+sys.exit(len(list(folder.iterdir())) < 2)
+"""
+
+
+def test_two_runs_are_under_way_at_once(tmp_path, monkeypatch):
+  """Each waits for the other to begin."""
+  (tmp_path / 'waiting.py').write_text(_WAITING)
+  (tmp_path / 'begun').mkdir()
+  monkeypatch.setattr(
+    local, '_command',
+    lambda *_: [sys.executable, str(tmp_path / 'waiting.py'),
+                str(tmp_path / 'begun')],
+  )  # fmt: skip
+  monkeypatch.setattr(local, '_POLL', 0.01)
+  monkeypatch.setattr(local, '_shares', lambda *_: [[0], [1]])
+  cells = [grid.Cell('server', n, 1, 0, simulated=True) for n in (2, 4)]
+  ends = {}
+  local.run(_study(tmp_path), cells, lambda c: None, ends.__setitem__)
+  assert ends == dict.fromkeys(cells, '')
+
+
+def _write_run(folder):
+  folder.mkdir(parents=True)
+  (folder / 'config.json').write_text(json.dumps({'batch_size': 10}))
+  train = [
+    {'kind': 'train', 'step': step, 'seconds': 1.0, 'images_per_second': 20.0,
+     'staleness_0': 2, 'staleness_15': 2}
+    for step in (2, 4)
+  ]  # fmt: skip
+  validation = [
+    {'kind': 'validation', 'step': step, 'anp_top1': top1, 'anp_top5': 0.9,
+     'noun_top1': 0.75, 'simulated_seconds': seconds}
+    for step, top1, seconds in ((2, 0.4, 3600.0), (4, 0.6, 7200.0))
+  ]  # fmt: skip
+  lines = map(json.dumps, train + validation)
+  (folder / 'metrics.jsonl').write_text('\n'.join(lines))
+  # Read at versions 0, 0, 0 and 1, applied as updates 0 to 3.
+  updates = [{'order': n, 'parts': [{'reads': [max(0, n - 2)]}]}
+             for n in range(4)]  # fmt: skip
+  (folder / 'server.jsonl').write_text('\n'.join(map(json.dumps, updates)))
+  return str(folder)
+
+
+def test_a_simulated_runs_numbers(tmp_path):
+  run = results.read(_write_run(tmp_path / 'run'), simulated=True)
+  assert run.seconds.tolist() == [3600, 7200] and run.end == 7200
+  assert run.seconds_to(0.5) == 7200 and run.seconds_to(0.7) is None
+  assert run.scores == {'anp_top5': 0.9, 'noun_top1': 0.75}
+  # Of the log, which does not count the stalest together: 0, 1, 2 and 2.
+  assert run.staleness == {0: 1, 1: 1, 2: 2}
+  assert (run.mean_staleness, run.max_staleness) == (1.25, 2)
+  # Its own speed is not that of the workers.
+  assert results.read(str(tmp_path / 'run')).seconds.tolist() == [1, 2]
+
+
+def _outcome(tmp_path):
+  run = results.read(_write_run(tmp_path / 'run'), simulated=True)
+  alone = results.Run(
+    10.0, np.array([4]), np.array([40]), np.array([np.nan]), np.array([0.7])
+  )
+  cells = [grid.Cell('server', n, 1, 0, simulated=True) for n in (4, 16)]
+  cells.append(grid.Cell('invariant', 1, 1, 0))
+  return page.Outcome(
+    cells, dict(zip(cells, (run, run, alone))), {}, 2,
+    simulation='step_seconds=0.5',
+  )  # fmt: skip
+
+
+def test_the_table_has_times_staleness_and_scores(tmp_path):
+  outcome = _outcome(tmp_path)
+  points = results.points(outcome.cells, outcome.runs, {})
+  assert scores.rows(points, 0.5) == [
+    ('strategy', 'workers', 'top-1', 'top-5', 'noun', 'staleness', 'at most',
+     'simulated time to 50 %', 'simulated time', 'seeds'),
+    *(('server', n, '60.0 %', '90.0 %', '75.0 %', '1.25', '2', '2.00 h',
+       '2.00 h', '1') for n in ('4', '16')),
+    ('invariant', '1', '70.0 %', '-', '-', '-', '-', '-', '-', '1'),
+  ]  # fmt: skip
+
+
+def test_accuracy_is_drawn_against_simulated_time_and_workers(tmp_path):
+  outcome = _outcome(tmp_path)
+  points = results.points(outcome.cells, outcome.runs, {})
+  _, time, workers = plots.accuracy(points, None).axes
+  assert time.get_xlabel() == 'simulated seconds'
+  curve = next(x for x in time.lines if x.get_label() == 'server, 16 workers')
+  assert curve.get_xydata().tolist() == [[3600, 0.4], [7200, 0.6]]
+  (server, _) = workers.containers
+  assert server.lines[0].get_xydata().tolist() == [[4, 0.6], [16, 0.6]]
+
+
+def test_panels_keep_their_width_beside_long_names(tmp_path):
+  """Also where the only panel by workers is that of seconds, no percents."""
+  outcome = _outcome(tmp_path)
+  points = [
+    dataclasses.replace(p, varied={'mode': 'bounded', 'look_ahead': 'dana'})
+    for p in results.points(outcome.cells, outcome.runs, {})
+    if p.nodes == 16
+  ]
+  figure = plots.accuracy(points, 0.5)
+  plots.save(figure, str(tmp_path / 'accuracy.png'))
+  widths = [axis.get_position().width for axis in figure.axes]
+  assert len(widths) == 3 and min(widths) > 0.2  # of the figure's
+  formatter = figure.axes[2].yaxis.get_major_formatter()
+  assert '%' not in formatter.format_ticks([3600.0])[0]
+
+
+@pytest.mark.parametrize('draw', [plots.staleness, plots.traffic])
+def test_long_names_are_below_a_lone_panel(tmp_path, draw):
+  outcome = _outcome(tmp_path)
+  runs = {
+    cell: dataclasses.replace(run, megabytes=3.0)
+    for cell, run in outcome.runs.items()
+  }
+  varied = {'mode': 'synchronous', 'look_ahead': 'none', 'backup_workers': '1'}
+  points = [
+    dataclasses.replace(p, varied={**varied, 'warmup_start': '0.0625'})
+    for p in results.points(outcome.cells, runs, {})
+  ]
+  figure = draw(points)
+  plots.save(figure, str(tmp_path / 'figure.png'))
+  (axis,), (legend,) = figure.axes, figure.legends
+  names, panel = legend.get_window_extent(), axis.get_tightbbox()
+  assert names.y1 <= panel.y0  # in pixels, upwards
+  assert 0 <= names.x0 and names.x1 <= figure.bbox.x1
+  assert axis.get_position().height > 0.5  # of the figure's
+
+
+def test_the_page_says_that_workers_are_simulated(tmp_path):
+  text = page.write(str(tmp_path), 'A title', '', _outcome(tmp_path), None)
+  assert 'Simulated workers, step_seconds=0.5: one process' in text
+  assert 'images/s' not in text and 'All nodes are processes' not in text
+  assert not (tmp_path / 'speed.png').exists()
+  with open(tmp_path / 'cells.csv') as f:
+    rows = list(csv.DictReader(f))
+  assert [row['seconds'] for row in rows] == ['7200.0', '7200.0', '']
+  assert rows[1]['max_staleness'] == '2' and rows[1]['simulated'] == 'True'
+
+
+@pytest.mark.multiprocess
+def test_the_command_simulates_workers(tmp_path):
+  """Two workers take turns: all gradients but the first are one update old."""
+  done = subprocess.run(
+    [
+      sys.executable, '-m', 'anp_jax.tools.study', 'strategies',
+      '--config=configs/resnet_anp.py:tiny', f'--workdir={tmp_path}',
+      '--strategies=server', '--simulate=step_seconds=2', '--workers=2',
+      *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
+    ],
+    cwd=launching.ROOT, capture_output=True, text=True, timeout=300,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stdout + done.stderr
+  with open(tmp_path / 'cells.csv') as f:
+    (pair,) = csv.DictReader(f)
+  assert pair['max_staleness'] == '1'
+  # So many updates, two of them every 2 s.
+  config = json.loads(
+    (tmp_path / 'runs/server-simulated-2x1-seed0/config.json').read_text()
+  )
+  updates = int(config['duration'].split()[0])
+  assert config['duration'].endswith('steps')
+  assert float(pair['mean_staleness']) == pytest.approx(1 - 1 / updates)
+  assert float(pair['seconds']) == pytest.approx(updates)

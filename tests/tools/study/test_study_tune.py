@@ -1,0 +1,286 @@
+"""Tests of study: the best value of a key for each cell."""
+
+import json
+import math
+import os
+import sys
+import types
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.tools.study import __main__ as study_main
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import local
+from anp_jax.tools.study import runner
+from anp_jax.tools.study import traffic
+from anp_jax.tools.study import tune
+from tests import builders
+
+_LENET = 'configs/lenet.py'
+_RATE = 'optimizer.learning_rate'
+
+
+def _plan(*texts, budget=None, seeds=(0, 1), learning_rates=None):
+  flags = types.SimpleNamespace(
+    tune=list(texts), tune_budget=budget, learning_rates=learning_rates,
+    vary=[], plan=None, emulate=None, config=_LENET,
+  )  # fmt: skip
+  overrides = {'duration': '24 epochs'}
+  return tune.parse(flags, ('sync', 'server'), overrides, grid.AXES, seeds)
+
+
+def _study(folder='folder'):
+  return runner.Study(_LENET, {'duration': '24 epochs'}, str(folder))
+
+
+def _write(study, cell, accuracy):
+  folder = study.workdir(cell)
+  os.makedirs(folder, exist_ok=True)
+  line = {'kind': 'validation', 'step': 1, 'anp_top1': accuracy}
+  with open(os.path.join(folder, 'metrics.jsonl'), 'w') as f:
+    print(json.dumps(line), file=f)
+
+
+@pytest.mark.parametrize(
+  'values, budget, expected',
+  [
+    # Each rung costs one run of 24 epochs; n values share it.
+    (2, None, [12]),
+    (4, None, [6, 12]),
+    (5, None, [24 / 5, 8, 12]),
+    (8, None, [3, 6, 12]),
+    # A budget is of all rungs: 2 of 12 epochs, then 3 of 16.
+    (4, '24 epochs', [3, 6]),
+    (8, '48 epochs', [2, 4, 8]),
+    # Never longer than the runs that are scored.
+    (4, '96 epochs', [12, 24]),
+    (2, '96 epochs', [24]),
+  ],
+)
+def test_a_rungs_runs_share_its_budget(values, budget, expected):
+  plan = _plan(f'{_RATE}=0.1,0.2', budget=budget)
+  assert tune.durations(values, plan) == pytest.approx(expected)
+
+
+def test_the_better_half_goes_on(tmp_path):
+  """The order of eight values changes as they train for longer."""
+  study, plan = _study(tmp_path), _plan(f'{_RATE}=8,7,6,5,4,3,2,1')
+  accuracy = {
+    '3 epochs': {1: 0.1, 2: 0.8, 3: 0.7, 4: 0.2, 5: 0.3, 6: 0.75, 7: 0.6,
+                 8: 0.4},
+    '6 epochs': {2: 0.7, 3: 0.8, 6: 0.9, 7: 0.6},
+    '12 epochs': {3: 0.95, 6: 0.94},
+  }  # fmt: skip
+  rungs = []
+
+  def train(cells):
+    rungs.append([(c.duration, c.seed, c.rate) for c in cells])
+    for c in cells:
+      _write(study, c, accuracy[c.duration][c.rate])
+    return {}
+
+  cells = [grid.Cell('sync', 2, 1, seed) for seed in (0, 1)]
+  chosen, failures, (tuned,) = tune.run(study, cells, plan, train)
+  assert rungs == [
+    [('3 epochs', 1000, rate) for rate in range(1, 9)],
+    [('6 epochs', 1000, rate) for rate in (2, 6, 3, 7)],
+    [('12 epochs', 1000, rate) for rate in (6, 3)],
+  ]
+  assert failures == {} and [c.rate for c in chosen] == [3, 3]
+  assert [(c.seed, c.duration) for c in chosen] == [(0, ''), (1, '')]
+  assert tuned.spent == 8 * 3 + 4 * 6 + 2 * 12
+  head, row = tune.rows(plan, [tuned])
+  assert head[0] == 'tuned' and head[-1] == 'epochs spent'
+  assert row[0] == 'sync-2x1' and row[-1] == '72'
+  assert row[1:4] == (
+    '10.0 % (3 epochs)', '70.0 % (6 epochs)', '95.0 % (12 epochs) best'
+  )  # fmt: skip
+  (note,) = tune.notes(plan, [tuned])
+  assert 'seed 1000, which is not scored; 72 epochs' in note
+
+
+@pytest.mark.parametrize('best, place', [(0.1, 'first'), (0.3, 'last')])
+def test_the_edge_of_the_grid_is_said(tmp_path, best, place):
+  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.3,0.1,0.2')
+
+  def train(cells):
+    for c in cells:
+      _write(study, c, 1 - abs(c.rate - best))
+    return {}
+
+  (cell,), _, contests = tune.run(
+    study, [grid.Cell('sync', 1, 1, 0)], plan, train
+  )
+  assert cell.rate == best
+  assert tune.notes(plan, contests)[1:] == [
+    f"sync-1x1: the best value of {_RATE}, {best}, is the grid's {place}: "
+    'widen it'
+  ]
+
+
+def test_what_diverges_is_no_candidate(tmp_path):
+  """No value is left for `server`, and the one that trains for `sync`."""
+  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2,0.3,0.4')
+
+  def train(cells):
+    failed = {c: 'step 3 is not finite' for c in cells
+              if c.strategy == 'server' or c.rate > 0.1}  # fmt: skip
+    for c in cells:
+      if c not in failed:
+        _write(study, c, 0.2)
+    return failed
+
+  cells = [grid.Cell(name, 1, 1, 0) for name in ('sync', 'server')]
+  chosen, failures, contests = tune.run(study, cells, plan, train)
+  assert chosen[0].rate == 0.1
+  assert failures == {chosen[1]: 'step 3 is not finite'}
+  _, sync, server = tune.rows(plan, contests)
+  assert sync[1:] == ('20.0 % (6 epochs) best', *['failed'] * 3, '24')
+  assert server[1:] == (*['failed'] * 4, '24')
+
+
+def test_what_cannot_be_is_no_row(tmp_path):
+  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2')
+  refusal = runner.Refusal('config.strategy.backup_workers=1: expected 0')
+  cells = [grid.Cell('server', 1, 1, 0)]
+  chosen, failures, contests = tune.run(
+    study, cells, plan, lambda cells: dict.fromkeys(cells, refusal)
+  )
+  assert failures == {chosen[0]: refusal}
+  assert tune.rows(plan, contests) == []
+
+
+def test_a_key_that_a_strategy_lacks_is_not_tuned_there():
+  plan = _plan(f'{_RATE}=0.1,0.2', 'strategy.look_ahead=none,dana')
+  counts = [
+    len(tune.candidates(_study(), grid.Cell(name, 1, 1, 0), plan))
+    for name in ('sync', 'server')
+  ]
+  assert counts == [2, 4]
+  cell = grid.Cell('server', 1, 1, 0, tuned=((_RATE, '0.1'),))
+  assert _study().config(cell).optimizer.learning_rate == 0.1
+  assert f'{_RATE}=0.1' in cell.name
+
+
+def test_its_seed_is_none_of_those_that_are_scored():
+  assert _plan(f'{_RATE}=1,2', seeds=(0, 1)).seed == 1000
+  assert _plan(f'{_RATE}=1,2', seeds=(1000, 1003)).seed == 1004
+
+
+@pytest.mark.parametrize(
+  'flags, line',
+  [
+    (['--tune_budget=3 epochs'], '--tune_budget=3 epochs: expected --tune'),
+    (
+      ['--tune=optimizer.learning_rat=1'],
+      '--tune=optimizer.learning_rat=1: unknown key optimizer.learning_rat; '
+      "did you mean 'optimizer.learning_rate'?",
+    ),
+    (
+      [f'--tune={_RATE}=0.1,x'],
+      f"config.{_RATE}='x': expected a number",
+    ),
+    (
+      [f'--tune={_RATE}=0.1', '--learning_rates=1'],
+      f'--tune={_RATE}=0.1: the study sets it; use --learning_rates',
+    ),
+    ([f'--tune={_RATE}=1', '--plan'], f'--plan with --tune={_RATE}=1: expe'),
+    (
+      [f'--tune={_RATE}=1', '--vary=duration=1 epochs,2 epochs'],
+      f'--vary=duration=1 epochs,2 epochs with --tune={_RATE}=1: expected one',
+    ),
+    (
+      [f'--tune={_RATE}=1', '--tune_budget=many'],
+      '--tune_budget=many: expected an amount of training like '
+      "config.duration='20 epochs'",
+    ),
+    (
+      [f'--tune={_RATE}=1', '--tune_budget=100 steps'],
+      '--tune_budget=100 steps: expected an amount of training like',
+    ),
+    (
+      ['--tune=strategy.period=1,2', '--strategies=sync'],
+      '--tune=strategy.period=1,2: ',
+    ),
+  ],
+)
+def test_bad_flags_are_one_line(tmp_path, capsys, flags, line):
+  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}']
+  assert study_main.main([*arguments, *flags]) == 2
+  assert line in builders.error_line(capsys)
+
+
+# Running, with a launcher that trains nothing: accuracy 1 - |log10(10 rate)|,
+# and the largest rate diverges.
+_PRETEND = """\
+import json, math, os, sys
+flags = dict(a.lstrip('-').split('=', 1) for a in sys.argv[1:])
+workdir = flags['workdir']
+with open(os.path.join(os.environ['PRETEND'], 'calls'), 'a') as f:
+  print(os.path.basename(workdir), file=f)
+rate = float(flags['config.optimizer.learning_rate'])
+if rate > 1:
+  print('error: step 3 is not finite: loss nan')
+  sys.exit(1)
+with open(os.path.join(workdir, 'config.json'), 'w') as f:
+  json.dump({'batch_size': 10}, f)
+with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
+  for step in (2, 4):
+    print(json.dumps({'kind': 'train', 'step': step, 'seconds': 1,
+                      'images_per_second': 20}), file=f)
+  print(json.dumps({'kind': 'validation', 'step': 4,
+                    'anp_top1': 1 - abs(math.log10(10 * rate))}), file=f)
+"""
+
+
+@pytest.mark.slow
+def test_a_command_that_tunes_goes_on_where_it_stopped(
+  tmp_path, monkeypatch, capsys
+):
+  (tmp_path / 'pretend.py').write_text(_PRETEND)
+  monkeypatch.setenv('PRETEND', str(tmp_path))
+  monkeypatch.setattr(
+    local, '_command',
+    lambda study, cell, _: [sys.executable, str(tmp_path / 'pretend.py'),
+                            *study.arguments(cell)],
+  )  # fmt: skip
+  monkeypatch.setattr(traffic, 'megabytes', lambda *_: 1.0)
+  command = [
+    'strategies', f'--config={_LENET}', f'--workdir={tmp_path / "study"}',
+    '--strategies=sync', '--nodes=1', '--seeds=0,1', f'--tune={_RATE}=0.01,0.1',
+    f'--tune={_RATE}=0.03,0.1,0.3,3',
+  ]  # fmt: skip
+  assert study_main.main(command) == 2
+  assert f'{_RATE} is set twice' in builders.error_line(capsys)
+  del command[-2]
+  assert study_main.main(command) == 0
+  short = [f'sync-1x1-tune-5epochs-{_RATE}={r}-seed1000'
+           for r in (0.03, 0.1, 0.3, 3.0)]  # fmt: skip
+  longer = [f'sync-1x1-tune-10epochs-{_RATE}={r}-seed1000'
+            for r in (0.1, 0.03)]  # fmt: skip
+  scored = [f'sync-1x1-{_RATE}=0.1-seed{seed}' for seed in (0, 1)]
+  calls = (tmp_path / 'calls').read_text().split()
+  assert calls[:4] == short and calls[6:] == scored
+  # 0.03 and 0.3 are 0.52 and 0.48 decades away.
+  assert math.log10(0.3 / 0.1) < math.log10(0.1 / 0.03)
+  assert calls[4:6] == [longer[0], longer[0].replace('=0.1-', '=0.3-')]
+  out = capsys.readouterr().out
+  assert '4 runs that tune, of 5 epochs, 4 of them to do' in out
+  assert '40 epochs spent in all' in out
+  # Nothing is run again, nor what diverged while it tuned.
+  assert study_main.main(command) == 0
+  assert (tmp_path / 'calls').read_text().split() == calls
+  page = (tmp_path / 'study' / 'study.md').read_text()
+  assert '| sync-1x1 |' in page and 'failed' in page
+  assert '100.0 % (10 epochs) best' in page
+  # A seed more is trained with the value that is known.
+  assert study_main.main([*command, '--seeds=0,1,2']) == 0
+  assert (tmp_path / 'calls').read_text().split()[len(calls) :] == [
+    f'sync-1x1-{_RATE}=0.1-seed2'
+  ]
+
+
+def test_bad_input_needs_no_config():
+  with pytest.raises(config_lib.ConfigError, match='expected --tune'):
+    _plan(budget='1 epochs')

@@ -1,0 +1,111 @@
+"""Jobs of a study that end after Ctrl-C has ended the study."""
+
+import json
+import os
+import types
+
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.tools.study import __main__ as study_main
+from anp_jax.tools.study import grid
+from anp_jax.tools.study import local
+from anp_jax.tools.study import runner
+from anp_jax.tools.study import slurm
+
+_TINY = 'configs/resnet_anp.py:tiny'
+_TRAIN = {'kind': 'train', 'step': 4, 'epoch': 0.4, 'seconds': 1.0}
+_RESULT = {'kind': 'result', 'step': 4, 'time': 1.0}
+_CELL = grid.Cell('sync', 1, 1, 0)
+
+
+def _left(study, *records, **values):
+  """Leaves a workdir as the job of a cell does; values are its config's."""
+  workdir = study.workdir(_CELL)
+  os.makedirs(workdir)
+  saved = json.loads(config_lib.to_json(study.config(_CELL)))
+  # What the run decides, it writes down decided.
+  saved |= {'batch_size': saved['batch_size'] or 40, 'model.dtype': 'float32'}
+  saved |= {k.replace('__', '.'): v for k, v in values.items()}
+  with open(os.path.join(workdir, 'config.json'), 'w') as f:
+    json.dump(saved, f)
+  with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
+    f.writelines(json.dumps(record) + '\n' for record in records)
+  with open(os.path.join(workdir, 'study.job'), 'w') as f:
+    f.write('71')
+
+
+def _waiting(study, options, monkeypatch):
+  """The cells that a study runs, with a launcher that runs none."""
+  calls = []
+  for module in (slurm, local):
+    monkeypatch.setattr(
+      module, 'run', lambda study, cells, *_: calls.extend(cells)
+    )
+  progress = types.SimpleNamespace(
+    begin=lambda *_: None, began=lambda *_: None, ended=lambda *_: None
+  )
+  assert study_main._train(study, [_CELL], options, progress) == {}
+  return calls
+
+
+def _study(tmp_path, **overrides):
+  keys = {'model.dtype': 'auto', 'batch_size': '0'}
+  keys |= {k.replace('__', '.'): v for k, v in overrides.items()}
+  return runner.Study(_TINY, keys, str(tmp_path))
+
+
+@pytest.mark.parametrize('options', ['', None])
+@pytest.mark.parametrize('batch_size', ['0', '24'])
+def test_a_run_with_a_result_is_not_run_again(
+  tmp_path, monkeypatch, options, batch_size
+):
+  study = _study(tmp_path, batch_size=batch_size)
+  _left(study, _TRAIN, _RESULT)
+  for _ in range(2):
+    assert _waiting(study, options, monkeypatch) == []
+  record = runner.record(study, _CELL)
+  cores = len(os.sched_getaffinity(0)) if options is None else None
+  assert record['cores'] == cores  # of this machine, or of nodes
+  assert runner.is_finished(study, _CELL)
+
+
+def test_a_record_that_there_is_stays(tmp_path, monkeypatch):
+  study = _study(tmp_path)
+  _left(study, _TRAIN, _RESULT)
+  assert _waiting(study, '', monkeypatch) == []
+  values = {**runner.record(study, _CELL), 'cores': 3, 'megabytes': 1.5}
+  runner.write_record(study, _CELL, values)
+  assert _waiting(study, '', monkeypatch) == []
+  assert runner.record(study, _CELL) == values
+
+
+@pytest.mark.parametrize(
+  'records, values',
+  [
+    ((_TRAIN,), {}),
+    ((), {}),
+    ((_TRAIN, _RESULT, _TRAIN), {}),  # it goes on, to another end
+    ((_TRAIN, _RESULT), {'duration': '3 steps'}),
+    ((_TRAIN, _RESULT), {'seed': 7}),
+    ((_TRAIN, _RESULT), {'optimizer__learning_rate': 7.5}),
+  ],
+)
+def test_what_has_no_result_of_this_config_is_run(
+  tmp_path, monkeypatch, records, values
+):
+  study = _study(tmp_path)
+  _left(study, *records, **values)
+  assert _waiting(study, '', monkeypatch) == [_CELL]
+  assert runner.record(study, _CELL) == {}
+
+
+@pytest.mark.parametrize('values', [
+  {'batch_size': 48}, {'model__dtype': 'bfloat16'},
+])  # fmt: skip
+def test_a_typed_value_is_not_the_run_s_to_decide(
+  tmp_path, monkeypatch, values
+):
+  study = _study(tmp_path, batch_size='40', model__dtype='float32')
+  _left(study, _TRAIN, _RESULT, **values)
+  assert _waiting(study, '', monkeypatch) == [_CELL]

@@ -1,0 +1,157 @@
+"""Tests of --mode=benchmark: what it counts, and that it leaves runs alone."""
+
+import json
+import mmap
+
+import jax
+import numpy as np
+import pytest
+
+from anp_jax import cluster
+from anp_jax import config as config_lib
+from anp_jax import train
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.system import memory
+from anp_jax.system import stopwatch
+from anp_jax.tools.trials import benchmark
+from anp_jax.tools.trials import largest_batch
+from anp_jax.tools.trials import trial as trial_lib
+from tests import builders
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+
+@pytest.fixture
+def quick(monkeypatch):
+  monkeypatch.setattr(benchmark, '_ROUNDS', 3)
+  monkeypatch.setattr(benchmark, '_ROUND_SECONDS', 0.01)
+
+
+def _config(config, **keys):
+  changes = {
+    'model.name': 'tests.user_network:WithoutDropout', 'model.norm_group': 2,
+    'data.image_size': 16, 'data.resize': 16, 'log.tensorboard': False,
+  }  # fmt: skip
+  return builders.editable(config_lib.replaced(config, changes | keys))
+
+
+def _devices(monkeypatch, count):
+  first = jax.devices()[:count]
+  monkeypatch.setattr(jax, 'devices', lambda: first)
+
+
+def _flops(images):
+  """Forward and both gradients of SmallNet at 16 px; the first has no dx.
+
+  Of 'SAME' convolutions of stride 2 at 16 and 8 px, the last row and column
+  of the kernel's taps meet no pixel once.
+  """
+  conv1 = 2 * (3 * 8 - 1) ** 2 * 3 * 6
+  conv2 = 2 * (3 * 4 - 1) ** 2 * 6 * 8
+  head = 2 * 8 * 12
+  return images * (2 * conv1 + 3 * conv2 + 3 * head)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('quick')
+@pytest.mark.parametrize(
+  'strategy, count',
+  [
+    ('sync', 1), ('sync', 4), ('invariant', 2), ('local', 2),
+    ('channel_split', 1),
+  ],
+)  # fmt: skip
+def test_the_page_has_every_number(
+  tmp_path, config, monkeypatch, capsys, strategy, count
+):
+  _devices(monkeypatch, count)
+  keys = {'strategy.name': strategy}
+  if strategy == 'invariant':
+    keys['strategy.threads'] = 8  # as many as pytest has devices
+  train.run(_config(config, **keys), str(tmp_path), 'benchmark')
+  values = json.loads((tmp_path / 'benchmark.json').read_text())
+  assert (values['devices'], values['strategy']) == (count, strategy)
+  for name in ('step', 'with_input'):
+    rates = values[name]
+    assert 0 < rates['low_quartile'] <= rates['images_per_second']
+    assert rates['images_per_second'] <= rates['high_quartile']
+    seconds = values['batch_size'] / rates['images_per_second']
+    assert rates['seconds_a_step'] == pytest.approx(seconds)
+  assert 0 <= values['input_wait'] <= 1
+  assert values['flops_a_step'] == _flops(values['batch_size'])
+  assert values['mfu'] is None and values['compile_seconds'] > 0
+  assert values['memory_peak'] > 2**26 and values['memory_of_step'] > 2**12
+  assert values['largest_batch'] > values['batch_size']
+  page = (tmp_path / 'benchmark.md').read_text()
+  out = capsys.readouterr().out
+  for text in (page, out):
+    assert f'{values["largest_batch"]:,} images' in text
+    assert f'{values["compile_seconds"]:.1f} s' in text
+  assert "strategy.name = '" + strategy in page
+  assert not (tmp_path / 'checkpoints').exists()
+
+
+@pytest.mark.slow
+def test_a_run_in_the_workdir_stays_as_it_is(
+  tmp_path, config, monkeypatch, quick
+):
+  _devices(monkeypatch, 1)
+  run_config = _config(config, duration='4 steps')
+  train.run(run_config, str(tmp_path))
+  before = {
+    path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()
+  }
+  train.run(run_config, str(tmp_path), 'benchmark')
+  after = {
+    path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()
+  }
+  assert after.keys() - before.keys() == {
+    tmp_path / 'benchmark.json', tmp_path / 'benchmark.md',
+  }  # fmt: skip
+  assert before.items() <= after.items()
+
+
+def test_the_largest_batch_is_on_the_line():
+  # 1 MB and 3 kB an image.
+  need = lambda images: 10**6 + 3000 * images  # noqa: E731
+  assert largest_batch.largest(32, need(32), need(64), need(1000)) == 1000
+  assert largest_batch.largest(32, need(32), need(64), need(10)) == 10
+  assert largest_batch.largest(32, need(32), need(64), 10**6 - 1) == 0
+
+
+@pytest.mark.slow
+def test_the_largest_batch_fits_and_one_a_little_larger_does_not(
+  tmp_path, config, monkeypatch
+):
+  """By the compiled program of that very batch."""
+  _devices(monkeypatch, 2)
+  run_config = _config(config)
+  with cluster.Processes(run_config) as processes:
+    job = strategy_lib.Job(run_config, str(tmp_path), processes)
+    trial = trial_lib.Trial(job)
+    limit = 40 * 2**20
+    monkeypatch.setattr(memory, 'available', lambda: limit)
+    fit = largest_batch.find(trial, processes)
+    assert fit.limit_bytes == limit and fit.images % 4 == 0
+    # XLA places arrays of other batches otherwise: some percent.
+    assert largest_batch.of_step(trial, fit.images) < 1.03 * limit
+    assert largest_batch.of_step(trial, int(1.1 * fit.images) // 4 * 4) > limit
+
+
+def test_memory_of_a_process_rises_with_an_array():
+  memory.reset_peak()
+  before = memory.of_process()
+  # From the system: malloc may have as much at hand that it was given back.
+  with mmap.mmap(-1, 2**26) as pages:
+    np.frombuffer(pages, np.uint8)[:] = 1
+    assert memory.of_process() - before > 0.9 * 2**26
+  assert memory.of_process('VmHWM') - before > 0.9 * 2**26
+  assert 2**20 < memory.available() < 2**50
+
+
+def test_quartiles_are_numpys():
+  values = np.random.default_rng(0).random(9).tolist()
+  np.testing.assert_allclose(
+    stopwatch.quartiles(values), np.quantile(values, [0.25, 0.5, 0.75])
+  )
+  assert stopwatch.quartiles([2.0]) == (2.0, 2.0, 2.0)
